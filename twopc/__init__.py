@@ -1,0 +1,24 @@
+"""Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does."""
+
+from twopc.coordinator import Coordinator
+from twopc.hookspecs import hookimpl
+from twopc.participant import Participant, Vote
+from twopc.plugins import create_sink, register_observer, unregister_observer
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import Round, TransactionId
+
+__all__ = [
+    "Committable",
+    "Coordinator",
+    "Participant",
+    "Round",
+    "Transaction",
+    "TransactionId",
+    "TwoPhaseCommitSink",
+    "Vote",
+    "create_sink",
+    "hookimpl",
+    "register_observer",
+    "unregister_observer",
+]

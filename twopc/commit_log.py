@@ -1,0 +1,365 @@
+"""The commit log: the ordered, durable record of decisions. An append is the commit point for all sinks together.
+
+Entries are small JSON files, each created by put-if-absent in the slot after the tail. The tail alone tells all that
+recovery needs: every entry repeats the newest decided batch and the decisions not known to be committed.
+
+``open``    a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
+``decide``  a batch is decided, with every committable of every sink.
+``close``   a clean stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Literal, get_args
+
+from twopc.errors import CorruptLog, Fenced, InDoubt, LogMismatch
+from twopc.log_store import LogStore, entry_name
+from twopc.transaction import Committable, JsonValue
+from twopc.transactional_ids import Round
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+ENTRIES_KEPT = 32
+"""How many entries stay behind the tail, for people to read; recovery needs the tail alone."""
+
+Kind = Literal["open", "decide", "close"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for one batch: the committables of every sink, by the sink's name."""
+
+    round: Round
+    committables: Mapping[str, tuple[Committable, ...]]
+
+    @property
+    def batch_id(self) -> int:
+        return self.round.batch_id
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry, and with it the whole state of the log at that point.
+
+    Attributes:
+        entry_id: unique; tells whether an append whose reply was lost has succeeded.
+        log_id: names the log in transactional ids; chosen when the log is made.
+        owner: the query that the log belongs to.
+        incarnation: which start of a coordinator wrote this; the first is 1.
+        decided: the newest decided batch, or None before the first.
+        unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this says
+            through which batch everything is committed.
+        written_at: UTC, for people. Nothing is decided by it.
+    """
+
+    kind: Kind
+    entry_id: str
+    log_id: str
+    owner: str
+    incarnation: int
+    decided: int | None
+    unresolved: tuple[Decision, ...]
+    written_at: str
+
+    @property
+    def committed_through(self) -> int | None:
+        """The newest batch known to be committed with all before it, or None where there is none."""
+        return self.unresolved[0].batch_id - 1 if self.unresolved else self.decided
+
+
+# Pure: what the next entry is. -----------------------------------------------------------------------------------
+
+
+def opened(tail: Entry | None, owner: str) -> Entry:
+    """The entry of a coordinator that starts after ``tail``.
+
+    Raises:
+        LogMismatch: the log belongs to another owner.
+    """
+    if tail is None:
+        return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now())
+    if tail.owner != owner:
+        raise LogMismatch(
+            f"the commit log belongs to query {tail.owner}, and this is query {owner}. Nothing was written."
+            " A query gets a new id when its checkpoint is new or was deleted, and its batches count from 0 again."
+            " Give the query its old checkpoint back, or a log folder of its own (then what it reads again from its"
+            " source is written again)."
+        )
+    return _next(tail, "open", incarnation=tail.incarnation + 1)
+
+
+def decided(tail: Entry, decision: Decision, committed_through: int | None) -> Entry:
+    """The entry that decides ``decision``, carrying forward what is not committed yet."""
+    carried = _unresolved(tail, committed_through)
+    return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision))
+
+
+def closed(tail: Entry) -> Entry:
+    """The entry of a clean stop: everything decided is committed."""
+    return _next(tail, "close", unresolved=())
+
+
+def _unresolved(tail: Entry, committed_through: int | None) -> tuple[Decision, ...]:
+    return tuple(d for d in tail.unresolved if committed_through is None or d.batch_id > committed_through)
+
+
+def _next(tail: Entry, kind: Kind, **changes: object) -> Entry:
+    return replace(tail, kind=kind, entry_id=_new_id(), written_at=_now(), **changes)  # type: ignore[arg-type]
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+# Pure: entries as JSON. -------------------------------------------------------------------------------------------
+
+
+def serialise(entry: Entry) -> bytes:
+    """Indented, so that a person can read it with any pager."""
+    value = {
+        "format": FORMAT,
+        "kind": entry.kind,
+        "entry_id": entry.entry_id,
+        "log_id": entry.log_id,
+        "owner": entry.owner,
+        "incarnation": entry.incarnation,
+        "decided": entry.decided,
+        "committed_through": entry.committed_through,
+        "unresolved": [
+            {
+                "batch_id": decision.batch_id,
+                "incarnation": decision.round.incarnation,
+                "sinks": {
+                    sink: [committable.to_json() for committable in committables]
+                    for sink, committables in decision.committables.items()
+                },
+            }
+            for decision in entry.unresolved
+        ],
+        "written_at": entry.written_at,
+    }
+    return json.dumps(value, indent=1).encode()
+
+
+def parse(data: bytes, where: str) -> Entry:
+    """The entry in ``data``. ``where`` names it in errors.
+
+    Raises:
+        CorruptLog: anything but what ``serialise`` writes, or a later format.
+    """
+    try:
+        value = json.loads(data)
+        if value["format"] != FORMAT:
+            raise ValueError(f"format {value['format']!r}, and this version reads format {FORMAT}")
+        return Entry(
+            kind=_one_of(value["kind"]),
+            entry_id=_text(value["entry_id"]),
+            log_id=_text(value["log_id"]),
+            owner=_text(value["owner"]),
+            incarnation=_count(value["incarnation"]),
+            decided=None if value["decided"] is None else _count(value["decided"]),
+            unresolved=tuple(_decision(decision) for decision in value["unresolved"]),
+            written_at=_text(value["written_at"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptLog(
+            f"{where} is not an entry of a commit log: {type(error).__name__}: {error}. Nothing was changed."
+            " Restore the entry from a backup; don't delete it: it says which transactions are decided."
+        ) from error
+
+
+def _decision(value: Mapping[str, JsonValue]) -> Decision:
+    sinks = value["sinks"]
+    if not isinstance(sinks, dict):
+        raise TypeError("'sinks' must be an object")
+    return Decision(
+        Round(_count(value["incarnation"]), _count(value["batch_id"])),
+        {
+            sink: tuple(Committable.from_json(committable) for committable in committables)  # type: ignore[arg-type,union-attr]
+            for sink, committables in sinks.items()
+        },
+    )
+
+
+def _one_of(value: object) -> Kind:
+    for kind in get_args(Kind):
+        if kind == value:
+            return kind  # type: ignore[no-any-return]
+    raise ValueError(f"unknown kind {value!r}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
+
+
+# The log itself. --------------------------------------------------------------------------------------------------
+
+
+def read_tail(store: LogStore) -> tuple[int, Entry] | None:
+    """The newest slot and its entry, or None where the log is empty."""
+    while slots := store.slots():
+        try:
+            return slots[-1], parse(store.read(slots[-1]), _where(store, slots[-1]))
+        except FileNotFoundError:
+            continue  # pruned between the listing and the read: there is a newer tail
+    return None
+
+
+def _where(store: LogStore, slot: int) -> str:
+    return f"{store.url.rstrip('/')}/{entry_name(slot)}"
+
+
+class CommitLog:
+    """An open commit log: one incarnation of one coordinator.
+
+    Upholds: of two coordinators at most one decides a slot, and the older one learns that it is fenced.
+    """
+
+    def __init__(self, store: LogStore, slot: int, tail: Entry) -> None:
+        self._store = store
+        self._slot = slot
+        self.tail = tail
+
+    @classmethod
+    def open(cls, store: LogStore, owner: str) -> CommitLog:
+        """Start a new incarnation, which fences every older one.
+
+        Raises:
+            LogMismatch, CorruptLog: nothing was changed.
+            InDoubt: the store did not say whether the entry was written; open again.
+        """
+        while True:
+            newest = read_tail(store)
+            slot, tail = newest if newest else (-1, None)
+            entry = opened(tail, owner)
+            try:
+                _append(store, slot + 1, entry, after=tail)
+            except Fenced:
+                continue  # another coordinator opened at the same moment; the newer of the two goes on
+            return cls(store, slot + 1, entry)
+
+    @property
+    def incarnation(self) -> int:
+        return self.tail.incarnation
+
+    def decide(self, decision: Decision, committed_through: int | None) -> None:
+        """Append the decision: the commit point.
+
+        Raises:
+            Fenced: a newer coordinator has the log; the decision is not in it and never will be.
+            InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
+        """
+        self._append(decided(self.tail, decision, committed_through))
+
+    def close(self) -> None:
+        """Record a clean stop. Raises like ``decide``."""
+        self._append(closed(self.tail))
+
+    def verify(self) -> None:
+        """Make sure that no newer coordinator has opened. Upholds: a zombie rolls back nothing that is not its own.
+
+        Raises:
+            Fenced: one has.
+        """
+        newest = read_tail(self._store)
+        if newest is None or newest[1].entry_id != self.tail.entry_id:
+            raise _fenced(self._store, self._slot, self.tail)
+
+    def _append(self, entry: Entry) -> None:
+        _append(self._store, self._slot + 1, entry, after=self.tail)
+        self._slot, self.tail = self._slot + 1, entry
+        _prune(self._store, self._slot)
+
+
+def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> None:
+    try:
+        _put(store, slot, entry)
+    except FileExistsError:
+        if not _is_at(store, slot, entry):
+            raise _fenced(store, slot, entry) from None
+    # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
+    # is compared because another zombie may have filled the pruned slot before this one.
+    in_sequence = store.slots() == [slot] if after is None else _is_at(store, slot - 1, after)
+    if not in_sequence:
+        raise _fenced(store, slot, entry)
+
+
+def _put(store: LogStore, slot: int, entry: Entry) -> None:
+    """Put the entry if the slot is free. An unknown outcome is settled by putting once more: either the entry is
+    written now, or the slot is taken, and its entry tells by whom."""
+    data = serialise(entry)
+    with contextlib.suppress(_UnknownOutcome):
+        return _put_once(store, slot, data)
+    try:
+        _put_once(store, slot, data)
+    except _UnknownOutcome as unknown:
+        raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__
+
+
+class _UnknownOutcome(Exception):
+    pass
+
+
+def _put_once(store: LogStore, slot: int, data: bytes) -> None:
+    try:
+        store.put_if_absent(slot, data)
+    except FileExistsError:
+        raise
+    except Exception as error:
+        raise _UnknownOutcome from error
+
+
+def _is_at(store: LogStore, slot: int, entry: Entry) -> bool:
+    try:
+        return parse(store.read(slot), _where(store, slot)).entry_id == entry.entry_id
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise _in_doubt(store, slot, error) from error
+
+
+def _in_doubt(store: LogStore, slot: int, error: BaseException | None) -> InDoubt:
+    return InDoubt(
+        f"an append to the commit log failed at {_where(store, slot)} ({type(error).__name__}: {error}): whether the"
+        " entry was or will be written is not known here. Start again: recovery reads it from the log."
+    )
+
+
+def _fenced(store: LogStore, slot: int, entry: Entry) -> Fenced:
+    return Fenced(
+        f"incarnation {entry.incarnation} of query {entry.owner} can't go on at {_where(store, slot)}: a newer"
+        " coordinator has opened the log. What this one had not decided was not and will not be committed."
+        " Make sure that only one driver runs the query; the newer one goes on."
+    )
+
+
+def _prune(store: LogStore, tail: int) -> None:
+    """Remove what lies far behind the tail, oldest first. A failure costs room, nothing else."""
+    if tail % ENTRIES_KEPT:
+        return
+    try:
+        for slot in store.slots():
+            if slot < tail - ENTRIES_KEPT:
+                store.delete(slot)
+    except OSError as error:
+        logger.warning("could not prune the commit log at %s: %s", store.url, error)

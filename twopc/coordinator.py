@@ -1,0 +1,283 @@
+"""The coordinator: sequences the phases of every batch, and is the only one that decides.
+
+One batch, in order (the design's invariants in brackets):
+
+1. the first batch of an incarnation opens the log, which fences older coordinators, and recovers;
+2. a batch that the log has decided is not written again;
+3. phase one: participants write and pre-commit; any failure rolls the round back;
+4. every sink seals its transactions, or vetoes;
+5. the decision: one append to the log [before it nothing is visible, after it everything becomes so];
+6. phase two: every transaction is committed, however often it takes [no path logs and continues];
+7. what is open and not decided is swept away, so that it holds back no reader.
+
+After any error the coordinator closes itself. The next call opens a new incarnation and recovers first.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import tenacity
+
+from twopc.commit_log import CommitLog, Decision
+from twopc.errors import ConfigurationError, LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted
+from twopc.events import BatchFinished, CommitRetried, PhaseEntered, TransactionAborted, TransactionCommitted
+from twopc.log_store import LogStore, open_store
+from twopc.participant import Vote
+from twopc.phases import Phase, advance
+from twopc.plugins import notify
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+
+logger = logging.getLogger(__name__)
+
+COMMITS_AT_ONCE = 16
+"""Threads of phase two: a commit mostly waits for its target, and sinks share one connection a process."""
+
+
+class Coordinator:
+    """Runs the batches of one query, over all its sinks at once.
+
+    Args:
+        sinks: name → sink. The names go into transactional ids and the log; keep them over restarts.
+        log: URL of the commit log's folder, or a LogStore.
+        owner: names the query, the same after a restart and different for any other (Spark's query id).
+        first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
+            twopc before: with an empty log nothing tells a lost log from a new one.
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+        log: str | LogStore,
+        owner: str,
+        first_batch_id: int = 0,
+    ) -> None:
+        if not sinks:
+            raise ConfigurationError("a coordinator needs at least one sink")
+        self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
+        self._store = open_store(log) if isinstance(log, str) else log
+        self._owner = owner
+        self._first_batch_id = first_batch_id
+        self._phase = Phase.CLOSED
+        self._log: CommitLog
+
+    @property
+    def phase(self) -> Phase:
+        return self._phase
+
+    def run(self, batch_id: int, phase_one: Callable[[Round], Iterable[Vote]]) -> BatchFinished:
+        """Write batch ``batch_id`` exactly once.
+
+        ``phase_one`` is called once, or not at all where the batch is decided already. It has participants write the
+        batch's records, and returns the votes of those that won, one of each partition.
+
+        Raises:
+            RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
+            TwoPhaseCommitError: any other of the tree in ``twopc.errors``, which says what to do.
+        """
+        try:
+            if self._phase is Phase.CLOSED:
+                self._open()
+            if self._is_decided(batch_id):
+                return self._finished(BatchFinished(batch_id, True, {}, {}, 0.0, 0.0))
+            return self._finished(self._run(Round(self._log.incarnation, batch_id), phase_one))
+        except BaseException:
+            self._phase = Phase.CLOSED
+            raise
+
+    def close(self) -> None:
+        """Stop cleanly: nothing is in doubt, and the log says so. A closed coordinator may run again."""
+        if self._phase is Phase.IDLE:
+            self._enter(Phase.CLOSED)
+            self._log.close()
+        for sink in self._sinks.values():
+            sink.close()
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Recovery. --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        """Open a new incarnation, commit what is decided, abort the rest."""
+        self._enter(Phase.RECOVERING)
+        self._log = CommitLog.open(self._store, self._owner)
+        for name, sink in self._sinks.items():
+            sink.bind(name, self._log.tail.log_id)
+        for decision in self._log.tail.unresolved:
+            self._remember(decision)
+        self._commit_through(self._log.tail.decided, recovered=True)
+        self._abort_undecided(recovered=True)
+        self._enter(Phase.IDLE)
+
+    def _remember(self, decision: Decision) -> None:
+        missing = sorted(decision.committables.keys() - self._sinks.keys())
+        if missing:
+            raise LogMismatch(
+                f"batch {decision.batch_id} is decided and not yet committed to sink {missing[0]!r}, which this query"
+                f" does not have (it has {', '.join(self._sinks)}). Start it once more with that sink."
+            )
+        for name, committables in decision.committables.items():
+            self._sinks[name].pending.add(decision.batch_id, committables)
+
+    def _is_decided(self, batch_id: int) -> bool:
+        """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
+        newest = self._log.tail.decided
+        expected = self._first_batch_id if newest is None else newest + 1
+        if batch_id == newest or batch_id == expected:
+            return batch_id == newest
+        if newest is None:
+            raise LogMismatch(
+                f"the query is at batch {batch_id}, and its commit log at {self._store.url} is empty. Nothing was"
+                " written. Either the log was deleted: restore it, or what it had decided is written twice. Or the"
+                f" query had another sink before: then start this log with first_batch_id={batch_id}."
+            )
+        raise LogMismatch(
+            f"the query is at batch {batch_id}, and its commit log at {self._store.url} has decided batch {newest}, so"
+            f" only {newest} or {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of"
+            " the same age: restore the one that was replaced, or start both anew."
+        )
+
+    # One batch. -------------------------------------------------------------------------------------------------
+
+    def _run(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]]) -> BatchFinished:
+        started = time.perf_counter()
+        try:
+            votes = self._pre_commit(round, phase_one)
+            pre_committed = time.perf_counter()
+            committables = self._seal(round, votes)
+        except Exception as error:
+            raise self._roll_back(round, error) from error
+        self._decide(Decision(round, committables))
+        self._enter(Phase.COMMITTING, round.batch_id)
+        self._commit_through(round.batch_id, recovered=False)
+        committed = time.perf_counter()
+        self._enter(Phase.SWEEPING, round.batch_id)
+        self._abort_undecided(recovered=False)
+        self._enter(Phase.IDLE, round.batch_id)
+        return BatchFinished(
+            batch_id=round.batch_id,
+            already_decided=False,
+            records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},
+            transactions={name: len(of_sink) for name, of_sink in committables.items()},
+            pre_commit_ms=(pre_committed - started) * 1000,
+            protocol_ms=(committed - pre_committed) * 1000,
+        )
+
+    def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]]) -> list[Vote]:
+        for sink in self._sinks.values():
+            in_doubt = (c.transaction_id for batch in sink.pending for c in batch.committables)
+            sink.transactional_ids.reserve(round, in_doubt)
+        self._enter(Phase.PRE_COMMITTING, round.batch_id)
+        return list(phase_one(round))
+
+    def _seal(self, round: Round, votes: Sequence[Vote]) -> dict[str, tuple[Committable, ...]]:
+        self._enter(Phase.SEALING, round.batch_id)
+        return {
+            name: tuple(sink.seal([vote[name] for vote in votes if name in vote]))
+            for name, sink in self._sinks.items()
+        }
+
+    def _roll_back(self, round: Round, error: Exception) -> Exception:
+        """Abort the round, which no entry of the log has decided. What can't be aborted now is at recovery."""
+        try:
+            self._abort_undecided(recovered=False)
+        except Exception:
+            logger.warning("could not roll back all of %s; recovery does it", round, exc_info=True)
+        if isinstance(error, Refused):
+            return error
+        return RoundAborted(
+            f"{round} failed before its decision ({type(error).__name__}: {error}). Nothing of it is visible."
+            " Run the batch again; a restarted query does."
+        )
+
+    def _decide(self, decision: Decision) -> None:
+        """The commit point. An append that fails says nothing of the outcome, so nothing is aborted after it."""
+        self._enter(Phase.DECIDING, decision.batch_id)
+        self._log.decide(decision, committed_through=decision.batch_id - 1)
+        self._remember(decision)
+
+    # Phase two and the sweep. -----------------------------------------------------------------------------------
+
+    def _commit_through(self, batch_id: int | None, recovered: bool) -> None:
+        """Commit every pending batch up to ``batch_id``, in order, each batch's transactions in parallel."""
+        pending = {batch.batch_id for sink in self._sinks.values() for batch in sink.pending}
+        for due in sorted(pending):
+            if batch_id is not None and due <= batch_id:
+                self._commit_batch(due, recovered)
+
+    def _commit_batch(self, batch_id: int, recovered: bool) -> None:
+        work = [
+            (sink, committable)
+            for sink in self._sinks.values()
+            for batch in sink.pending
+            if batch.batch_id == batch_id
+            for committable in batch.committables
+        ]
+        with ThreadPoolExecutor(COMMITS_AT_ONCE, thread_name_prefix="twopc-commit") as pool:
+            commits = [pool.submit(self._commit, sink, batch_id, c, recovered) for sink, c in work]
+        # All have ended: one transaction that is lost leaves no other undone.
+        failures = [failure for failure in (commit.exception() for commit in commits) if failure]
+        if failures:
+            raise max(failures, key=lambda failure: isinstance(failure, OperatorRequired))
+        for sink in self._sinks.values():
+            sink.pending.settle(batch_id)
+
+    def _commit(
+        self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool
+    ) -> None:
+        name = sink.transactional_ids.sink
+
+        def tell(call: tenacity.RetryCallState) -> None:
+            reason = str(call.outcome.exception()) if call.outcome else ""
+            wait_s = call.upcoming_sleep
+            logger.warning(
+                "batch %d is decided; committing %s of sink %s can't be answered yet (%s); again in %.1f s",
+                *(batch_id, committable.transaction_id, name, reason, wait_s),
+            )
+            notify(CommitRetried(name, batch_id, committable, call.attempt_number, wait_s, reason))
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(Retriable),
+            wait=tenacity.wait_exponential_jitter(initial=0.01, max=5, jitter=0.01),
+            stop=tenacity.stop_never,  # decided is decided: only the target's definite word ends it
+            before_sleep=tell,
+        )
+        retrying(sink.commit, committable)
+        notify(TransactionCommitted(name, batch_id, committable, recovered))
+
+    def _abort_undecided(self, recovered: bool) -> None:
+        """Abort what is open and owned by this log, and neither decided nor a newer incarnation's.
+
+        The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then
+        abort exactly what was listed. What a newer one begins later has another epoch or name and is out of reach.
+        """
+        candidates = [(sink, open_) for sink in self._sinks.values() for open_ in sink.recover()]
+        if not candidates:
+            return
+        self._log.verify()
+        decided = [c for d in self._log.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
+        for sink, candidate in candidates:
+            if not any(candidate.is_same_transaction(committable) for committable in decided):
+                sink.abort(candidate)
+                notify(TransactionAborted(sink.transactional_ids.sink, candidate, recovered))
+
+    def _enter(self, phase: Phase, batch_id: int | None = None) -> None:
+        self._phase = advance(self._phase, phase)
+        notify(PhaseEntered(phase, batch_id))
+
+    def _finished(self, batch: BatchFinished) -> BatchFinished:
+        notify(batch)
+        return batch

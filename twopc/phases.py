@@ -1,0 +1,45 @@
+"""The phases of a coordinator. Every legal transition stands in one table; an illegal one raises and changes nothing.
+
+The picture in ``docs/architecture.md`` is made from this table.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Phase(Enum):
+    """What a coordinator is doing."""
+
+    CLOSED = "closed"
+    RECOVERING = "recovering"
+    IDLE = "idle"
+    PRE_COMMITTING = "pre-committing"
+    SEALING = "sealing"
+    DECIDING = "deciding"
+    COMMITTING = "committing"
+    SWEEPING = "sweeping"
+
+
+NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.CLOSED: frozenset({Phase.RECOVERING}),
+    Phase.RECOVERING: frozenset({Phase.IDLE}),
+    Phase.IDLE: frozenset({Phase.PRE_COMMITTING}),
+    Phase.PRE_COMMITTING: frozenset({Phase.SEALING}),
+    Phase.SEALING: frozenset({Phase.DECIDING}),
+    Phase.DECIDING: frozenset({Phase.COMMITTING}),
+    Phase.COMMITTING: frozenset({Phase.SWEEPING}),
+    Phase.SWEEPING: frozenset({Phase.IDLE}),
+}
+"""From each phase the ones that may follow. From every phase an error, or a stop, leads to CLOSED."""
+
+
+def advance(current: Phase, following: Phase) -> Phase:
+    """``following``, if the table allows it after ``current``.
+
+    Raises:
+        RuntimeError: it doesn't: a defect of the coordinator, found before it does harm.
+    """
+    if following is not Phase.CLOSED and following not in NEXT[current]:
+        raise RuntimeError(f"a coordinator can't go from {current.value} to {following.value}")
+    return following

@@ -1,0 +1,89 @@
+"""Backends by name, through the entry-point group ``twopc``; loaded when asked for, not before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from twopc import hookspecs
+from twopc.errors import ConfigurationError
+from twopc.events import Event
+from twopc.sink import TwoPhaseCommitSink
+
+logger = logging.getLogger(__name__)
+
+_observers = pluggy.PluginManager(hookspecs.PROJECT)
+_observers.add_hookspecs(hookspecs)
+
+
+def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
+    """A sink of the backend registered as ``backend``, such as ``kafka`` or ``files``.
+
+    Raises:
+        ConfigurationError: no such backend, two of that name, one that can't be loaded, or a wrong option.
+    """
+    return sink_class(backend)(options)  # type: ignore[call-arg]  # the hook's contract: one argument
+
+
+def sink_class(backend: str) -> type[TwoPhaseCommitSink[Any]]:
+    """The sink class of a backend. Raises like ``create_sink``."""
+    entry_point = _find(backend)
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(entry_point.load(), name=backend)
+        found: type[TwoPhaseCommitSink[Any]] | None = manager.hook.twopc_sink()
+    except Exception as error:
+        raise ConfigurationError(
+            f"the backend {backend!r} ({_origin(entry_point)}) can't be loaded: {type(error).__name__}: {error}."
+            " Install or repair that distribution."
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):
+        raise ConfigurationError(
+            f"the backend {backend!r} ({_origin(entry_point)}) gives {found!r}, which is no TwoPhaseCommitSink class:"
+            " its module needs a hook implementation twopc_sink() that returns one"
+        )
+    return found
+
+
+def _find(backend: str) -> EntryPoint:
+    registered = entry_points(group=hookspecs.PROJECT)
+    found = {entry_point.value: entry_point for entry_point in registered if entry_point.name == backend}
+    if len(found) > 1:
+        origins = " and ".join(sorted(_origin(entry_point) for entry_point in found.values()))
+        raise ConfigurationError(f"two backends are named {backend!r}: {origins}. Uninstall one of them.")
+    if not found:
+        known = ", ".join(sorted({entry_point.name for entry_point in registered})) or "none"
+        raise ConfigurationError(
+            f"no backend is named {backend!r}. Installed: {known}."
+            f" Is its distribution installed here (pip install twopc-{backend})?"
+        )
+    return next(iter(found.values()))
+
+
+def _origin(entry_point: EntryPoint) -> str:
+    distribution = entry_point.dist
+    name = f"{distribution.name} {distribution.version}" if distribution else "an unknown distribution"
+    return f"{name}: {entry_point.value}"
+
+
+def register_observer(observer: object) -> None:
+    """Have ``observer``'s implementation of the hook ``twopc_event`` called for every event in this process."""
+    _observers.register(observer)
+
+
+def unregister_observer(observer: object) -> None:
+    """Undo ``register_observer``."""
+    _observers.unregister(observer)
+
+
+def notify(event: Event) -> None:
+    """Tell every observer. What an observer raises is logged: it must not decide what becomes of a batch."""
+    try:
+        _observers.hook.twopc_event(event=event)
+    except Exception:
+        logger.exception("an observer failed on %s", event)

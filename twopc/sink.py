@@ -1,0 +1,121 @@
+"""The contract of a sink. Read this file first, then ``coordinator.py``.
+
+A sink says how one system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
+nothing: the coordinator does, by one append to the commit log. On the participants (Spark's tasks) run ``begin``,
+``write``, ``pre_commit`` and ``abort``; on the coordinator ``validate``, ``seal``, ``commit``, ``abort`` and
+``recover``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs
+into a ``Transaction`` or is made where it is used.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from twopc.errors import ConfigurationError
+from twopc.pending import PendingTransactions
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionalIdPool, TransactionId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TransactionT = TypeVar("TransactionT", bound=Transaction)
+
+
+class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
+    """One system that can prepare a write and later commit it or roll it back, from another process.
+
+    Subclasses write the five abstract methods and ``write``. Every sink inherits the pending-transaction ordered map
+    (``pending``) and the transactional-id pool (``transactional_ids``).
+    """
+
+    prefix: str = "twopc"
+    """What the names of all its transactions start with; grant rights on it where the target has access control."""
+
+    @abstractmethod
+    def begin(self, transaction_id: TransactionId) -> TransactionT:
+        """Start a transaction for one task attempt. Cheap, and without effect on any reader."""
+
+    @abstractmethod
+    def write(self, transaction: TransactionT, batch: pa.RecordBatch) -> None:
+        """Write one Arrow record batch, never empty, into ``transaction``. Not visible to readers."""
+
+    @abstractmethod
+    def pre_commit(self, transaction: TransactionT) -> Committable:
+        """Vote yes. On return every record is durable in the target, invisible to committed readers, and can be
+        committed by another process after this one is killed.
+
+        Raises:
+            Exception: any record could not be delivered. The vote is no.
+        """
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> None:
+        """Make a decided transaction visible. Idempotent: what is committed already is a success.
+
+        Raises:
+            Retriable: the target could not answer; the coordinator repeats the call without limit.
+            TransactionLost: the target has rolled the transaction back.
+            OutcomeUnknown: the target can't say.
+        """
+
+    @abstractmethod
+    def abort(self, transaction: TransactionT | Committable) -> None:
+        """Roll back a live transaction (on the participant that began it) or the one that a committable names,
+        exactly that one and never a later one of the same name. Idempotent: what does not exist is a success.
+        """
+
+    @abstractmethod
+    def recover(self) -> Iterable[Committable]:
+        """Every transaction that is open in the target and owned by ``transactional_ids``, whoever began it.
+
+        It only enumerates. The coordinator commits what the log has decided and aborts the rest (presumed abort).
+        """
+
+    def validate(self, schema: pa.Schema) -> None:
+        """On the coordinator, before anything is written: can records of this schema be written at all?
+
+        Raises:
+            Refused: no; the message names the column or the option.
+        """
+
+    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+        """On the coordinator, just before the decision: the last chance to veto, for all transactions at once.
+
+        Returns:
+            The committables as they go into the decision, in the same order, with what the commit will need.
+
+        Raises:
+            Exception: a transaction can't be committed any more. The round is aborted.
+        """
+        return committables
+
+    def close(self) -> None:
+        """Release what this process holds for the sink. It can be used again afterwards."""
+
+    # What every sink shares. ------------------------------------------------------------------------------------
+
+    def bind(self, name: str, log_id: str) -> None:
+        """Tie the sink to its name in one log. Called by the coordinator when it opens the log."""
+        self._transactional_ids = TransactionalIdPool(self.prefix, log_id, name)
+        self.pending = PendingTransactions()
+
+    @property
+    def transactional_ids(self) -> TransactionalIdPool:
+        """The pool of names that this sink's transactions are allocated from.
+
+        Raises:
+            ConfigurationError: the sink is not used by a coordinator yet.
+        """
+        try:
+            return self._transactional_ids
+        except AttributeError:
+            raise ConfigurationError(
+                f"this {type(self).__name__} has no transactional ids yet: pass it to a Coordinator or foreach_batch"
+            ) from None
+
+    def __getstate__(self) -> dict[str, object]:
+        # What is pending is known to the coordinator alone and is no business of a participant.
+        return {name: value for name, value in self.__dict__.items() if name != "pending"}

@@ -1,0 +1,71 @@
+"""A sink whose target is this process's memory: the smallest that keeps the whole contract."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from twopc.errors import TransactionLost
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class MemoryTarget:
+    """The remote system: it outlives every sink that writes to it, as a broker does.
+
+    Attributes:
+        visible: the records of committed transactions, in the order of their commits.
+        open: transaction id → records, pre-committed or not.
+        committed: the ids of committed transactions.
+    """
+
+    visible: list[dict[str, Any]] = field(default_factory=list)
+    open: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    committed: set[str] = field(default_factory=set)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+
+class MemorySink(TwoPhaseCommitSink[Transaction]):
+    """Writes to a ``MemoryTarget``. It can't be pickled: the target is in this process."""
+
+    def __init__(self, target: MemoryTarget) -> None:
+        self.target = target
+
+    def begin(self, transaction_id: TransactionId) -> Transaction:
+        with self.target.lock:
+            self.target.open[transaction_id.exact] = []
+        return Transaction(transaction_id)
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        with self.target.lock:
+            self.target.open[transaction.id.exact].extend(batch.to_pylist())
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        return Committable(transaction.id.exact, {}, transaction.records)
+
+    def commit(self, committable: Committable) -> None:
+        name = committable.transaction_id
+        with self.target.lock:
+            if name in self.target.committed:
+                return
+            if name not in self.target.open:
+                raise TransactionLost(f"transaction {name} is decided, and the target does not have it any more")
+            self.target.visible.extend(self.target.open.pop(name))
+            self.target.committed.add(name)
+
+    def abort(self, transaction: Transaction | Committable) -> None:
+        live = isinstance(transaction, Transaction)
+        name = transaction.id.exact if live else transaction.transaction_id
+        with self.target.lock:
+            self.target.open.pop(name, None)
+
+    def recover(self) -> Iterable[Committable]:
+        with self.target.lock:
+            return [Committable(name, {}) for name in self.target.open if self.transactional_ids.owns(name)]

@@ -1,0 +1,55 @@
+"""A transaction while its participant lives, and the small value that outlives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from twopc.transactional_ids import TransactionId
+
+JsonValue: TypeAlias = "str | int | float | bool | None | list[JsonValue] | dict[str, JsonValue]"
+
+
+class Transaction:
+    """A live transaction on the participant that began it. Sinks subclass it to hold their handles."""
+
+    def __init__(self, transaction_id: TransactionId) -> None:
+        self.id = transaction_id
+        self.records = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committable:
+    """All that any process needs to commit or abort one transaction, after the one that wrote it is gone.
+
+    Attributes:
+        transaction_id: the name under which the target knows the transaction.
+        handle: what else the target needs, as JSON. Together with the name it identifies exactly one transaction,
+            also after the name was used again. It holds no credentials: it is written to the commit log.
+        records: number of records written, or None where only the target was asked (``recover``).
+    """
+
+    transaction_id: str
+    handle: Mapping[str, JsonValue]
+    records: int | None = None
+
+    def is_same_transaction(self, other: Committable) -> bool:
+        """Whether both name one transaction: same name, and no part of the handles that both have differs."""
+        shared = self.handle.keys() & other.handle.keys()
+        return self.transaction_id == other.transaction_id and all(
+            self.handle[key] == other.handle[key] for key in shared
+        )
+
+    def to_json(self) -> dict[str, JsonValue]:
+        return {"transaction_id": self.transaction_id, "handle": dict(self.handle), "records": self.records}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, JsonValue]) -> Committable:
+        """Raises KeyError or TypeError where ``value`` is not what ``to_json`` makes."""
+        transaction_id, handle, records = value["transaction_id"], value["handle"], value["records"]
+        if not isinstance(transaction_id, str) or not isinstance(handle, dict):
+            raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
+        if records is not None and (not isinstance(records, int) or isinstance(records, bool) or records < 0):
+            raise TypeError(f"a committable's records must be a count or null, not {records!r}")
+        return cls(transaction_id, handle, records)
