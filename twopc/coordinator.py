@@ -26,7 +26,7 @@ import tenacity
 
 from twopc.commit_log import CommitLog, Decision
 from twopc.errors import ConfigurationError, LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted
-from twopc.events import BatchFinished, CommitRetried, PhaseEntered, TransactionAborted, TransactionCommitted
+from twopc.events import BatchFinished, CallRetried, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
@@ -119,7 +119,7 @@ class Coordinator:
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
-        self._abort_undecided(recovered=True)
+        _until_answered("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 
     def _remember(self, decision: Decision) -> None:
@@ -165,7 +165,7 @@ class Coordinator:
         self._commit_through(round.batch_id, recovered=False)
         committed = time.perf_counter()
         self._enter(Phase.SWEEPING, round.batch_id)
-        self._abort_undecided(recovered=False)
+        _until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)
         self._enter(Phase.IDLE, round.batch_id)
         return BatchFinished(
             batch_id=round.batch_id,
@@ -191,11 +191,11 @@ class Coordinator:
         }
 
     def _roll_back(self, round: Round, error: Exception) -> Exception:
-        """Abort the round, which no entry of the log has decided. What can't be aborted now is at recovery."""
+        """Abort the round, which no entry of the log has decided."""
         try:
-            self._abort_undecided(recovered=False)
-        except Exception:
-            logger.warning("could not roll back all of %s; recovery does it", round, exc_info=True)
+            self._sweep(recovered=False)
+        except Exception as failure:
+            logger.warning("could not roll back all of %s, which recovery does: %s", round, failure)
         if isinstance(error, Refused):
             return error
         return RoundAborted(
@@ -238,27 +238,11 @@ class Coordinator:
     def _commit(
         self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool
     ) -> None:
-        name = sink.transactional_ids.sink
+        what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
+        _until_answered(what, sink.commit, committable)
+        notify(TransactionCommitted(_name(sink), batch_id, committable, recovered))
 
-        def tell(call: tenacity.RetryCallState) -> None:
-            reason = str(call.outcome.exception()) if call.outcome else ""
-            wait_s = call.upcoming_sleep
-            logger.warning(
-                "batch %d is decided; committing %s of sink %s can't be answered yet (%s); again in %.1f s",
-                *(batch_id, committable.transaction_id, name, reason, wait_s),
-            )
-            notify(CommitRetried(name, batch_id, committable, call.attempt_number, wait_s, reason))
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(Retriable),
-            wait=tenacity.wait_exponential_jitter(initial=0.01, max=5, jitter=0.01),
-            stop=tenacity.stop_never,  # decided is decided: only the target's definite word ends it
-            before_sleep=tell,
-        )
-        retrying(sink.commit, committable)
-        notify(TransactionCommitted(name, batch_id, committable, recovered))
-
-    def _abort_undecided(self, recovered: bool) -> None:
+    def _sweep(self, recovered: bool) -> None:
         """Abort what is open and owned by this log, and neither decided nor a newer incarnation's.
 
         The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then
@@ -269,10 +253,10 @@ class Coordinator:
             return
         self._log.verify()
         decided = [c for d in self._log.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
-        for sink, candidate in candidates:
-            if not any(candidate.is_same_transaction(committable) for committable in decided):
-                sink.abort(candidate)
-                notify(TransactionAborted(sink.transactional_ids.sink, candidate, recovered))
+        for sink, open_ in candidates:
+            if not any(open_.is_same_transaction(committable) for committable in decided):
+                sink.abort(open_)
+                notify(TransactionAborted(_name(sink), open_, recovered))
 
     def _enter(self, phase: Phase, batch_id: int | None = None) -> None:
         self._phase = advance(self._phase, phase)
@@ -281,3 +265,24 @@ class Coordinator:
     def _finished(self, batch: BatchFinished) -> BatchFinished:
         notify(batch)
         return batch
+
+
+def _name(sink: TwoPhaseCommitSink[Any]) -> str:
+    return sink.transactional_ids.sink
+
+
+def _until_answered(what: str, call: Callable[..., None], *arguments: object) -> None:
+    """Repeat ``call`` until the target answers, without limit: only its definite word ends a decided transaction."""
+
+    def tell(state: tenacity.RetryCallState) -> None:
+        reason = str(state.outcome.exception()) if state.outcome else ""
+        logger.warning("%s: no answer (%s), again in %.1f s", what, reason, state.upcoming_sleep)
+        notify(CallRetried(what, state.attempt_number, state.upcoming_sleep, reason))
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(Retriable),
+        wait=tenacity.wait_exponential_jitter(initial=0.01, max=5, jitter=0.01),
+        stop=tenacity.stop_never,
+        before_sleep=tell,
+    )
+    retrying(call, *arguments)

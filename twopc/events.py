@@ -37,12 +37,10 @@ class TransactionAborted:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRetried:
-    """A commit could not be answered and is repeated: ``attempt`` calls so far, the next in ``wait_s``."""
+class CallRetried:
+    """A target could not answer and is asked again: ``attempt`` calls so far, the next in ``wait_s`` seconds."""
 
-    sink: str
-    batch_id: int
-    committable: Committable
+    what: str
     attempt: int
     wait_s: float
     reason: str
@@ -67,4 +65,4 @@ class BatchFinished:
     protocol_ms: float
 
 
-Event: TypeAlias = "PhaseEntered | TransactionCommitted | TransactionAborted | CommitRetried | BatchFinished"
+Event: TypeAlias = "PhaseEntered | TransactionCommitted | TransactionAborted | CallRetried | BatchFinished"

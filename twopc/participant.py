@@ -33,11 +33,11 @@ class Participant:
         sinks: Mapping[str, TwoPhaseCommitSink[Any]],
         round: Round,
         partition: int,
-        stage_attempt: int = 0,
-        task_attempt: int = 0,
+        attempt_number: int = 0,
+        task_attempt_id: int = 0,
     ) -> None:
         self._sinks = sinks
-        self._attempt = (round, partition, stage_attempt, task_attempt)
+        self._attempt = (round, partition, attempt_number, task_attempt_id)
         self._transactions: dict[str, Transaction] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch) -> None:

@@ -40,22 +40,30 @@ class TransactionId:
     sink: str
     round: Round
     partition: int
-    stage_attempt: int
-    task_attempt: int
+    attempt_number: int
+    task_attempt_id: int
 
     @property
     def exact(self) -> str:
         """Never used twice."""
-        return self._name(self.round.incarnation, self.round.batch_id)
+        round = self.round
+        return f"{self._scope}.{round.incarnation}.{round.batch_id}.{self._attempt}.{self.task_attempt_id}"
 
     @property
     def pooled(self) -> str:
-        """Used again after eight incarnations or four batches."""
-        return self._name(self.round.incarnation % INCARNATION_SLOTS, self.round.batch_id % BATCH_SLOTS)
+        """Used again after eight incarnations or four batches; and by a retry of a whole Spark stage, whose attempts
+        count from 0 again. Then the later attempt fences the earlier, and ``seal`` finds out if that one had voted."""
+        round = self.round
+        slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"
+        return f"{self._scope}.{slots}.{self._attempt}"
 
-    def _name(self, incarnation: int, batch: int) -> str:
-        scope = f"{self.prefix}.{self.log_id}.{self.sink}"
-        return f"{scope}.{incarnation}.{batch}.{self.partition}.{self.stage_attempt}.{self.task_attempt}"
+    @property
+    def _scope(self) -> str:
+        return f"{self.prefix}.{self.log_id}.{self.sink}"
+
+    @property
+    def _attempt(self) -> str:
+        return f"{self.partition}.{self.attempt_number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +90,18 @@ class TransactionalIdPool:
         """What every name of this pool starts with, and no name of another pool does."""
         return f"{self.prefix}.{self.log_id}.{self.sink}."
 
-    def allocate(self, round: Round, partition: int, stage_attempt: int, task_attempt: int) -> TransactionId:
-        """The name for one task attempt of ``round``. Two attempts never share one."""
+    def allocate(
+        self, round: Round, partition: int, attempt_number: int = 0, task_attempt_id: int = 0
+    ) -> TransactionId:
+        """The name for one task attempt of ``round``: the how-manieth of its partition, and a number that no other
+        attempt of the round has."""
         return TransactionId(
-            self.prefix, self.log_id, self.sink, round, partition, stage_attempt, task_attempt
+            self.prefix, self.log_id, self.sink, round, partition, attempt_number, task_attempt_id
         )
 
     def owns(self, transaction_id: str) -> bool:
-        """Whether ``transaction_id`` was allocated here: the scope, then five numbers and nothing else."""
-        fields = transaction_id.removeprefix(self.scope).split(".")
-        return transaction_id.startswith(self.scope) and len(fields) == 5 and all(f.isdecimal() for f in fields)
+        """Whether ``transaction_id`` was allocated here: the scope, then the numbers of a pooled or exact name."""
+        return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){3,4}", transaction_id) is not None
 
     def reserve(self, round: Round, in_doubt: Iterable[str]) -> None:
         """Make sure that no name ``round`` could allocate is in doubt. Upholds: an id in doubt is never reused.

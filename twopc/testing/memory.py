@@ -61,8 +61,7 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
             self.target.committed.add(name)
 
     def abort(self, transaction: Transaction | Committable) -> None:
-        live = isinstance(transaction, Transaction)
-        name = transaction.id.exact if live else transaction.transaction_id
+        name = transaction.id.exact if isinstance(transaction, Transaction) else transaction.transaction_id
         with self.target.lock:
             self.target.open.pop(name, None)
 

@@ -1,0 +1,5 @@
+"""Kafka as a two-phase-commit sink."""
+
+from twopc_kafka.sink import KafkaSink
+
+__all__ = ["KafkaSink"]

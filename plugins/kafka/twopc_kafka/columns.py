@@ -1,0 +1,138 @@
+"""The columns that a Kafka record is made of: Spark's own conventions, and ``timestamp``.
+
+=========  ======================================================  =========================================
+column     Arrow type                                              meaning
+=========  ======================================================  =========================================
+value      string, binary                                          required; null is a tombstone
+key        string, binary                                          null: no key
+topic      string                                                  needed unless the sink has the option
+partition  int32                                                   null: by the key
+headers    list<struct<key: string, value: binary>>                null: none
+timestamp  timestamp                                               null: the time of sending
+=========  ======================================================  =========================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from twopc.errors import RoundAborted, SchemaMismatch
+
+COLUMNS = ("value", "key", "topic", "partition", "headers", "timestamp")
+
+_NO_PARTITION = -1  # librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides
+_NOW = 0
+
+
+def check_columns(schema: pa.Schema, topic: str | None) -> None:
+    """Refuse what can't be written.
+
+    Raises:
+        SchemaMismatch: names the column, its type and what is needed.
+    """
+    names = schema.names
+    for name in names:
+        if name not in COLUMNS:
+            raise SchemaMismatch(
+                f"the kafka sink has no column {name!r}; it takes {', '.join(COLUMNS)}. Project what you have, such"
+                f" as 'to_json(struct(*)) AS value'."
+            )
+        if names.count(name) > 1:
+            raise SchemaMismatch(f"column {name!r} is there {names.count(name)} times")
+        if not _fits(name, schema.field(name).type):
+            raise SchemaMismatch(
+                f"column {name!r} is {schema.field(name).type}, and the kafka sink needs {_NEEDED[name]}. Cast it,"
+                f" such as 'CAST({name} AS STRING) AS {name}' or 'to_json({name}) AS {name}'."
+            )
+    if "value" not in names:
+        raise SchemaMismatch(f"the kafka sink needs a column 'value' (string or binary); it got {', '.join(names)}")
+    if topic is None and "topic" not in names:
+        raise SchemaMismatch("the kafka sink needs the option 'topic' or a column 'topic' (string)")
+
+
+_NEEDED = {
+    "value": "string or binary",
+    "key": "string or binary",
+    "topic": "string",
+    "partition": "int",
+    "headers": "array<struct<key: string, value: binary>>",
+    "timestamp": "timestamp",
+}
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(t.is_string(kind) or t.is_large_string(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(t.is_binary(kind) or t.is_large_binary(kind))
+
+
+def _fits(name: str, kind: pa.DataType) -> bool:
+    match name:
+        case "value" | "key":
+            return _is_text(kind) or _is_bytes(kind)
+        case "topic":
+            return _is_text(kind)
+        case "partition":
+            return bool(t.is_int32(kind))
+        case "timestamp":
+            return bool(t.is_timestamp(kind))
+        case _:
+            if not (t.is_list(kind) or t.is_large_list(kind)) or not t.is_struct(kind.value_type):
+                return False
+            fields = {field.name: field.type for field in kind.value_type}
+            return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_bytes(fields["value"])
+
+
+def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
+    """The batch as positional arguments of ``confluent_kafka.Producer.produce``, a record each.
+
+    Raises:
+        RoundAborted: a record has no topic.
+    """
+    present = set(batch.schema.names)
+    columns: list[Iterable[Any]] = [
+        repeat(topic) if topic is not None else _topics(batch),
+        batch.column("value").to_pylist(),
+        batch.column("key").to_pylist() if "key" in present else repeat(None),
+    ]
+    if present & {"partition", "headers", "timestamp"}:  # each column costs time on every record
+        columns += [
+            _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
+            repeat(None),  # no delivery callback of its own
+            _or(_epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
+            _headers(batch.column("headers")) if "headers" in present else repeat(None),
+        ]
+    return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' has one for each record
+
+
+def _topics(batch: pa.RecordBatch) -> list[str]:
+    topics: list[str] = batch.column("topic").to_pylist()
+    if batch.column("topic").null_count:
+        raise RoundAborted(
+            f"record {topics.index(None)} of a batch has a null in column 'topic', and the kafka sink has no option"  # type: ignore[arg-type]
+            " 'topic'. Filter such records or set the option."
+        )
+    return topics
+
+
+def _or(column: pa.Array, default: int) -> list[int]:
+    values: list[int] = pc.fill_null(column, default).to_pylist()
+    return values
+
+
+def _epoch_ms(column: pa.Array) -> pa.Array:
+    unit = pa.timestamp("ms", tz=column.type.tz)
+    return column.cast(unit, safe=False).cast(pa.int64())  # Kafka has no finer time than a millisecond
+
+
+def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:
+    for headers in column.to_pylist():
+        yield None if headers is None else [(header["key"], header["value"]) for header in headers]

@@ -1,0 +1,217 @@
+"""The control connection: describe, list and end transactions from any process, over kafka-python's protocol layer.
+
+librdkafka can't resume a transaction of a producer that is gone; EndTxn with the transaction's producer id and epoch
+can end it from anywhere. Every request goes to the broker that coordinates the id. What the network answers, or does
+not, is ``Retriable``: all requests here may be repeated, as an epoch names exactly one transaction.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import kafka.errors
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.transaction import EndTxnRequest
+
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS = 15_000
+"""How long the first connection may take before 'bootstrap.servers' is taken to be wrong."""
+
+_LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
+_FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
+
+ResultT = TypeVar("ResultT")
+
+
+class Control:
+    """One connection set to a cluster. Safe to use from several threads."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._servers = properties["bootstrap_servers"]
+        # Phase two has more requests under way than the client's default of five lets through.
+        self._net = NetworkSelector(**properties)
+        self._net.start()
+        self._manager = KafkaConnectionManager(
+            self._net, **{"max_in_flight_requests_per_connection": 1000, **properties}
+        )
+        self._coordinators: dict[str, int] = {}
+        try:
+            self._manager.bootstrap(CONNECT_TIMEOUT_MS)
+        except kafka.errors.KafkaError as error:
+            self.close()
+            raise ConfigurationError(
+                f"no broker answered at 'bootstrap.servers' ({', '.join(self._servers)}) within"
+                f" {CONNECT_TIMEOUT_MS // 1000} s: {type(error).__name__}: {error}. Check that the address is right,"
+                " that the brokers run, and that 'security.protocol' and what belongs to it fit their listener."
+            ) from error
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._manager.close()
+        self._net.stop()
+
+    # What is asked. ---------------------------------------------------------------------------------------------
+
+    def unknown_topics(self, topics: Iterable[str]) -> list[str]:
+        """Those of ``topics`` that do not exist. Asking creates none."""
+        return self._run(self._unknown_topics, list(topics))
+
+    @functools.cached_property
+    def end_txn_version(self) -> int:
+        """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
+        so that a late write of the ended transaction is fenced; else 4."""
+        return self._run(self._end_txn_version)
+
+    def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+        """The state of each id that the cluster knows."""
+        return self._run(self._describe, transactional_ids)
+
+    def list_ongoing(self, scope: str) -> list[str]:
+        """The transactional ids that start with ``scope`` and have an ongoing transaction, on all brokers."""
+        return self._run(self._list_ongoing, scope)
+
+    def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        """Commit or abort the transaction ``(producer_id, epoch)``.
+
+        Returns:
+            Kafka's name of the error, ``NO_ERROR`` for none.
+        """
+        return self._run(self._end, transactional_id, producer_id, epoch, commit, version)
+
+    def _run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
+        try:
+            return self._manager.run(asked, *args)  # type: ignore[no-any-return]
+        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
+            raise denied(str(error)) from error
+        except kafka.errors.UnsupportedVersionError as error:
+            raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
+        except (kafka.errors.KafkaError, OSError) as error:
+            raise Retriable(f"the cluster did not answer: {type(error).__name__}: {error}") from error
+
+    # How. -------------------------------------------------------------------------------------------------------
+
+    async def _unknown_topics(self, topics: list[str]) -> list[str]:
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        response = await self._manager.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+        missing = kafka.errors.UnknownTopicOrPartitionError.errno
+        return [topic.name for topic in response.topics if topic.error_code == missing]
+
+    async def _end_txn_version(self) -> int:
+        request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
+        response = await self._manager.send(request)
+        levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
+        bumps = levels.get("transaction.version", 0) >= 2
+        return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+
+    async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+        at: dict[int, list[str]] = defaultdict(list)
+        for name, node in (await self._coordinators_of(transactional_ids)).items():
+            at[node].append(name)
+        asked = [
+            self._manager.send(DescribeTransactionsRequest(transactional_ids=names), node_id=node)
+            for node, names in at.items()
+        ]
+        described = {}
+        for future in asked:
+            for state in (await future).transaction_states:
+                error = kafka.errors.for_code(state.error_code)
+                if error is kafka.errors.TransactionalIdNotFoundError:
+                    continue
+                self._raise(error, state.transactional_id)
+                described[state.transactional_id] = TransactionState(
+                    state.transaction_state, state.producer_id, state.producer_epoch
+                )
+        return described
+
+    async def _list_ongoing(self, scope: str) -> list[str]:
+        # Only the newest request knows the pattern; what older brokers list beyond it is filtered here.
+        by_pattern = self._manager.broker_version_data.api_version(ListTransactionsRequest) >= _LISTS_BY_PATTERN
+        filters: dict[str, Any] = {"state_filters": ["Ongoing"], "producer_id_filters": []}
+        if by_pattern:
+            filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
+        brokers = [broker.node_id for broker in self._manager.cluster.brokers()]
+        asked = [self._manager.send(ListTransactionsRequest(**filters), node_id=node) for node in brokers]
+        found = []
+        for future in asked:
+            response = await future
+            self._raise(kafka.errors.for_code(response.error_code), scope)
+            found += [state.transactional_id for state in response.transaction_states]
+        return sorted(name for name in found if name.startswith(scope))
+
+    async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        node = (await self._coordinators_of([transactional_id]))[transactional_id]
+        request = EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=commit,
+            min_version=version if version >= EPOCH_BUMPING_END_TXN else 0,
+            max_version=version,
+        )
+        response = await self._manager.send(request, node_id=node)
+        error = kafka.errors.for_code(response.error_code)
+        if error is kafka.errors.NotCoordinatorError:
+            self._coordinators.pop(transactional_id, None)
+        return str(error.message)
+
+    async def _coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
+        unknown = [name for name in transactional_ids if name not in self._coordinators]
+        bulk = self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK
+        for names in [unknown] if bulk and unknown else [[name] for name in unknown]:
+            for name, coordinator in await self._find(names, bulk):
+                self._raise(kafka.errors.for_code(coordinator.error_code), name)
+                self._coordinators[name] = coordinator.node_id
+        return {name: self._coordinators[name] for name in transactional_ids}
+
+    async def _find(self, names: list[str], bulk: bool) -> list[tuple[str, Any]]:
+        kind = CoordinatorType.TRANSACTION.value
+        if bulk:
+            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=names, min_version=_FINDS_IN_BULK)
+            response = await self._manager.send(request)
+            return [(coordinator.key, coordinator) for coordinator in response.coordinators]
+        request = FindCoordinatorRequest(key_type=kind, key=names[0], max_version=_FINDS_IN_BULK - 1)
+        return [(names[0], await self._manager.send(request))]
+
+    def _raise(self, error: type[kafka.errors.BrokerResponseError], name: str) -> None:
+        if error is kafka.errors.NotCoordinatorError:
+            self._coordinators.pop(name, None)
+        if error is not kafka.errors.NoError:
+            raise error(name)
+
+
+def denied(reason: str) -> OperatorRequired:
+    """The error for what the brokers' access control refuses."""
+    return OperatorRequired(
+        f"the brokers deny what the sink needs: {reason}. Grant this principal WRITE and DESCRIBE on the transactional"
+        " ids that start with the sink's 'transactional.id.prefix', WRITE and DESCRIBE on its topics, and start again:"
+        " recovery goes on where this stopped."
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _connected(properties: tuple[tuple[str, Any], ...]) -> Control:
+    return Control({name: list(value) if isinstance(value, tuple) else value for name, value in properties})
+
+
+def connect(properties: Mapping[str, Any]) -> Control:
+    """The control connection of this process to the cluster that ``properties`` (kafka-python's) name.
+
+    Raises:
+        ConfigurationError: no broker answered.
+    """
+    frozen = tuple(
+        sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in properties.items())
+    )
+    return _connected(frozen)

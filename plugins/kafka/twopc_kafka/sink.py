@@ -1,0 +1,185 @@
+"""Kafka as a two-phase-commit sink: one transaction per task attempt, ended from the coordinator.
+
+A participant writes through a producer of its own (``writer``) and hands back producer id and epoch. Any process then
+commits or aborts exactly that transaction with them (``control``); no task needs to be alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionId
+from twopc_kafka.columns import check_columns
+from twopc_kafka.control import Control, connect, denied
+from twopc_kafka.options import EXACTLY_ONCE, parse_options
+from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
+from twopc_kafka.writer import Writer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class KafkaTransaction(Transaction):
+    """A live transaction and its producer. The producer is dropped, not closed: the commit comes from elsewhere."""
+
+    def __init__(self, transaction_id: TransactionId, writer: Writer) -> None:
+        super().__init__(transaction_id)
+        self.writer = writer
+
+
+class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
+    """Writes records to Kafka topics.
+
+    Args:
+        options: ``bootstrap.servers``, and ``topic`` unless the records have a column of that name; ``delivery``
+            (``exactly-once``, ``at-least-once``, ``none``); ``transactional.id.prefix``; any property of librdkafka.
+
+    Raises:
+        ConfigurationError: an option is wrong. Nothing was connected to.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = parse_options(options)
+        self.prefix = self._options.prefix
+
+    @property
+    def _is_transactional(self) -> bool:
+        return self._options.delivery == EXACTLY_ONCE
+
+    @property
+    def _control(self) -> Control:
+        return connect(self._options.control)  # kept by the process, not by the sink, which is pickled
+
+    # On the participant. ----------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
+        return KafkaTransaction(transaction_id, Writer(self._options, transaction_id.pooled))
+
+    def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        transaction.writer.write(batch)
+
+    def pre_commit(self, transaction: KafkaTransaction) -> Committable:
+        identity = transaction.writer.finish()
+        handle = {
+            "producer_id": identity.producer_id,
+            "producer_epoch": identity.producer_epoch,
+        } if identity else {}  # fmt: skip
+        return Committable(transaction.id.pooled, handle, transaction.records)
+
+    # On the coordinator. ----------------------------------------------------------------------------------------
+
+    def validate(self, schema: pa.Schema) -> None:
+        check_columns(schema, self._options.topic)
+        topic = self._options.topic
+        if topic is not None and self._control.unknown_topics([topic]):
+            raise ConfigurationError(
+                f"topic {topic!r} (the option 'topic') does not exist at {self._options.bootstrap_servers}."
+                " Create it with the partitions that you want; the sink creates none."
+            )
+
+    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+        """Veto where a transaction is not ongoing any more, and note by which version of EndTxn it will be ended:
+        a repeat must use the same one."""
+        if not self._is_transactional or not committables:
+            return committables
+        described = self._control.describe([committable.transaction_id for committable in committables])
+        version = self._control.end_txn_version
+        for committable in committables:
+            state = described.get(committable.transaction_id)
+            if state != TransactionState("Ongoing", *_identity(committable)):
+                raise RoundAborted(
+                    f"transaction {committable.transaction_id} can't be committed any more: it was pre-committed as"
+                    f" (producer id, epoch) {_identity(committable)} and is now {state or 'unknown to the broker'}."
+                    " A longer 'transaction.timeout.ms' helps if it timed out."
+                )
+        return [_with_version(committable, version) for committable in committables]
+
+    def commit(self, committable: Committable) -> None:
+        if not committable.handle:
+            return  # delivered without a transaction
+        (producer_id, epoch), version = _identity(committable), _version(committable)
+        name = committable.transaction_id
+        error = self._control.end(name, producer_id, epoch, commit=True, version=version)
+        match ANSWERS.get(error, Answer.DESCRIBE):
+            case Answer.DONE:
+                return
+            case Answer.REPEAT:
+                raise Retriable(f"the broker answered {error}")
+            case Answer.DENIED:
+                raise denied(f"{error} for {name}")
+        self._judge(committable, error, self._control.describe([name]).get(name))
+
+    def _judge(self, committable: Committable, error: str, state: TransactionState | None) -> None:
+        name, records = committable.transaction_id, committable.records
+        decided = f"transaction {name} ({records} records) is decided"
+        match outcome(state, *_identity(committable), _version(committable)):
+            case Outcome.COMMITTED:
+                return
+            case Outcome.ONGOING | Outcome.ENDING:
+                raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+            case Outcome.ROLLED_BACK:
+                raise TransactionLost(
+                    f"{decided}, but Kafka has rolled it back: it waited longer for its commit than"
+                    f" 'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms). Its records"
+                    " are not in the topic, and the query must not go on without them: write them again by other"
+                    " means from the source's offsets of this batch in the checkpoint, then start a new query."
+                )
+            case Outcome.UNKNOWN:
+                raise OutcomeUnknown(
+                    f"{decided}, and Kafka can't say what became of it: it answered {error}, and its id is now"
+                    f" {state or 'unknown'}. Read the topic to see whether the records are there before going on."
+                )
+
+    def abort(self, transaction: KafkaTransaction | Committable) -> None:
+        if isinstance(transaction, KafkaTransaction):
+            transaction.writer.abort()
+        elif transaction.handle:
+            self._abort(transaction)
+
+    def _abort(self, committable: Committable) -> None:
+        """By producer id and epoch: whatever answer says that this transaction is not open any more is a success."""
+        name, version = committable.transaction_id, _version(committable, self._control.end_txn_version)
+        error = self._control.end(name, *_identity(committable), commit=False, version=version)
+        match ANSWERS.get(error, Answer.DESCRIBE):
+            case Answer.DONE:
+                return
+            case Answer.DENIED:
+                raise denied(f"{error} for {name}")
+        state = self._control.describe([name]).get(name)
+        if state == TransactionState("Ongoing", *_identity(committable)):
+            raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+
+    def recover(self) -> Iterable[Committable]:
+        # Whatever 'delivery' is now: it may have been exactly-once before.
+        listed = self._control.list_ongoing(self.transactional_ids.scope)
+        owned = [name for name in listed if self.transactional_ids.owns(name)]
+        return [
+            Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
+            for name, state in self._control.describe(owned).items()
+            if state.state == "Ongoing"
+        ]
+
+
+def _identity(committable: Committable) -> tuple[int, int]:
+    return _number(committable, "producer_id"), _number(committable, "producer_epoch")
+
+
+def _version(committable: Committable, default: int | None = None) -> int:
+    known = "end_txn_version" in committable.handle
+    return default if default is not None and not known else _number(committable, "end_txn_version")
+
+
+def _number(committable: Committable, name: str) -> int:
+    value = committable.handle.get(name)
+    if not isinstance(value, int):
+        raise OutcomeUnknown(f"the record of transaction {committable.transaction_id} has no {name}: {value!r}")
+    return value
+
+
+def _with_version(committable: Committable, version: int) -> Committable:
+    handle = {**committable.handle, "end_txn_version": version}
+    return Committable(committable.transaction_id, handle, committable.records)

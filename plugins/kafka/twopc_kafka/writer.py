@@ -1,0 +1,172 @@
+"""The data plane: Arrow record batches into one Kafka transaction, through librdkafka.
+
+A writer serves one transaction of one task attempt and is then thrown away. Its fresh InitProducerId gives it an epoch
+of its own, so ``(producer id, epoch)`` names this transaction and no other: with an epoch that several transactions
+share, a late commit can end the wrong one (FLINK-8132).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+
+from twopc.errors import ConfigurationError, RoundAborted
+from twopc_kafka.columns import records
+from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+IDENTITY_TIMEOUT_S = 10.0
+"""How long the statistics that tell the producer's epoch may take; they come every 5 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """What names a transaction at the broker, besides its transactional id."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class Writer:
+    """A producer for one transaction, or for one flush where ``delivery`` asks for no transaction."""
+
+    def __init__(self, options: KafkaOptions, transactional_id: str) -> None:
+        """Begin.
+
+        Raises:
+            ConfigurationError: the broker refuses the producer for good.
+            RoundAborted: it could not be reached, or another producer is using the id.
+        """
+        self._options = options
+        self._failures: list[confluent_kafka.KafkaError] = []
+        self._statistics = ""
+        self._transactional = options.delivery == EXACTLY_ONCE
+        self._producer = confluent_kafka.Producer(self._properties(transactional_id), logger=logger)
+        if self._transactional:
+            try:
+                self._producer.init_transactions()
+                self._producer.begin_transaction()
+            except confluent_kafka.KafkaException as error:
+                raise self._refused(error.args[0], transactional_id) from error
+
+    def _properties(self, transactional_id: str) -> dict[str, Any]:
+        properties = dict(self._options.properties)
+        # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
+        properties |= {"delivery.report.only.error": True, "on_delivery": self._delivered}
+        if self._transactional:
+            properties |= {"transactional.id": transactional_id}
+            # The producer tells its own id and epoch in its statistics and nowhere else. To ask the broker instead
+            # could return the epoch of a zombie that has taken over the id meanwhile.
+            properties |= {"statistics.interval.ms": 5, "stats_cb": self._keep_statistics}
+        else:
+            del properties["transaction.timeout.ms"]
+        return properties
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Hand a batch over for sending.
+
+        Raises:
+            RoundAborted: a record was not delivered, of this batch or one before.
+        """
+        produce = self._producer.produce
+        for record in records(batch, self._options.topic):
+            while True:
+                try:
+                    produce(*record)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)  # full: wait for the broker
+                except confluent_kafka.KafkaException as error:
+                    raise self._not_delivered(error.args[0]) from error
+        self._producer.poll(0)
+        self._raise_failures()
+
+    def finish(self) -> ProducerIdentity | None:
+        """Wait until every record is acknowledged by the broker.
+
+        Returns:
+            The transaction's identity, or None where there is none.
+
+        Raises:
+            RoundAborted: a record was not delivered.
+        """
+        if self._options.delivery == NONE:
+            return None
+        while self._producer.flush(1.0):  # ends: message.timeout.ms turns what is never answered into a failure
+            self._raise_failures()
+        self._raise_failures()
+        return self._identity() if self._transactional else None
+
+    def abort(self) -> None:
+        """Roll the transaction back, or drop what is not sent yet."""
+        if self._transactional:
+            try:
+                self._producer.abort_transaction()
+            except confluent_kafka.KafkaException as error:
+                # Fenced: whoever took over the id has aborted this transaction already.
+                if error.args[0].code() not in _FENCED:
+                    raise
+        else:
+            self._producer.purge()
+
+    def _identity(self) -> ProducerIdentity:
+        deadline = time.monotonic() + IDENTITY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            told = json.loads(self._statistics)["eos"] if self._statistics else {"producer_id": -1}
+            if told["producer_id"] >= 0:
+                return ProducerIdentity(told["producer_id"], told["producer_epoch"])
+            self._producer.poll(0.01)
+        raise RoundAborted(f"librdkafka did not tell its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
+
+    def _keep_statistics(self, statistics: str) -> None:
+        self._statistics = statistics
+
+    def _delivered(self, error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
+        if error is not None:
+            self._failures.append(error)
+
+    def _raise_failures(self) -> None:
+        if self._failures:
+            raise self._not_delivered(self._failures[0])
+
+    def _not_delivered(self, error: confluent_kafka.KafkaError) -> RoundAborted:
+        return RoundAborted(
+            f"{max(1, len(self._failures))} records were not delivered to topic {self._options.topic or '(by column)'}"
+            f" at {self._options.bootstrap_servers}; the first: {error.str()} ({error.name()}). {_advice(error)}"
+        )
+
+    def _refused(self, error: confluent_kafka.KafkaError, transactional_id: str) -> Exception:
+        if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            timeout_ms = self._options.properties["transaction.timeout.ms"]
+            return ConfigurationError(
+                f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
+                " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
+            )
+        return RoundAborted(
+            f"no transaction {transactional_id} could be begun at {self._options.bootstrap_servers}: {error.str()}"
+            f" ({error.name()}). {_advice(error)}"
+        )
+
+
+_FENCED = (confluent_kafka.KafkaError._FENCED, confluent_kafka.KafkaError.PRODUCER_FENCED)  # noqa: SLF001  # its name
+
+
+def _advice(error: confluent_kafka.KafkaError) -> str:
+    code = confluent_kafka.KafkaError
+    return {
+        code.MSG_SIZE_TOO_LARGE: "Raise 'message.max.bytes' of the sink and the topic's max.message.bytes.",
+        code.TOPIC_AUTHORIZATION_FAILED: "Grant this principal WRITE on the topic.",
+        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the 'transactional.id.prefix'.",
+        code._MSG_TIMED_OUT: "Is the broker up? 'message.timeout.ms' bounds the wait.",  # noqa: SLF001
+        code._TIMED_OUT: "Is the broker up?",  # noqa: SLF001
+        code._UNKNOWN_PARTITION: "Column 'partition' names one that the topic does not have.",  # noqa: SLF001
+    }.get(error.code(), "The batch can be run again.")

@@ -1,0 +1,138 @@
+"""The callable for ``DataStreamWriter.foreachBatch``: Spark's micro-batches through the coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+from pyspark import SparkContext
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from twopc.coordinator import Coordinator
+from twopc.errors import ConfigurationError
+from twopc.participant import Vote
+from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
+from twopc.transactional_ids import Round
+
+Sink: TypeAlias = "TwoPhaseCommitSink[Any]"
+Target: TypeAlias = "Sink | tuple[Sink, Sequence[str]]"
+
+_QUERY_ID = "sql.streaming.queryId"
+_DESCRIPTION = "spark.job.description"
+
+
+def foreach_batch(
+    sinks: Target | Mapping[str, Target], log: str, first_batch_id: int = 0
+) -> ForeachBatch:
+    """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
+
+    Args:
+        sinks: a sink; or a sink and the SQL expressions of the columns it gets, such as ``["id AS key"]``, all columns
+            where there are none; or a dictionary of these by names of your choice. The names go into transactional
+            ids and the log: keep them over restarts.
+        log: the folder of the commit log, one for each query, that the driver reaches wherever it is restarted.
+        first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
+
+    Raises:
+        ConfigurationError: there is no sink, or the log can't be kept there.
+    """
+    targets = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
+    return ForeachBatch({name: _target(target) for name, target in targets.items()}, log, first_batch_id)
+
+
+@dataclass(frozen=True)
+class _Target:
+    sink: Sink
+    columns: tuple[str, ...]
+
+
+def _target(target: Target) -> _Target:
+    sink, columns = target if isinstance(target, tuple) else (target, ("*",))
+    if not isinstance(sink, TwoPhaseCommitSink):
+        raise ConfigurationError(f"{sink!r} is no sink: make one with twopc.create_sink, or subclass one")
+    if isinstance(columns, str):
+        raise ConfigurationError(f"the columns of a sink are a list of SQL expressions, not the text {columns!r}")
+    return _Target(sink, tuple(columns))
+
+
+class ForeachBatch:
+    """Calls of it are batches. It can be pickled; a copy opens the log anew at its first batch."""
+
+    def __init__(self, targets: Mapping[str, _Target], log: str, first_batch_id: int) -> None:
+        self._targets = dict(targets)
+        self._log = log
+        self._first_batch_id = first_batch_id
+        self._coordinator: Coordinator | None = None
+        self._query_id: str | None = None
+        self._validated: pa.Schema | None = None
+        self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch. Called by Spark.
+
+        Raises:
+            TwoPhaseCommitError: see ``twopc.errors``. The query stops; started again, it recovers first.
+        """
+        context = batch.sparkSession.sparkContext
+        coordinator = self._coordinator_of(context.getLocalProperty(_QUERY_ID))
+        projected = batch.select(*(self._struct(name) for name in self._targets))
+        self._validate(to_arrow_schema(projected.schema))
+        sinks = ", ".join(self._targets)
+
+        def phase_one(round: Round) -> list[Vote]:
+            task = Task({name: target.sink for name, target in self._targets.items()}, round)
+            with _described(context, f"twopc: pre-commit batch {batch_id} of {sinks}"):
+                rows = projected.mapInArrow(task, VOTE_SCHEMA).collect()
+            return [load_vote(row.vote) for row in rows]
+
+        if coordinator.run(batch_id, phase_one).already_decided:
+            # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
+            # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
+            with _described(context, f"twopc: evaluate batch {batch_id} of {sinks} again, which is committed"):
+                batch.write.format("noop").mode("overwrite").save()
+
+    def close(self) -> None:
+        """Record a clean stop in the log. Call it when the query has ended; without it the next start recovers."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+
+    def _struct(self, name: str) -> Any:
+        return F.struct(*(F.expr(column) for column in self._targets[name].columns)).alias(name)
+
+    def _validate(self, schema: pa.Schema) -> None:
+        if schema == self._validated:
+            return
+        for field in schema:
+            self._targets[field.name].sink.validate(pa.schema(list(field.type)))
+        self._validated = schema
+
+    def _coordinator_of(self, query_id: str | None) -> Coordinator:
+        if query_id is None:
+            raise ConfigurationError("this is to be called by a streaming query: df.writeStream.foreachBatch(...)")
+        if self._coordinator is None or query_id != self._query_id:
+            self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
+        return self._coordinator
+
+    def _new_coordinator(self, query_id: str) -> Coordinator:
+        sinks = {name: target.sink for name, target in self._targets.items()}
+        return Coordinator(sinks, self._log, query_id, self._first_batch_id)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ForeachBatch, (self._targets, self._log, self._first_batch_id)
+
+
+@contextlib.contextmanager
+def _described(context: SparkContext, description: str) -> Iterator[None]:
+    """Show ``description`` in Spark's UI for the jobs inside."""
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setLocalProperty(_DESCRIPTION, description)
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None clears it

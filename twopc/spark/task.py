@@ -1,0 +1,47 @@
+"""What runs on the executors: one participant a task attempt, for all sinks at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from twopc.participant import Participant, Vote
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+
+VOTE_SCHEMA = "vote string"
+
+
+@dataclass(frozen=True)
+class Task:
+    """The body of ``mapInArrow``: a struct column for each sink in, one row with this attempt's vote out."""
+
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]]
+    round: Round
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        # Attempts that run at the same time, such as speculative ones, differ in one of these and so in their ids.
+        attempt = (context.partitionId(), context.attemptNumber(), context.taskAttemptId())
+        with Participant(self.sinks, self.round, *attempt) as participant:
+            for batch in batches:
+                for name in self.sinks:
+                    participant.write(name, pa.RecordBatch.from_struct_array(batch.column(name)))
+            vote = participant.pre_commit()
+        yield pa.record_batch({"vote": [_dump(vote)]})
+
+
+def _dump(vote: Vote) -> str:
+    return json.dumps({name: committable.to_json() for name, committable in vote.items()})
+
+
+def load_vote(text: str) -> Vote:
+    """The vote that a task returned."""
+    return {name: Committable.from_json(value) for name, value in json.loads(text).items()}
