@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from twopc.errors import CorruptLog, Fenced, InDoubt, LogMismatch
 from twopc.log_store import LogStore, entry_name
@@ -161,18 +161,22 @@ def parse(data: bytes, where: str) -> Entry:
     """
     try:
         value = json.loads(data)
-        if value["format"] != FORMAT:
+        if _count(value["format"]) != FORMAT:
             raise ValueError(f"format {value['format']!r}, and this version reads format {FORMAT}")
-        return Entry(
+        entry = Entry(
             kind=_one_of(value["kind"]),
             entry_id=_text(value["entry_id"]),
             log_id=_text(value["log_id"]),
             owner=_text(value["owner"]),
             incarnation=_count(value["incarnation"]),
             decided=None if value["decided"] is None else _count(value["decided"]),
-            unresolved=tuple(_decision(decision) for decision in value["unresolved"]),
+            unresolved=tuple(_decision(decision) for decision in _list(value["unresolved"])),
             written_at=_text(value["written_at"]),
         )
+        batches = [decision.batch_id for decision in entry.unresolved]
+        if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):
+            raise ValueError(f"unresolved batches {batches} do not lead up to the decided {entry.decided}")
+        return entry
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptLog(
             f"{where} is not an entry of a commit log: {type(error).__name__}: {error}. Nothing was changed."
@@ -187,7 +191,7 @@ def _decision(value: Mapping[str, JsonValue]) -> Decision:
     return Decision(
         Round(_count(value["incarnation"]), _count(value["batch_id"])),
         {
-            sink: tuple(Committable.from_json(committable) for committable in committables)  # type: ignore[arg-type,union-attr]
+            sink: tuple(Committable.from_json(committable) for committable in _list(committables))
             for sink, committables in sinks.items()
         },
     )
@@ -203,6 +207,12 @@ def _one_of(value: object) -> Kind:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
     return value
 
 
@@ -250,12 +260,13 @@ class CommitLog:
         """
         while True:
             newest = read_tail(store)
-            slot, tail = newest if newest else (-1, None)
+            slot, tail = newest or (-1, None)
             entry = opened(tail, owner)
             try:
                 _append(store, slot + 1, entry, after=tail)
             except Fenced:
                 continue  # another coordinator opened at the same moment; the newer of the two goes on
+            _prune(store, slot + 1)
             return cls(store, slot + 1, entry)
 
     @property
@@ -288,7 +299,8 @@ class CommitLog:
     def _append(self, entry: Entry) -> None:
         _append(self._store, self._slot + 1, entry, after=self.tail)
         self._slot, self.tail = self._slot + 1, entry
-        _prune(self._store, self._slot)
+        if self._slot % ENTRIES_KEPT == 0:
+            _prune(self._store, self._slot)
 
 
 def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> None:
@@ -299,8 +311,7 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> No
             raise _fenced(store, slot, entry) from None
     # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
     # is compared because another zombie may have filled the pruned slot before this one.
-    in_sequence = store.slots() == [slot] if after is None else _is_at(store, slot - 1, after)
-    if not in_sequence:
+    if not (_is_alone(store, slot) if after is None else _is_at(store, slot - 1, after)):
         raise _fenced(store, slot, entry)
 
 
@@ -331,10 +342,18 @@ def _put_once(store: LogStore, slot: int, data: bytes) -> None:
 
 def _is_at(store: LogStore, slot: int, entry: Entry) -> bool:
     try:
-        return parse(store.read(slot), _where(store, slot)).entry_id == entry.entry_id
+        data = store.read(slot)
     except FileNotFoundError:
         return False
-    except OSError as error:
+    except Exception as error:
+        raise _in_doubt(store, slot, error) from error
+    return parse(data, _where(store, slot)).entry_id == entry.entry_id
+
+
+def _is_alone(store: LogStore, slot: int) -> bool:
+    try:
+        return store.slots() == [slot]
+    except Exception as error:
         raise _in_doubt(store, slot, error) from error
 
 
@@ -355,11 +374,9 @@ def _fenced(store: LogStore, slot: int, entry: Entry) -> Fenced:
 
 def _prune(store: LogStore, tail: int) -> None:
     """Remove what lies far behind the tail, oldest first. A failure costs room, nothing else."""
-    if tail % ENTRIES_KEPT:
-        return
     try:
         for slot in store.slots():
             if slot < tail - ENTRIES_KEPT:
                 store.delete(slot)
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001  # whatever the store's client raises
         logger.warning("could not prune the commit log at %s: %s", store.url, error)

@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tenacity
 
 from twopc.commit_log import CommitLog, Decision
-from twopc.errors import ConfigurationError, LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted
+from twopc.errors import ConfigurationError, Fenced, LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted
 from twopc.events import BatchFinished, CallRetried, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
@@ -34,6 +34,9 @@ from twopc.plugins import notify
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +103,7 @@ class Coordinator:
         for sink in self._sinks.values():
             sink.close()
 
-    def __enter__(self) -> Coordinator:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -136,7 +139,7 @@ class Coordinator:
         """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
         newest = self._log.tail.decided
         expected = self._first_batch_id if newest is None else newest + 1
-        if batch_id == newest or batch_id == expected:
+        if batch_id in (newest, expected):
             return batch_id == newest
         if newest is None:
             raise LogMismatch(
@@ -186,15 +189,16 @@ class Coordinator:
     def _seal(self, round: Round, votes: Sequence[Vote]) -> dict[str, tuple[Committable, ...]]:
         self._enter(Phase.SEALING, round.batch_id)
         return {
-            name: tuple(sink.seal([vote[name] for vote in votes if name in vote]))
-            for name, sink in self._sinks.items()
+            name: tuple(sink.seal([vote[name] for vote in votes if name in vote])) for name, sink in self._sinks.items()
         }
 
     def _roll_back(self, round: Round, error: Exception) -> Exception:
         """Abort the round, which no entry of the log has decided."""
         try:
             self._sweep(recovered=False)
-        except Exception as failure:
+        except Fenced as fenced:
+            return fenced
+        except Exception as failure:  # noqa: BLE001  # a sink may raise anything; the first error is told
             logger.warning("could not roll back all of %s, which recovery does: %s", round, failure)
         if isinstance(error, Refused):
             return error
@@ -235,9 +239,7 @@ class Coordinator:
         for sink in self._sinks.values():
             sink.pending.settle(batch_id)
 
-    def _commit(
-        self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool
-    ) -> None:
+    def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
         _until_answered(what, sink.commit, committable)
         notify(TransactionCommitted(_name(sink), batch_id, committable, recovered))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,7 +56,7 @@ def open_store(url: str) -> LogStore:
     """
     protocol, path = split_protocol(url)
     if protocol in (None, "file", "local"):
-        return LocalStore(url, Path(os.path.abspath(path)))
+        return LocalStore(url, Path(path).absolute())
     if protocol == "memory":
         return MemoryStore(url)
     raise ConfigurationError(
@@ -73,7 +74,7 @@ class LocalStore:
 
     def slots(self) -> list[int]:
         try:
-            names = os.listdir(self._folder)
+            names = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:
             return []
         return sorted(slot for slot in map(_slot, names) if slot is not None)
@@ -93,7 +94,7 @@ class LocalStore:
     def _written_aside(self, data: bytes) -> Iterator[Path]:
         aside = self._folder / f".{uuid.uuid4().hex}{_ASIDE}"
         try:
-            with open(aside, "xb") as file:
+            with aside.open("xb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -108,10 +109,12 @@ class LocalStore:
 class MemoryStore:
     """fsspec's in-process file system: for tests and trials, gone with the process."""
 
+    _one_at_a_time = threading.Lock()
+
     def __init__(self, url: str) -> None:
         self.url = url
         self._fs: MemoryFileSystem = fsspec.filesystem("memory")
-        self._folder = self._fs._strip_protocol(url)
+        self._folder = self._fs._strip_protocol(url)  # noqa: SLF001  # fsspec's documented hook for paths
 
     def slots(self) -> list[int]:
         if not self._fs.isdir(self._folder):
@@ -124,7 +127,8 @@ class MemoryStore:
         return data
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        self._fs.pipe_file(self._path(slot), data, mode="create")
+        with self._one_at_a_time:  # the file system looks first and writes then
+            self._fs.pipe_file(self._path(slot), data, mode="create")
 
     def delete(self, slot: int) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -13,6 +13,7 @@ from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ class Participant:
         """Pre-commit every transaction begun. From here on only the coordinator decides what becomes of them."""
         return {name: self._sinks[name].pre_commit(live) for name, live in self._transactions.items()}
 
-    def __enter__(self) -> Participant:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

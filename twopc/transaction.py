@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from twopc.transactional_ids import TransactionId
 
-JsonValue: TypeAlias = "str | int | float | bool | None | list[JsonValue] | dict[str, JsonValue]"
+JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 
 
 class Transaction:

@@ -16,7 +16,8 @@ from twopc.errors import ConfigurationError, PoolExhausted
 INCARNATION_SLOTS = 8
 BATCH_SLOTS = 4
 
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_LOG_ID = re.compile(r"[A-Za-z0-9_-]+")
+_SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name has one reading from its end
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -77,12 +78,13 @@ class TransactionalIdPool:
     def __post_init__(self) -> None:
         for what, value, allowed in (
             ("transactional id prefix", self.prefix, _PREFIX),
-            ("log id", self.log_id, _NAME),
-            ("sink name", self.sink, _NAME),
+            ("log id", self.log_id, _LOG_ID),
+            ("sink name", self.sink, _SINK),
         ):
             if not allowed.fullmatch(value):
                 raise ConfigurationError(
-                    f"{what} {value!r} can't be part of a transactional id: use letters, digits, '_' and '-'"
+                    f"{what} {value!r} can't be part of a transactional id: use letters, digits, '_' and '-', and not"
+                    " digits alone"
                 )
 
     @property
@@ -95,9 +97,7 @@ class TransactionalIdPool:
     ) -> TransactionId:
         """The name for one task attempt of ``round``: the how-manieth of its partition, and a number that no other
         attempt of the round has."""
-        return TransactionId(
-            self.prefix, self.log_id, self.sink, round, partition, attempt_number, task_attempt_id
-        )
+        return TransactionId(self.prefix, self.log_id, self.sink, round, partition, attempt_number, task_attempt_id)
 
     def owns(self, transaction_id: str) -> bool:
         """Whether ``transaction_id`` was allocated here: the scope, then the numbers of a pooled or exact name."""

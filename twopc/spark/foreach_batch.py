@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -27,9 +28,7 @@ _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 
 
-def foreach_batch(
-    sinks: Target | Mapping[str, Target], log: str, first_batch_id: int = 0
-) -> ForeachBatch:
+def foreach_batch(sinks: Target | Mapping[str, Target], log: str, first_batch_id: int = 0) -> ForeachBatch:
     """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
 
     Args:
@@ -58,7 +57,9 @@ def _target(target: Target) -> _Target:
         raise ConfigurationError(f"{sink!r} is no sink: make one with twopc.create_sink, or subclass one")
     if isinstance(columns, str):
         raise ConfigurationError(f"the columns of a sink are a list of SQL expressions, not the text {columns!r}")
-    return _Target(sink, tuple(columns))
+    # A sink is bound to one name in one log. A caller's object may be used for two names, or in two queries, and each
+    # would then sweep away what the other has open. Sinks can be pickled, so a shallow copy shares nothing live.
+    return _Target(copy.copy(sink), tuple(columns))
 
 
 class ForeachBatch:

@@ -17,6 +17,7 @@ from twopc.transactional_ids import Round
 
 LOG_ID = "contract"
 SINK = "sink"
+FIRST_ROUND = Round(incarnation=1, batch_id=0)
 
 
 class SinkContract(ABC):
@@ -48,7 +49,7 @@ class SinkContract(ABC):
         return sink
 
     def pre_committed(
-        self, values: list[str], round: Round = Round(1, 0), partition: int = 0, log_id: str = LOG_ID
+        self, values: list[str], round: Round = FIRST_ROUND, partition: int = 0, log_id: str = LOG_ID
     ) -> Committable:
         """What a participant that is gone has pre-committed, sealed and read back from a log."""
         sink = self.sink(log_id)

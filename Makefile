@@ -1,0 +1,67 @@
+# Everything that there is to do here, from a fresh clone on: python3 (3.10 or later, with venv) and make are enough.
+# A JDK of version 17 or later is used where there is one, else fetched.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.8
+BIN := .venv/bin
+STAMP := build/setup.stamp
+JAVA_HOME_FILE := build/java-home
+
+# The Java that the set-up found may have been removed since: then set up again.
+ifeq ($(wildcard $(addsuffix /bin/java,$(shell cat $(JAVA_HOME_FILE) 2>/dev/null))),)
+$(STAMP): again
+endif
+.PHONY: again
+
+WITH_JAVA = JAVA_HOME="$$(cat $(JAVA_HOME_FILE))"
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+.PHONY: setup
+setup: $(STAMP) ## make .venv, find or fetch a JDK, download the jars; the others do it by themselves
+
+# A pinned uv in a place of its own, so that neither the machine's Python nor the project's environment has it.
+build/uv-$(UV_VERSION)/done:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	  echo "error: Python 3.10 or later is needed as '$(PYTHON)'; name another with 'make PYTHON=python3.12 ...'" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "error: $(PYTHON) lacks venv; on Debian and Ubuntu install the package python3-venv" >&2; exit 1; }
+	@echo "installing uv $(UV_VERSION) ..."
+	@rm -rf $(@D) && mkdir -p build && $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@touch $@
+
+$(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml plugins/kafka/pyproject.toml plugins/files/pyproject.toml
+	@echo "installing the packages of uv.lock into .venv ..."
+	@build/uv-$(UV_VERSION)/bin/uv sync --quiet --locked --all-packages --all-extras --no-python-downloads \
+	  --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+	@$(BIN)/python -m twopc_kafka.development --java-home-file $(JAVA_HOME_FILE)
+	@touch $@
+
+.PHONY: test
+test: $(STAMP) ## run all tests; ARGS="-k name" goes to pytest
+	$(WITH_JAVA) $(BIN)/pytest $(ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## check style, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy $(wildcard twopc plugins/*/twopc_* tests docs/examples)
+
+.PHONY: format
+format: $(STAMP) ## format the code and repair what ruff can repair
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+.PHONY: demo
+demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills
+	$(WITH_JAVA) $(BIN)/python docs/examples/flights/demo.py $(ARGS)
+
+.PHONY: clean
+clean: ## remove .venv, build/ and the tools' caches; downloads stay in the cache folder
+	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

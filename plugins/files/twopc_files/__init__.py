@@ -1,0 +1,1 @@
+"""Files as a two-phase-commit sink of twopc."""

@@ -1,0 +1,12 @@
+"""What the entry point ``files`` names: the hook implementation."""
+
+from __future__ import annotations
+
+from twopc.hookspecs import hookimpl
+from twopc_files.sink import FileSink
+
+
+@hookimpl
+def twopc_sink() -> type[FileSink]:
+    """The sink of ``twopc.create_sink("files", ...)``."""
+    return FileSink

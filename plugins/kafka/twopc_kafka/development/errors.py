@@ -1,0 +1,37 @@
+"""What can go wrong with the development broker; every message says what to do about it.
+
+`DevelopmentError`
+ ├─ `ExtraNotInstalled`   install `twopc-kafka[dev]`
+ ├─ `JavaNotFound`        install a JDK
+ ├─ `JarsNotAvailable`    see to the network or the configured repositories
+ └─ `BrokerFailed`        the broker did not start (its log's tail is in the message) or refused a request
+"""
+
+from __future__ import annotations
+
+
+class DevelopmentError(RuntimeError):
+    """Something that the development broker needs is missing, or the broker itself failed."""
+
+
+class ExtraNotInstalled(DevelopmentError):
+    """A package of the `dev` extra is missing."""
+
+    def __init__(self, package: str) -> None:
+        """Name the missing `package` and the command that installs it."""
+        super().__init__(
+            f"the development broker needs the package {package!r}, which is not installed: "
+            "run `pip install twopc-kafka[dev]`"
+        )
+
+
+class JavaNotFound(DevelopmentError):
+    """No Java runtime that is new enough was found, or could be fetched."""
+
+
+class JarsNotAvailable(DevelopmentError):
+    """Jars could not be downloaded."""
+
+
+class BrokerFailed(DevelopmentError):
+    """The broker died, did not answer in time, or refused a request."""

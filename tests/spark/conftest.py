@@ -1,0 +1,217 @@
+"""What the tests on a real Spark share: a session, a query on files of its own, and a topic on a real broker."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafka import KafkaConsumer
+from kafka.structs import TopicPartition
+
+import twopc
+from twopc_kafka.control import connect
+from twopc_kafka.development import SPARK_MODULES, find_java
+from twopc_kafka.options import parse_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from twopc import TwoPhaseCommitSink
+    from twopc.events import Event
+    from twopc.spark import ForeachBatch
+    from twopc_kafka.development import KafkaBroker
+
+Rows = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def java_home() -> str:
+    """A Java for Spark, in the environment of this process and of the drivers that it starts."""
+    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return os.environ["JAVA_HOME"]
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: str) -> Iterator[SparkSession]:
+    """One session for all tests. A task is tried four times, as on a cluster."""
+    from pyspark.sql import SparkSession
+
+    assert java_home
+    session = (
+        SparkSession.builder.master("local[2,4]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        # Several record batches a task, so that a transaction is begun before the last record is read.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A query of its own: source, checkpoint, commit log and target folder. Each file of the source is a batch."""
+
+    spark: SparkSession
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def add_batch(self, rows: Rows) -> None:
+        source = self.folder / "source"
+        source.mkdir(parents=True, exist_ok=True)
+        number = len(list(source.iterdir()))
+        file = source / f"{number:05d}.json"
+        aside = self.folder / file.name
+        aside.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(aside, (number, number))  # Spark takes the oldest first
+        aside.rename(file)
+
+    def files(self) -> TwoPhaseCommitSink[Any]:
+        return twopc.create_sink("files", {"path": str(self.folder / "archive"), "format": "json"})
+
+    def run(
+        self,
+        writer: ForeachBatch | Callable[[DataFrame, int], None],
+        plan: Callable[[DataFrame], DataFrame] = lambda source: source,
+        output_mode: str = "append",
+    ) -> None:
+        """Run the query over all batches that there are. Raises StreamingQueryException."""
+        self.start(writer, plan, output_mode).awaitTermination()
+
+    def start(
+        self,
+        writer: ForeachBatch | Callable[[DataFrame, int], None],
+        plan: Callable[[DataFrame], DataFrame] = lambda source: source,
+        output_mode: str = "append",
+    ) -> Any:
+        source = (
+            self.spark.readStream.schema("id LONG, name STRING")
+            .option("maxFilesPerTrigger", 1)
+            .json(str(self.folder / "source"))
+        )
+        return (
+            plan(source)
+            .writeStream.foreachBatch(writer)
+            .outputMode(output_mode)
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+
+    def archived(self) -> Rows:
+        """Every committed record, read by no code of the sink's."""
+        files = sorted((self.folder / "archive").glob("part-*.json"))
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def archived_ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.archived())
+
+    def staged(self) -> list[str]:
+        staging = self.folder / "archive" / "_twopc"
+        return sorted(os.listdir(staging)) if staging.exists() else []
+
+    def entries(self, kind: str) -> Rows:
+        """The entries of the commit log, oldest first."""
+        entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("*.json"))]
+        return [entry for entry in entries if entry["kind"] == kind]
+
+    def decided(self, batch_id: int) -> dict[str, list[dict[str, Any]]]:
+        """The committables of a decided batch by sink."""
+        [entry] = [entry for entry in self.entries("decide") if entry["decided"] == batch_id]
+        found: dict[str, list[dict[str, Any]]] = entry["unresolved"][-1]["sinks"]
+        return found
+
+
+@pytest.fixture
+def pipeline(spark: SparkSession, tmp_path: Path) -> Pipeline:
+    return Pipeline(spark, tmp_path)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of its own on the session's broker."""
+
+    servers: str
+    name: str
+    prefix: str
+    partitions: int
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "bootstrap.servers": self.servers,
+            "topic": self.name,
+            "transactional.id.prefix": self.prefix,
+        }
+
+    def sink(self) -> TwoPhaseCommitSink[Any]:
+        return twopc.create_sink("kafka", self.options)
+
+    def values(self) -> list[str]:
+        """Every value that a committed reader sees now, read by another client than the one that wrote."""
+        partitions = [TopicPartition(self.name, number) for number in range(self.partitions)]
+        values: list[str] = []
+        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level="read_committed") as consumer:
+            consumer.assign(partitions)
+            consumer.seek_to_beginning(*partitions)
+            stable = consumer.end_offsets(partitions)
+            while any(consumer.position(partition) < stable[partition] for partition in partitions):
+                for records in consumer.poll(timeout_ms=1000).values():
+                    values += [record.value.decode() for record in records]
+        return values
+
+    def shows(self, expected: list[str], timeout_s: float = 10) -> bool:
+        """Whether exactly ``expected`` is visible: at once or soon, as a broker answers a commit before its markers
+        are written."""
+        deadline = time.monotonic() + timeout_s
+        while Counter(self.values()) != Counter(expected) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return Counter(self.values()) == Counter(expected)
+
+    def ongoing(self) -> list[str]:
+        """The transactions that are left open."""
+        return connect(parse_options(self.options).control).list_ongoing(f"{self.prefix}.")
+
+
+@pytest.fixture
+def topic(kafka_broker: KafkaBroker) -> Topic:
+    unique = uuid.uuid4().hex[:8]
+    kafka_broker.create_topic(f"spark-{unique}", partitions=2)
+    return Topic(kafka_broker.bootstrap_servers, f"spark-{unique}", f"test-{unique}", 2)
+
+
+@pytest.fixture
+def events() -> Iterator[list[Event]]:
+    """What coordinators tell while the test runs."""
+    told: list[Event] = []
+
+    class Observer:
+        @twopc.hookimpl
+        def twopc_event(self, event: Event) -> None:
+            told.append(event)
+
+    observer = Observer()
+    twopc.register_observer(observer)
+    yield told
+    twopc.unregister_observer(observer)

@@ -1,0 +1,114 @@
+"""A driver is killed at every step of the protocol and restarted: the result is that of a run without a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from twopc import Coordinator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.spark.conftest import Topic
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
+
+DRIVER = Path(__file__).with_name("driver.py")
+BATCHES = 8
+KILLS = {1: "pre-committing", 2: "deciding", 3: "committing", 4: "committed", 5: "sweeping"}
+"""At which batch the driver is killed, and when in it. At the first, its tasks have written and are about to vote."""
+
+
+def add_source(folder: Path) -> None:
+    """A file a batch. Each counts on in the minute before it, and has a late record that only a watermark that came
+    through the batch before refuses: state or a watermark that a crash had set back would show."""
+    (folder / "source").mkdir(parents=True)
+    for batch in range(BATCHES):
+        minutes = [batch] * 3 + [batch - 1] * 2 + [batch - 3]
+        records = [
+            {"at": f"2026-01-01T12:{30 + minute:02d}:50Z", "user": f"u{user}"}
+            for minute in minutes
+            for user in range(4)
+        ]
+        file = folder / "source" / f"{batch:03d}.json"
+        file.write_text("".join(json.dumps(record) + "\n" for record in records))
+        os.utime(file, (batch, batch))
+
+
+def start_driver(folder: Path, topic: Topic) -> int:
+    """Run the driver to its end, by its own hand or as asked. Returns its exit code."""
+    job = {"folder": str(folder), "kafka": topic.options, "kills": KILLS}
+    command = [sys.executable, str(DRIVER), json.dumps(job)]
+    with (folder / "driver.log").open("a") as log:
+        driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        return driver.wait(timeout=120)
+
+
+def archived(folder: Path) -> Counter[tuple[Any, ...]]:
+    files = (folder / "archive").glob("*.parquet")
+    return Counter(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+
+def told(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
+    """The coordinators' events in order, those that have all that is wanted."""
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if wanted.items() <= event.items()]
+
+
+@pytest.fixture
+def without_a_kill(spark: SparkSession, tmp_path: Path) -> Counter[tuple[Any, ...]]:
+    """What the same query makes of the same source when nothing happens to it."""
+    folder = tmp_path / "reference"
+    add_source(folder)
+    query = runpy.run_path(str(DRIVER))
+    query["run_query"](spark, folder, None)
+    return archived(folder)
+
+
+@pytest.mark.timeout(300)  # six starts of a driver, 6 to 10 s each
+def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
+    without_a_kill: Counter[tuple[Any, ...]], tmp_path: Path, topic: Topic
+) -> None:
+    folder = tmp_path / "killed"
+    add_source(folder)
+    for batch in KILLS:
+        assert start_driver(folder, topic) == -9, (folder / "driver.log").read_text()
+        assert told(folder)[-1].get("batch") == batch
+        assert told(folder)[-1]["event"] == KILLS[batch]
+    assert start_driver(folder, topic) == 0, (folder / "driver.log").read_text()
+
+    # The same records in both targets, and nothing left open in either.
+    assert archived(folder) == without_a_kill
+    assert topic.shows(
+        [
+            json.dumps({"user": user, "minute": minute, "count": count}, separators=(",", ":"))
+            for user, minute, count in without_a_kill.elements()
+        ]
+    )
+    assert topic.ongoing() == []
+    assert list((folder / "archive" / "_twopc").iterdir()) == []
+
+    # Each batch was decided once, and what was decided was finished and not written again.
+    for batch, event in KILLS.items():
+        rounds = len(told(folder, event="pre-committing", batch=batch))
+        recovered = told(folder, event="committed", batch=batch, recovered=True)
+        finished = told(folder, event="finished", batch=batch)
+        if event in ("pre-committing", "deciding"):
+            assert (rounds, recovered) == (2, [])
+            assert [f["already_decided"] for f in finished] == [False]
+        else:
+            assert rounds == 1
+            assert {commit["sink"] for commit in recovered} == {"archive", "orders"}
+            assert [f["already_decided"] for f in finished] == [True]
+    assert {abort["sink"] for abort in told(folder, event="aborted", recovered=True)} == {"archive", "orders"}

@@ -1,0 +1,139 @@
+"""A query, its checkpoint and its commit log belong together; what does not is refused and says what to do."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+
+from twopc import Committable
+from twopc.spark import ForeachBatch, foreach_batch
+from twopc_files.sink import FileSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.spark.conftest import Pipeline, Rows, Topic
+
+pytestmark = pytest.mark.spark
+
+
+def rows(*ids: int) -> Rows:
+    return [{"id": number, "name": "a"} for number in ids]
+
+
+def writer(pipeline: Pipeline, first_batch_id: int = 0) -> ForeachBatch:
+    return foreach_batch(pipeline.files(), log=str(pipeline.log), first_batch_id=first_batch_id)
+
+
+def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:
+    """What the query's exception says. It names the kind of error."""
+    with pytest.raises(StreamingQueryException) as refused:
+        pipeline.run(writer)
+    assert "twopc.errors.LogMismatch" in str(refused.value)
+    return str(refused.value)
+
+
+def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    pipeline.run(writer(pipeline))
+    shutil.rmtree(pipeline.checkpoint)
+
+    said = refusal(pipeline, writer(pipeline))
+    assert "the commit log belongs to query" in said
+    assert "Give the query its old checkpoint back, or a log folder of its own" in said
+    assert pipeline.archived_ids() == [1]
+    assert pipeline.staged() == []
+
+
+def test_the_log_of_another_query_is_refused(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pipeline.add_batch(rows(1))
+    pipeline.run(writer(pipeline))
+    other = type(pipeline)(pipeline.spark, tmp_path_factory.mktemp("other"))
+    other.add_batch(rows(2))
+
+    said = refusal(other, foreach_batch(other.files(), log=str(pipeline.log)))
+    assert f"the commit log belongs to query {pipeline.entries('open')[0]['owner']}" in said
+    assert other.archived() == []
+    assert len(pipeline.entries("open")) == 1  # and the query whose log it is was not fenced
+
+
+def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    pipeline.add_batch(rows(2))
+    pipeline.run(writer(pipeline))
+    shutil.rmtree(pipeline.log)
+    pipeline.add_batch(rows(3))
+
+    said = refusal(pipeline, writer(pipeline))
+    assert "Either the log was deleted: restore it" in said
+    assert "start this log with first_batch_id=2" in said
+    assert pipeline.archived_ids() == [1, 2]
+
+    pipeline.run(writer(pipeline, first_batch_id=2))
+    pipeline.add_batch(rows(4))
+    pipeline.run(writer(pipeline, first_batch_id=2))
+    assert pipeline.archived_ids() == [1, 2, 3, 4]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("copied", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+def test_a_pickled_copy_goes_on_with_the_same_log_and_brings_no_coordinator(
+    pipeline: Pipeline, topic: Topic, copied: Any
+) -> None:
+    original = foreach_batch(
+        {"orders": (topic.sink(), ["name AS value"]), "archive": pipeline.files()}, log=str(pipeline.log)
+    )
+    pipeline.add_batch(rows(1))
+    pipeline.run(original)
+    copy = pickle.loads(copied.dumps(original))  # noqa: S301  # our own
+    assert original._coordinator is not None
+    assert copy._coordinator is None
+
+    pipeline.add_batch(rows(2))
+    pipeline.run(copy)
+    assert pipeline.archived_ids() == [1, 2]
+    assert topic.shows(["a", "a"])
+    assert [(entry["decided"], entry["incarnation"]) for entry in pipeline.entries("decide")] == [(0, 1), (1, 2)]
+
+
+def test_a_query_that_failed_after_its_decision_goes_on_where_it_stopped(pipeline: Pipeline) -> None:
+    full: list[str] = ["the disk is full"]
+
+    class FullDisk(FileSink):
+        def commit(self, committable: Committable) -> None:
+            if full:
+                raise OSError(full[0])
+            super().commit(committable)
+
+    archive = FullDisk({"path": str(pipeline.folder / "archive"), "format": "json"})
+    write = foreach_batch(archive, log=str(pipeline.log))
+    pipeline.add_batch(rows(1))
+    with pytest.raises(StreamingQueryException, match="the disk is full"):
+        pipeline.run(write)
+    assert pipeline.archived() == []
+
+    full.clear()
+    pipeline.add_batch(rows(2))
+    pipeline.run(write)
+    assert pipeline.archived_ids() == [1, 2]
+    assert [entry["decided"] for entry in pipeline.entries("decide")] == [0, 1]
+
+
+def test_a_sink_that_vetoes_stops_the_query_with_its_own_words(pipeline: Pipeline) -> None:
+    class Vetoing(FileSink):
+        def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+            raise RuntimeError(f"no, not {len(committables)} of them")
+
+    veto = Vetoing({"path": str(pipeline.folder / "vetoed")})
+    write: Callable[..., None] = foreach_batch({"archive": pipeline.files(), "veto": veto}, log=str(pipeline.log))
+    pipeline.add_batch(rows(1))
+    with pytest.raises(StreamingQueryException, match="no, not 1 of them"):
+        pipeline.run(write)
+    assert pipeline.archived() == []  # the other sink did vote yes
+    assert pipeline.staged() == []
+    assert pipeline.entries("decide") == []

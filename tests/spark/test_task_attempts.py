@@ -1,0 +1,150 @@
+"""Of a task's attempts, one counts: what the others wrote is rolled back."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
+
+from twopc import Committable, Coordinator, Participant, TwoPhaseCommitSink, Vote
+from twopc.events import Event, TransactionAborted
+from twopc.spark import foreach_batch
+from twopc_files.sink import FileSink
+from twopc_kafka import KafkaSink
+
+if TYPE_CHECKING:
+    from tests.spark.conftest import Pipeline, Rows, Topic
+    from twopc import Round
+
+pytestmark = pytest.mark.spark
+
+VALUE = ["CAST(id AS STRING) AS value"]
+
+
+def rows(*ids: int) -> Rows:
+    return [{"id": number, "name": "a"} for number in ids]
+
+
+def aborted(events: list[Event]) -> dict[str, list[str]]:
+    """The transactions that the coordinator rolled back, by sink."""
+    found: dict[str, list[str]] = {}
+    for event in events:
+        if isinstance(event, TransactionAborted):
+            found.setdefault(event.sink, []).append(event.committable.transaction_id)
+    return found
+
+
+@pytest.mark.kafka
+def test_an_attempt_that_died_after_its_vote_leaves_nothing(
+    pipeline: Pipeline, topic: Topic, events: list[Event]
+) -> None:
+    # Local classes, as what a worker could not import is pickled by value.
+    class DyingFiles(FileSink):
+        def pre_commit(self, transaction: Any) -> Committable:
+            committable = super().pre_commit(transaction)
+            context = TaskContext.get()
+            assert context is not None
+            if context.attemptNumber() == 0:
+                os._exit(1)  # the vote is made, and never arrives
+            return committable
+
+    archive = DyingFiles({"path": str(pipeline.folder / "archive"), "format": "json"})
+    pipeline.add_batch(rows(*range(300)))
+    pipeline.run(
+        # Written in this order: the died attempt had pre-committed both.
+        foreach_batch({"orders": (topic.sink(), VALUE), "archive": archive}, log=str(pipeline.log))
+    )
+
+    assert pipeline.archived_ids() == list(range(300))
+    assert topic.shows([str(number) for number in range(300)])
+    assert {sink: len(transactions) for sink, transactions in aborted(events).items()} == {"archive": 1, "orders": 1}
+    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+
+
+@pytest.mark.kafka
+def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topic: Topic) -> None:
+    @F.udf("long")
+    def fails_at_first(number: int) -> int:
+        context = TaskContext.get()
+        assert context is not None
+        if number == 999 and context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails at its last record")
+        return number
+
+    begun = pipeline.folder / "begun"
+
+    class Noting(KafkaSink):
+        def begin(self, transaction_id: Any) -> Any:
+            with begun.open("a") as file:
+                file.write(f"{transaction_id.attempt_number}\n")
+            return super().begin(transaction_id)
+
+    pipeline.add_batch(rows(*range(1000)))
+    pipeline.run(
+        foreach_batch({"orders": (Noting(topic.options), VALUE), "archive": pipeline.files()}, log=str(pipeline.log)),
+        lambda source: source.withColumn("id", fails_at_first("id")),
+    )
+
+    assert begun.read_text().split() == ["0", "1"]  # the first had begun to write
+    assert pipeline.archived_ids() == list(range(1000))
+    assert topic.shows([str(number) for number in range(1000)])
+    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+
+
+@pytest.mark.kafka
+def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_query_writes_it(
+    pipeline: Pipeline, topic: Topic
+) -> None:
+    broken = pipeline.folder / "broken"
+    broken.touch()
+
+    @F.udf("long")
+    def fails_while_broken(number: int) -> int:
+        if number == 999 and broken.exists():
+            raise RuntimeError("the input is broken")
+        return number
+
+    writer = foreach_batch({"orders": (topic.sink(), VALUE), "archive": pipeline.files()}, log=str(pipeline.log))
+    pipeline.add_batch(rows(*range(1000)))
+    with pytest.raises(StreamingQueryException) as failed:
+        pipeline.run(writer, lambda source: source.withColumn("id", fails_while_broken("id")))
+    assert "RoundAborted" in str(failed.value)
+    assert "batch 0, incarnation 1 failed before its decision" in str(failed.value)
+    assert "the input is broken" in str(failed.value)
+    assert (pipeline.archived(), topic.values()) == ([], [])
+    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+
+    broken.unlink()
+    pipeline.run(writer, lambda source: source.withColumn("id", fails_while_broken("id")))
+    assert pipeline.archived_ids() == list(range(1000))
+    assert topic.shows([str(number) for number in range(1000)])
+    assert [entry["incarnation"] for entry in pipeline.entries("decide")] == [2]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("winner", [0, 1])
+def test_of_two_attempts_at_the_same_time_only_the_vote_that_came_back_is_committed(
+    pipeline: Pipeline, topic: Topic, events: list[Event], winner: int
+) -> None:
+    sinks: dict[str, TwoPhaseCommitSink[Any]] = {"orders": topic.sink(), "archive": pipeline.files()}
+
+    def phase_one(round: Round) -> list[Vote]:
+        batch = pa.record_batch({"value": ["only once"]})
+        attempts = [Participant(sinks, round, 0, number, 40 + number) for number in (0, 1)]
+        for attempt in attempts:
+            for name in sinks:
+                attempt.write(name, batch)
+        return [[attempt.pre_commit() for attempt in attempts][winner]]
+
+    with Coordinator(sinks, str(pipeline.log), "query") as coordinator:
+        coordinator.run(0, phase_one)
+
+    assert pipeline.archived() == [{"value": "only once"}]
+    assert topic.shows(["only once"])
+    assert {sink: len(transactions) for sink, transactions in aborted(events).items()} == {"archive": 1, "orders": 1}
+    assert (pipeline.staged(), topic.ongoing()) == ([], [])

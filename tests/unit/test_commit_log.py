@@ -1,0 +1,430 @@
+"""The commit log on its stores: fencing, lost replies, zombies and pruning."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from twopc import Committable, Round
+from twopc.commit_log import ENTRIES_KEPT, CommitLog, Decision, opened, read_tail, serialise
+from twopc.errors import CorruptLog, Fenced, InDoubt, LogMismatch
+from twopc.log_store import LogStore, open_store
+
+
+def decision(batch_id: int, incarnation: int = 1) -> Decision:
+    return Decision(Round(incarnation, batch_id), {"a": (Committable(f"t{batch_id}", {}, 1),)})
+
+
+@pytest.fixture
+def memory() -> LogStore:
+    return open_store(f"memory://{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, memory: LogStore) -> LogStore:
+    return memory if request.param == "memory" else open_store(f"{tmp_path}/log")
+
+
+@dataclass
+class Faults:
+    """A store on which something happens before or after the effect of the next calls of an operation."""
+
+    behind: LogStore
+    before: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
+    after: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    url: str = "faults://log"
+
+    def _at(self, plan: dict[str, list[Callable[[], None]]], operation: str) -> None:
+        if plan.get(operation):
+            plan[operation].pop(0)()
+
+    def slots(self) -> list[int]:
+        self.calls.append("slots")
+        self._at(self.before, "slots")
+        found = self.behind.slots()
+        self._at(self.after, "slots")
+        return found
+
+    def read(self, slot: int) -> bytes:
+        self.calls.append(f"read {slot}")
+        self._at(self.before, "read")
+        data = self.behind.read(slot)
+        self._at(self.after, "read")
+        return data
+
+    def put_if_absent(self, slot: int, data: bytes) -> None:
+        self.calls.append(f"put {slot}")
+        self._at(self.before, "put")
+        self.behind.put_if_absent(slot, data)
+        self._at(self.after, "put")
+
+    def delete(self, slot: int) -> None:
+        self.calls.append(f"delete {slot}")
+        self._at(self.before, "delete")
+        self.behind.delete(slot)
+        self._at(self.after, "delete")
+
+
+def times_out() -> None:
+    raise TimeoutError("no reply")
+
+
+class ClientError(Exception):
+    """Clients of object stores raise errors that are no OSError."""
+
+
+def client_fails() -> None:
+    raise ClientError("no reply")
+
+
+# The order of entries. --------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_opened_decided_and_closed_in_ascending_slots(store: LogStore) -> None:
+    log = CommitLog.open(store, "query")
+    log.decide(decision(0), None)
+    log.decide(decision(1), 0)
+    log.close()
+    assert store.slots() == [0, 1, 2, 3]
+    assert read_tail(store) == (3, log.tail)
+
+
+def test_a_new_incarnation_finds_what_the_last_one_decided(store: LogStore) -> None:
+    CommitLog.open(store, "query").decide(decision(0), None)
+    log = CommitLog.open(store, "query")
+    assert (log.incarnation, log.tail.decided, log.tail.unresolved) == (2, 0, (decision(0),))
+
+
+def test_a_log_of_another_query_is_refused_and_unchanged(store: LogStore) -> None:
+    CommitLog.open(store, "theirs")
+    with pytest.raises(LogMismatch):
+        CommitLog.open(store, "ours")
+    assert store.slots() == [0]
+
+
+def test_a_corrupt_tail_is_refused_and_unchanged(store: LogStore) -> None:
+    CommitLog.open(store, "query")
+    store.put_if_absent(1, b"{}")
+    with pytest.raises(CorruptLog, match="00000000000000000001.json"):
+        CommitLog.open(store, "query")
+    assert store.slots() == [0, 1]
+
+
+def test_a_tail_pruned_between_listing_and_reading_is_looked_for_again(memory: LogStore) -> None:
+    log = CommitLog.open(memory, "query")
+    log.decide(decision(0), None)
+    faults = Faults(memory, after={"slots": [lambda: log.decide(decision(1), 0), lambda: None]})
+    faults.before["read"] = [lambda: memory.delete(1)]
+    assert read_tail(faults) == (2, log.tail)
+
+
+# Two coordinators. ------------------------------------------------------------------------------------------------
+
+
+def test_the_older_of_two_is_fenced_at_decide_at_close_and_at_verify(store: LogStore) -> None:
+    older = CommitLog.open(store, "query")
+    older.verify()
+    newer = CommitLog.open(store, "query")
+    before = store.slots()
+    with pytest.raises(Fenced, match=r"incarnation 1 of query query"):
+        older.decide(decision(0), None)
+    with pytest.raises(Fenced):
+        older.close()
+    with pytest.raises(Fenced):
+        older.verify()
+    assert store.slots() == before
+    assert older.tail.decided is None
+    newer.verify()
+    newer.decide(decision(0, 2), None)
+
+
+def test_the_older_of_two_stays_fenced_after_the_newer_one_has_stopped(store: LogStore) -> None:
+    older = CommitLog.open(store, "query")
+    CommitLog.open(store, "query").close()
+    with pytest.raises(Fenced):
+        older.verify()
+    with pytest.raises(Fenced):
+        older.decide(decision(0), None)
+
+
+def test_a_log_that_was_deleted_fences_who_used_it(store: LogStore) -> None:
+    log = CommitLog.open(store, "query")
+    store.delete(0)
+    with pytest.raises(Fenced):
+        log.verify()
+
+
+def test_of_many_that_open_at_once_each_has_its_own_incarnation_and_only_the_newest_decides(tmp_path: Path) -> None:
+    store = open_store(f"{tmp_path}/log")
+    many = 12
+    barrier = threading.Barrier(many)
+
+    def open_log() -> CommitLog:
+        barrier.wait()
+        return CommitLog.open(store, "query")
+
+    with ThreadPoolExecutor(many) as pool:
+        logs = [opening.result() for opening in [pool.submit(open_log) for _ in range(many)]]
+    assert len({log.incarnation for log in logs}) == many
+    assert len({log.tail.log_id for log in logs}) == 1
+    newest = max(logs, key=lambda log: log.incarnation)
+    for log in logs:
+        if log is not newest:
+            with pytest.raises(Fenced):
+                log.decide(decision(0), None)
+    newest.decide(decision(0), None)
+    assert read_tail(store) == (newest._slot, newest.tail)
+
+
+def test_who_loses_the_race_for_a_slot_opens_behind_the_winner(memory: LogStore) -> None:
+    winners: list[CommitLog] = []
+    faults = Faults(memory, before={"put": [lambda: winners.append(CommitLog.open(memory, "query"))]})
+    log = CommitLog.open(faults, "query")
+    assert (winners[0].incarnation, log.incarnation) == (1, 2)
+    assert log.tail.log_id == winners[0].tail.log_id
+
+
+# An append without a reply. ---------------------------------------------------------------------------------------
+
+
+def test_a_reply_lost_after_the_effect_is_settled_as_a_success(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.after["put"] = [times_out]
+    log.decide(decision(0), None)
+    assert read_tail(memory) == (1, log.tail)
+    assert log.tail.decided == 0
+
+
+def test_a_request_lost_before_the_effect_is_repeated(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["put"] = [times_out]
+    log.decide(decision(0), None)
+    assert read_tail(memory) == (1, log.tail)
+
+
+def test_an_open_without_a_reply_is_settled_in_the_same_way(memory: LogStore) -> None:
+    log = CommitLog.open(Faults(memory, after={"put": [times_out]}), "query")
+    assert (log.incarnation, memory.slots()) == (1, [0])
+    log = CommitLog.open(Faults(memory, before={"put": [times_out]}), "query")
+    assert (log.incarnation, memory.slots()) == (2, [0, 1])
+
+
+def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["put"] = [times_out, times_out]
+    with pytest.raises(InDoubt, match=r"00000000000000000001\.json \(TimeoutError: no reply\).*Start again"):
+        log.decide(decision(0), None)
+    assert faults.calls.count("put 1") == 2
+    assert memory.slots() == [0]
+
+
+def test_a_lost_reply_and_a_lost_request_are_in_doubt_though_the_entry_is_there(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["put"] = [lambda: None, times_out]
+    faults.after["put"] = [times_out]
+    with pytest.raises(InDoubt):
+        log.decide(decision(0), None)
+    assert CommitLog.open(memory, "query").tail.decided == 0
+
+
+@pytest.mark.parametrize("fails", [times_out, client_fails])
+def test_an_entry_that_is_put_and_cannot_be_read_back_is_in_doubt(memory: LogStore, fails: Callable[[], None]) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.after["put"] = [times_out]
+    faults.before["read"] = [fails]
+    with pytest.raises(InDoubt):
+        log.decide(decision(0), None)
+
+
+@pytest.mark.parametrize("fails", [times_out, client_fails])
+def test_an_append_whose_place_cannot_be_checked_is_in_doubt(memory: LogStore, fails: Callable[[], None]) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["read"] = [fails]
+    with pytest.raises(InDoubt):
+        log.decide(decision(0), None)
+
+
+@pytest.mark.parametrize("fails", [times_out, client_fails])
+def test_a_first_entry_whose_place_cannot_be_checked_is_in_doubt(memory: LogStore, fails: Callable[[], None]) -> None:
+    faults = Faults(memory, before={"slots": [lambda: None, fails]})
+    with pytest.raises(InDoubt):
+        CommitLog.open(faults, "query")
+
+
+def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced_not_in_doubt(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+
+    def newer_opens() -> None:
+        CommitLog.open(memory, "query")
+        times_out()
+
+    faults.before["put"] = [newer_opens]
+    with pytest.raises(Fenced):
+        log.decide(decision(0), None)
+    assert CommitLog.open(memory, "query").tail.decided is None
+
+
+def test_a_request_in_doubt_that_lands_late_has_no_effect_once_a_newer_one_has_opened(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["put"] = [times_out, times_out]
+    with pytest.raises(InDoubt):
+        log.decide(decision(0), None)
+    newer = CommitLog.open(memory, "query")
+    with pytest.raises(FileExistsError):
+        memory.put_if_absent(1, b"the request that was delayed")
+    newer.verify()
+
+
+# A zombie that sleeps on a slot. ----------------------------------------------------------------------------------
+
+
+def run_until_pruned(store: LogStore, slot: int) -> CommitLog:
+    log = CommitLog.open(store, "query")
+    batch = 0 if log.tail.decided is None else log.tail.decided + 1
+    while store.slots()[0] <= slot:
+        log.decide(decision(batch, log.incarnation), batch - 1)
+        batch += 1
+    return log
+
+
+def test_a_zombie_that_slept_on_slot_0_has_not_opened(memory: LogStore) -> None:
+    newer: list[CommitLog] = []
+    zombie = Faults(memory, before={"put": [lambda: newer.append(run_until_pruned(memory, 0))]})
+    log = CommitLog.open(zombie, "query")
+    assert zombie.calls.count("put 0") == 1
+    assert log.incarnation == newer[0].incarnation + 1
+    assert log.tail.log_id == newer[0].tail.log_id
+    assert read_tail(memory) == (log._slot, log.tail)
+
+
+@pytest.mark.parametrize("operation", ["decide", "close"])
+@pytest.mark.parametrize("slot", [1, 2, ENTRIES_KEPT - 1, ENTRIES_KEPT])
+def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(
+    memory: LogStore, slot: int, operation: str
+) -> None:
+    zombie = CommitLog.open(memory, "query")
+    for batch in range(slot - 1):
+        zombie.decide(decision(batch), batch - 1)
+    newer = run_until_pruned(memory, slot)
+    with pytest.raises(Fenced):
+        zombie.decide(decision(slot - 1), None) if operation == "decide" else zombie.close()
+    assert zombie._slot == slot - 1
+    newer.verify()
+    assert read_tail(memory) == (newer._slot, newer.tail)
+
+
+def test_a_zombie_is_not_fooled_by_another_that_refilled_the_slot_before_it(memory: LogStore) -> None:
+    first = CommitLog.open(memory, "query")  # sleeps on slot 1
+    run_until_pruned(memory, 1)
+    memory.put_if_absent(0, serialise(opened(None, "query")))  # another zombie, which slept on slot 0
+    with pytest.raises(Fenced):
+        first.decide(decision(0), None)
+    assert first.tail.decided is None
+
+
+def test_a_zombie_that_opens_on_a_pruned_slot_opens_again_behind_the_tail(memory: LogStore) -> None:
+    CommitLog.open(memory, "query")
+    newer: list[CommitLog] = []
+    zombie = Faults(memory, before={"put": [lambda: newer.append(run_until_pruned(memory, 1))]})
+    log = CommitLog.open(zombie, "query")
+    assert log.incarnation == newer[0].incarnation + 1
+    assert log.tail.decided == newer[0].tail.decided
+
+
+def test_a_slot_pruned_while_the_zombie_writes_is_noticed_because_it_looks_afterwards(memory: LogStore) -> None:
+    older = Faults(memory)
+    zombie = CommitLog.open(older, "query")
+    older.before["put"] = [lambda: (run_until_pruned(memory, 1), None)[1]]
+    with pytest.raises(Fenced):
+        zombie.decide(decision(0), None)
+    assert older.calls[-2:] == ["put 1", "read 0"]
+
+
+def test_what_a_zombie_left_in_a_pruned_slot_misleads_nobody(memory: LogStore) -> None:
+    zombie = CommitLog.open(memory, "query")
+    newer = run_until_pruned(memory, 1)
+    with pytest.raises(Fenced):
+        zombie.decide(decision(0), None)
+    log = CommitLog.open(memory, "query")
+    assert log.tail.decided == newer.tail.decided
+
+
+# Pruning. ---------------------------------------------------------------------------------------------------------
+
+
+def test_pruning_keeps_the_tail_and_what_people_may_want_to_read_behind_it(store: LogStore) -> None:
+    log = CommitLog.open(store, "query")
+    for batch in range(5 * ENTRIES_KEPT):
+        log.decide(decision(batch), batch - 1)
+        slots = store.slots()
+        assert slots[-1] == log._slot
+        assert log._slot - 1 in slots
+        assert slots == list(range(slots[0], slots[-1] + 1))
+        assert min(log._slot + 1, ENTRIES_KEPT) <= len(slots) <= 2 * ENTRIES_KEPT
+
+
+def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(memory: LogStore) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    for batch in range(2 * ENTRIES_KEPT - 1):
+        log.decide(decision(batch), batch - 1)
+    faults.before["delete"] = [lambda: None, lambda: None, times_out]
+    log.decide(decision(2 * ENTRIES_KEPT - 1), None)
+    assert [call for call in faults.calls if call.startswith("delete")] == ["delete 0", "delete 1", "delete 2"]
+    assert memory.slots()[0] == 2
+
+
+@pytest.mark.parametrize("operation", ["slots", "delete"])
+@pytest.mark.parametrize("fails", [times_out, client_fails])
+def test_a_prune_that_fails_does_not_disturb_the_decision(
+    memory: LogStore, operation: str, fails: Callable[[], None]
+) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    for batch in range(2 * ENTRIES_KEPT - 1):
+        log.decide(decision(batch), batch - 1)
+    faults.before[operation] = [fails]
+    log.decide(decision(2 * ENTRIES_KEPT - 1), None)
+    assert read_tail(memory) == (2 * ENTRIES_KEPT, log.tail)
+
+
+@pytest.mark.parametrize("batches", [0, 1, 2, 6, 30])
+def test_a_log_of_short_runs_does_not_grow_without_bound(memory: LogStore, batches: int) -> None:
+    """An availableNow query that writes a few batches a run: whatever their number, something prunes."""
+    batch = 0
+    for _ in range(6 * ENTRIES_KEPT):
+        log = CommitLog.open(memory, "query")
+        for _ in range(batches):
+            log.decide(decision(batch), batch - 1)
+            batch += 1
+        log.close()
+        if batch > 6 * ENTRIES_KEPT:
+            break
+    assert len(memory.slots()) <= 2 * ENTRIES_KEPT + 1
+
+
+def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    log = CommitLog.open(open_store(f"{tmp_path}/log"), "query")
+    steps: list[str] = []
+    fsync, link = os.fsync, os.link
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (fsync(descriptor), steps.append("fsync"))[1])
+    monkeypatch.setattr(os, "link", lambda *paths: (link(*paths), steps.append("link"))[1])
+    log.decide(decision(0), None)
+    assert steps[-3:] == ["fsync", "link", "fsync"]

@@ -1,0 +1,198 @@
+"""The pure half of the commit log: what the next entry is, and entries as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twopc import Committable, Round
+from twopc.commit_log import Decision, Entry, closed, decided, opened, parse, serialise
+from twopc.errors import CorruptLog, LogMismatch
+
+A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
+B = Committable("t.log.b.1.0.0.0.0", {})
+
+
+def decision(batch_id: int, incarnation: int = 1) -> Decision:
+    return Decision(Round(incarnation, batch_id), {"a": (A,), "b": (B,)})
+
+
+# What the next entry is. ------------------------------------------------------------------------------------------
+
+
+def test_a_new_log_starts_with_incarnation_1_and_nothing_decided() -> None:
+    entry = opened(None, "query")
+    assert (entry.kind, entry.owner, entry.incarnation) == ("open", "query", 1)
+    assert (entry.decided, entry.unresolved, entry.committed_through) == (None, (), None)
+
+
+def test_two_new_logs_have_different_names() -> None:
+    assert opened(None, "query").log_id != opened(None, "query").log_id
+
+
+def test_an_open_entry_carries_forward_what_is_decided_and_unresolved() -> None:
+    first = opened(None, "query")
+    tail = decided(first, decision(0), committed_through=None)
+    reopened = opened(tail, "query")
+    assert (reopened.kind, reopened.incarnation, reopened.log_id) == ("open", 2, first.log_id)
+    assert (reopened.decided, reopened.unresolved) == (0, (decision(0),))
+    assert reopened.committed_through == -1
+
+
+def test_a_decision_forgets_what_is_committed_and_carries_what_is_not() -> None:
+    tail = decided(opened(None, "query"), decision(0), committed_through=None)
+    assert decided(tail, decision(1), committed_through=0).unresolved == (decision(1),)
+    carried = decided(tail, decision(1), committed_through=None)
+    assert (carried.decided, carried.unresolved) == (1, (decision(0), decision(1)))
+    assert carried.committed_through == -1
+
+
+def test_a_clean_stop_leaves_nothing_unresolved_and_remembers_the_decided_batch() -> None:
+    tail = closed(decided(opened(None, "query"), decision(7), committed_through=6))
+    assert (tail.kind, tail.decided, tail.unresolved, tail.committed_through) == ("close", 7, (), 7)
+
+
+def test_every_entry_has_an_id_of_its_own() -> None:
+    first = opened(None, "query")
+    second = decided(first, decision(0), None)
+    assert len({first.entry_id, second.entry_id, closed(second).entry_id, opened(second, "query").entry_id}) == 4
+
+
+def test_a_log_of_another_query_is_refused_naming_both_queries() -> None:
+    with pytest.raises(LogMismatch, match=r"query theirs.*query ours.*Nothing was written"):
+        opened(opened(None, "theirs"), "ours")
+
+
+# Entries as JSON. -------------------------------------------------------------------------------------------------
+
+COUNT = st.integers(0, 2**70)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+COMMITTABLES = st.lists(
+    st.builds(Committable, st.text(), st.dictionaries(st.text(), JSON, max_size=3), st.none() | COUNT), max_size=3
+).map(tuple)
+SINKS = st.dictionaries(st.text(), COMMITTABLES, max_size=3)
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> Entry:
+    """An entry as the functions above build it: unresolved batches ascend, and the newest is the decided one."""
+    batches = sorted(draw(st.sets(COUNT, max_size=3)))
+    unresolved = tuple(Decision(Round(draw(COUNT), batch), draw(SINKS)) for batch in batches)
+    newest = batches[-1] if batches else draw(st.none() | COUNT)
+    kind = draw(st.sampled_from(["open", "decide", "close"])) if not batches else "decide"
+    texts = [draw(st.text(min_size=1)) for _ in range(4)]
+    return Entry(kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**70)), newest, unresolved, texts[3])
+
+
+@given(entries())
+def test_what_is_serialised_is_parsed_to_an_equal_entry(entry: Entry) -> None:
+    assert parse(serialise(entry), "here") == entry
+
+
+def test_a_person_and_a_monitor_can_read_what_is_decided_and_through_which_batch_all_is_committed() -> None:
+    entry = decided(opened(None, "query"), decision(4), committed_through=3)
+    value = json.loads(serialise(entry))
+    assert (value["format"], value["decided"], value["committed_through"], value["owner"]) == (1, 4, 3, "query")
+
+
+ENTRY = decided(opened(None, "query"), decision(0), committed_through=None)
+VALUE: dict[str, Any] = json.loads(serialise(ENTRY))
+
+
+def refused(data: bytes) -> None:
+    with pytest.raises(CorruptLog, match=r"^slot 7 is not an entry .*Nothing was changed"):
+        parse(data, "slot 7")
+
+
+def test_an_entry_truncated_anywhere_is_refused() -> None:
+    whole = serialise(ENTRY)
+    for length in range(len(whole)):
+        refused(whole[:length])
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\x00" * 64, b"\xff\xfe\xfd", b"null", b"[]", b"{}", b"7", b'"open"', b"not json", b"[" * 100_000]
+)
+def test_what_is_no_object_of_ours_is_refused(data: bytes) -> None:
+    refused(data)
+
+
+def test_a_handle_nested_too_deep_is_refused() -> None:
+    whole = serialise(ENTRY)
+    refused(whole.replace(b'"epoch": 3', b'"epoch": ' + b"[" * 100_000 + b"]" * 100_000))
+
+
+@pytest.mark.parametrize("later", [0, 2, 99, "1", None, True, 1.0])
+def test_another_format_is_refused(later: object) -> None:
+    refused(json.dumps(VALUE | {"format": later}).encode())
+
+
+@pytest.mark.parametrize("field", [name for name in VALUE if name != "committed_through"])
+def test_a_missing_field_is_refused(field: str) -> None:
+    refused(json.dumps({name: value for name, value in VALUE.items() if name != field}).encode())
+
+
+@pytest.mark.parametrize("field", ["incarnation", "decided"])
+@pytest.mark.parametrize("wrong", [True, False, -1, 1.5, "1", [], {}])
+def test_what_is_no_count_is_refused(field: str, wrong: object) -> None:
+    refused(json.dumps(VALUE | {field: wrong}).encode())
+
+
+@pytest.mark.parametrize("field", ["kind", "entry_id", "log_id", "owner", "written_at"])
+@pytest.mark.parametrize("wrong", [None, True, 1, [], {}])
+def test_what_is_no_text_is_refused(field: str, wrong: object) -> None:
+    refused(json.dumps(VALUE | {field: wrong}).encode())
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    refused(json.dumps(VALUE | {"kind": "undo"}).encode())
+
+
+@pytest.mark.parametrize("wrong", [None, True, 1, "", "text", {}, {"0": {}}, [None], [[]], ["x"]])
+def test_what_is_no_list_of_decisions_is_refused(wrong: object) -> None:
+    refused(json.dumps(VALUE | {"unresolved": wrong}).encode())
+
+
+@pytest.mark.parametrize("field", ["batch_id", "incarnation"])
+@pytest.mark.parametrize("wrong", [None, True, -1, 1.5, "0", []])
+def test_a_decision_without_a_round_is_refused(field: str, wrong: object) -> None:
+    [unresolved] = VALUE["unresolved"]
+    refused(json.dumps(VALUE | {"unresolved": [unresolved | {field: wrong}]}).encode())
+
+
+@pytest.mark.parametrize("wrong", [None, [], "a", {"a": None}, {"a": {}}, {"a": ""}, {"a": ["x"]}, {"a": [{}]}])
+def test_a_decision_without_committables_by_sink_is_refused(wrong: object) -> None:
+    [unresolved] = VALUE["unresolved"]
+    refused(json.dumps(VALUE | {"unresolved": [unresolved | {"sinks": wrong}]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("transaction_id", None), ("transaction_id", 1), ("handle", None), ("handle", []), ("handle", "x")]
+    + [("records", wrong) for wrong in (True, -1, 1.5, "5", [])],
+)
+def test_a_committable_of_wrong_types_is_refused(field: str, wrong: object) -> None:
+    [unresolved] = VALUE["unresolved"]
+    sinks = {"a": [A.to_json() | {field: wrong}]}
+    refused(json.dumps(VALUE | {"unresolved": [unresolved | {"sinks": sinks}]}).encode())
+
+
+@pytest.mark.parametrize("newest", [None, 1])
+def test_an_unresolved_batch_that_is_not_the_decided_one_is_refused(newest: int | None) -> None:
+    [unresolved] = VALUE["unresolved"]
+    refused(json.dumps(VALUE | {"decided": newest, "unresolved": [unresolved | {"batch_id": 3}]}).encode())
+
+
+def test_unresolved_batches_out_of_order_or_twice_are_refused() -> None:
+    [unresolved] = VALUE["unresolved"]
+    for batches in ((1, 0), (0, 0)):
+        decisions = [unresolved | {"batch_id": batch} for batch in batches]
+        refused(json.dumps(VALUE | {"decided": batches[-1], "unresolved": decisions}).encode())

@@ -1,0 +1,159 @@
+"""The names of transactions."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twopc import Round
+from twopc.errors import ConfigurationError, PoolExhausted
+from twopc.transactional_ids import TransactionalIdPool, TransactionId
+
+NAME = st.from_regex(r"[A-Za-z0-9_-]{1,6}", fullmatch=True)
+PREFIX = st.lists(NAME, min_size=1, max_size=3).map(".".join)
+POOL = st.builds(TransactionalIdPool, PREFIX, NAME, NAME)
+COUNT = st.integers(0, 10**6)
+ROUND = st.builds(Round, COUNT, COUNT)
+ATTEMPT = st.tuples(ROUND, COUNT, COUNT, COUNT)
+
+POOL_OF_A = TransactionalIdPool("twopc", "log", "a")
+
+
+def test_a_name_tells_its_place_and_its_attempt() -> None:
+    name = TransactionalIdPool("team.x", "log", "orders").allocate(Round(11, 6), 5, 1, 2)
+    assert name.exact == "team.x.log.orders.11.6.5.1.2"
+    assert name.pooled == "team.x.log.orders.3.2.5.1.2"
+
+
+@given(POOL, ATTEMPT)
+def test_a_pool_owns_what_it_allocates(pool: TransactionalIdPool, attempt: tuple[Round, int, int, int]) -> None:
+    name = pool.allocate(*attempt)
+    assert pool.owns(name.exact)
+    assert pool.owns(name.pooled)
+    assert (name.prefix, name.log_id, name.sink) == (pool.prefix, pool.log_id, pool.sink)
+    assert (name.round, name.partition, name.stage_attempt, name.task_attempt) == attempt
+
+
+@given(POOL, POOL, ATTEMPT)
+def test_a_pool_owns_nothing_of_another(
+    one: TransactionalIdPool, other: TransactionalIdPool, attempt: tuple[Round, int, int, int]
+) -> None:
+    if one != other:
+        assert not one.owns(other.allocate(*attempt).exact)
+        assert not one.owns(other.allocate(*attempt).pooled)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        TransactionalIdPool("twopc", "log", "ab"),
+        TransactionalIdPool("twopc", "log1", "a"),
+        TransactionalIdPool("twopc1", "log", "a"),
+        TransactionalIdPool("x.twopc", "log", "a"),
+        TransactionalIdPool("twopc.log", "a", "1"),  # the scope of the first is a prefix of its scope
+        TransactionalIdPool("twopc.log", "a", "b"),
+        TransactionalIdPool("twopc", "a", "log"),
+    ],
+)
+def test_sinks_and_logs_whose_names_are_prefixes_of_each_other_own_nothing_of_each_other(
+    other: TransactionalIdPool,
+) -> None:
+    mine, theirs = POOL_OF_A.allocate(Round(1, 2), 3, 4, 5), other.allocate(Round(1, 2), 3, 4, 5)
+    assert POOL_OF_A.owns(mine.exact)
+    assert other.owns(theirs.exact)
+    assert not POOL_OF_A.owns(theirs.exact)
+    assert not other.owns(mine.exact)
+
+
+@pytest.mark.parametrize(
+    "look_alike",
+    [
+        "",
+        "twopc.log.a",
+        "twopc.log.a.",
+        "twopc.log.a.1.2.3.4",
+        "twopc.log.a.1.2.3.4.5.6",
+        "twopc.log.a.1.2.3.4.",
+        "twopc.log.a.1.2.3.4.x",
+        "twopc.log.a.1.2.3.4.-5",
+        "twopc.log.a.1.2.3.4. 5",
+        "twopc.log.a.1.2.3.4.5\n",
+        "twopc.log.a.1.2.3.4.\u0665",  # a digit five, of another script
+        "xtwopc.log.a.1.2.3.4.5",
+        "twopc_log.a.1.2.3.4.5",
+        "TWOPC.log.a.1.2.3.4.5",
+        "1.2.3.4.5",
+    ],
+)
+def test_a_look_alike_is_not_owned(look_alike: str) -> None:
+    assert not POOL_OF_A.owns(look_alike)
+
+
+@pytest.mark.parametrize("bad", ["", ".", "a.b", "a b", "a/b", "a\n", "\u00e4", "a*", ".a", "a."])
+def test_a_name_that_cannot_be_part_of_an_id_is_refused_and_named(bad: str) -> None:
+    for prefix, log_id, sink in ((None, bad, "a"), (None, "log", bad)):
+        with pytest.raises(ConfigurationError, match="can't be part of a transactional id"):
+            TransactionalIdPool(prefix or "twopc", log_id, sink)
+
+
+@pytest.mark.parametrize("bad", ["", ".", "a..b", "a b", ".a", "a.", "a\n"])
+def test_a_prefix_may_have_inner_dots_and_nothing_else(bad: str) -> None:
+    assert TransactionalIdPool("team.x-1.y_2", "log", "a").scope == "team.x-1.y_2.log.a."
+    with pytest.raises(ConfigurationError, match="transactional id prefix"):
+        TransactionalIdPool(bad, "log", "a")
+
+
+def test_the_pool_is_bounded_by_eight_incarnations_and_four_batches() -> None:
+    names = {POOL_OF_A.allocate(Round(i, b), 0, 0, 0).pooled for i in range(100) for b in range(100)}
+    assert len(names) == 8 * 4
+
+
+def test_a_name_comes_back_after_eight_incarnations_or_four_batches_and_no_sooner() -> None:
+    first = POOL_OF_A.allocate(Round(1, 1), 0, 0, 0).pooled
+    assert [i for i in range(2, 18) if POOL_OF_A.allocate(Round(i, 1), 0, 0, 0).pooled == first] == [9, 17]
+    assert [b for b in range(2, 10) if POOL_OF_A.allocate(Round(1, b), 0, 0, 0).pooled == first] == [5, 9]
+
+
+def test_two_attempts_of_one_round_never_share_a_name() -> None:
+    attempts = [(p, s, t) for p in range(12) for s in range(12) for t in range(12)]
+    names = [POOL_OF_A.allocate(Round(1, 1), *attempt) for attempt in attempts]
+    assert len({name.exact for name in names}) == len({name.pooled for name in names}) == len(attempts)
+
+
+@given(ATTEMPT, ATTEMPT)
+def test_two_attempts_never_share_an_exact_name(
+    one: tuple[Round, int, int, int], other: tuple[Round, int, int, int]
+) -> None:
+    same = POOL_OF_A.allocate(*one).exact == POOL_OF_A.allocate(*other).exact
+    assert same == (one == other)
+
+
+def test_a_round_is_not_the_sum_of_its_numbers() -> None:
+    names = {POOL_OF_A.allocate(Round(i, 7 - i), 0, 0, 0).pooled for i in range(4)}
+    assert len(names) == 4
+
+
+def test_a_round_that_would_reuse_an_id_in_doubt_is_refused() -> None:
+    held = POOL_OF_A.allocate(Round(1, 2), 7, 0, 0).pooled
+    with pytest.raises(PoolExhausted, match=r"batch 6, incarnation 9 of sink 'a'.*twopc\.log\.a\.1\.2\.7\.0\.0"):
+        POOL_OF_A.reserve(Round(9, 6), [held])
+    for free in (Round(9, 7), Round(10, 6), Round(2, 1)):
+        POOL_OF_A.reserve(free, [held])
+
+
+def test_a_round_is_not_refused_for_what_only_looks_like_its_slot() -> None:
+    others = [
+        POOL_OF_A.allocate(Round(1, 2), 0, 0, 0).pooled,
+        "twopc.log.a.10.1.0.0.0",
+        "twopc.log.a.1.10.0.0.0",
+        "twopc.log.ab.1.1.0.0.0",
+    ]
+    POOL_OF_A.reserve(Round(1, 1), others)
+
+
+def test_the_pool_travels_to_a_participant() -> None:
+    assert pickle.loads(pickle.dumps(POOL_OF_A)) == POOL_OF_A  # noqa: S301  # our own bytes
+    assert isinstance(POOL_OF_A.allocate(Round(1, 1), 0, 0, 0), TransactionId)
