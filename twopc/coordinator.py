@@ -99,6 +99,7 @@ class Coordinator:
         """Stop cleanly: nothing is in doubt, and the log says so. A closed coordinator may run again."""
         if self._phase is Phase.IDLE:
             self._enter(Phase.CLOSED)
+            self._sweep(recovered=False)  # a lost attempt may have begun after the last batch's sweep
             self._log.close()
         for sink in self._sinks.values():
             sink.close()
@@ -283,7 +284,7 @@ def _until_answered(what: str, call: Callable[..., None], *arguments: object) ->
 
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Retriable),
-        wait=tenacity.wait_exponential_jitter(initial=0.01, max=5, jitter=0.01),
+        wait=tenacity.wait_exponential(multiplier=0.01, max=5) + tenacity.wait_random(0, 0.01),
         stop=tenacity.stop_never,
         before_sleep=tell,
     )

@@ -16,8 +16,7 @@ from twopc.sink import TwoPhaseCommitSink
 
 logger = logging.getLogger(__name__)
 
-_observers = pluggy.PluginManager(hookspecs.PROJECT)
-_observers.add_hookspecs(hookspecs)
+_observers: list[tuple[object, pluggy.PluginManager]] = []  # each has a manager, so that none can silence another
 
 
 def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
@@ -32,8 +31,7 @@ def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[
 def sink_class(backend: str) -> type[TwoPhaseCommitSink[Any]]:
     """The sink class of a backend. Raises like ``create_sink``."""
     entry_point = _find(backend)
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
+    manager = _manager()
     try:
         manager.register(entry_point.load(), name=backend)
         found: type[TwoPhaseCommitSink[Any]] | None = manager.hook.twopc_sink()
@@ -73,17 +71,26 @@ def _origin(entry_point: EntryPoint) -> str:
 
 def register_observer(observer: object) -> None:
     """Have ``observer``'s implementation of the hook ``twopc_event`` called for every event in this process."""
-    _observers.register(observer)
+    manager = _manager()
+    manager.register(observer)
+    _observers.append((observer, manager))
 
 
 def unregister_observer(observer: object) -> None:
     """Undo ``register_observer``."""
-    _observers.unregister(observer)
+    _observers[:] = [entry for entry in _observers if entry[0] is not observer]
 
 
 def notify(event: Event) -> None:
     """Tell every observer. What an observer raises is logged: it must not decide what becomes of a batch."""
-    try:
-        _observers.hook.twopc_event(event=event)
-    except Exception:
-        logger.exception("an observer failed on %s", event)
+    for observer, manager in tuple(_observers):
+        try:
+            manager.hook.twopc_event(event=event)
+        except Exception:
+            logger.exception("observer %r failed on %s", observer, event)
+
+
+def _manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    return manager

@@ -9,6 +9,7 @@ into a ``Transaction`` or is made where it is used.
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -20,6 +21,7 @@ from twopc.transactional_ids import TransactionalIdPool, TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 TransactionT = TypeVar("TransactionT", bound=Transaction)
 
@@ -33,6 +35,9 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     prefix: str = "twopc"
     """What the names of all its transactions start with; grant rights on it where the target has access control."""
+
+    pending: PendingTransactions
+    _transactional_ids: TransactionalIdPool
 
     @abstractmethod
     def begin(self, transaction_id: TransactionId) -> TransactionT:
@@ -98,9 +103,25 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     # What every sink shares. ------------------------------------------------------------------------------------
 
     def bind(self, name: str, log_id: str) -> None:
-        """Tie the sink to its name in one log. Called by the coordinator when it opens the log."""
-        self._transactional_ids = TransactionalIdPool(self.prefix, log_id, name)
+        """Tie the sink to its name in one log. Called by the coordinator when it opens the log.
+
+        Raises:
+            ConfigurationError: it is tied to another already, whose transactions it would take for its own.
+        """
+        pool = TransactionalIdPool(self.prefix, log_id, name)
+        if getattr(self, "_transactional_ids", pool) != pool:
+            raise ConfigurationError(
+                f"one {type(self).__name__} is used as {self._transactional_ids.scope!r} and as {pool.scope!r}:"
+                " make a sink for each name and for each query"
+            )
+        self._transactional_ids = pool
         self.pending = PendingTransactions()
+
+    def unbound(self) -> Self:
+        """A copy that is tied to no log."""
+        twin = copy.copy(self)
+        twin.__dict__.pop("_transactional_ids", None)
+        return twin
 
     @property
     def transactional_ids(self) -> TransactionalIdPool:

@@ -43,18 +43,18 @@ def java_home() -> str:
 
 @pytest.fixture(scope="session")
 def spark(java_home: str) -> Iterator[SparkSession]:
-    """One session for all tests. A task is tried four times, as on a cluster."""
+    """One session for all tests. A task is tried twice: master ``local`` alone would not try again."""
     from pyspark.sql import SparkSession
 
     assert java_home
     session = (
-        SparkSession.builder.master("local[2,4]")
+        SparkSession.builder.master("local[2,2]")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         # Several record batches a task, so that a transaction is begun before the last record is read.
         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")
@@ -68,6 +68,10 @@ class Pipeline:
 
     spark: SparkSession
     folder: Path
+
+    def beside(self, name: str) -> Pipeline:
+        """Another one, which shares the session."""
+        return Pipeline(self.spark, self.folder / name)
 
     @property
     def log(self) -> Path:
@@ -129,7 +133,7 @@ class Pipeline:
 
     def staged(self) -> list[str]:
         staging = self.folder / "archive" / "_twopc"
-        return sorted(os.listdir(staging)) if staging.exists() else []
+        return sorted(file.name for file in staging.iterdir()) if staging.exists() else []
 
     def entries(self, kind: str) -> Rows:
         """The entries of the commit log, oldest first."""

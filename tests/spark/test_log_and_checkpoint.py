@@ -50,10 +50,10 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
     assert pipeline.staged() == []
 
 
-def test_the_log_of_another_query_is_refused(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     pipeline.run(writer(pipeline))
-    other = type(pipeline)(pipeline.spark, tmp_path_factory.mktemp("other"))
+    other = pipeline.beside("other")
     other.add_batch(rows(2))
 
     said = refusal(other, foreach_batch(other.files(), log=str(pipeline.log)))

@@ -14,7 +14,7 @@ from twopc.transactional_ids import TransactionalIdPool, TransactionId
 
 NAME = st.from_regex(r"[A-Za-z0-9_-]{1,6}", fullmatch=True)
 PREFIX = st.lists(NAME, min_size=1, max_size=3).map(".".join)
-POOL = st.builds(TransactionalIdPool, PREFIX, NAME, NAME)
+POOL = st.builds(TransactionalIdPool, PREFIX, NAME, NAME.filter(lambda name: not name.isdecimal()))
 COUNT = st.integers(0, 10**6)
 ROUND = st.builds(Round, COUNT, COUNT)
 ATTEMPT = st.tuples(ROUND, COUNT, COUNT, COUNT)
@@ -25,7 +25,7 @@ POOL_OF_A = TransactionalIdPool("twopc", "log", "a")
 def test_a_name_tells_its_place_and_its_attempt() -> None:
     name = TransactionalIdPool("team.x", "log", "orders").allocate(Round(11, 6), 5, 1, 2)
     assert name.exact == "team.x.log.orders.11.6.5.1.2"
-    assert name.pooled == "team.x.log.orders.3.2.5.1.2"
+    assert name.pooled == "team.x.log.orders.3.2.5.1"
 
 
 @given(POOL, ATTEMPT)
@@ -34,7 +34,7 @@ def test_a_pool_owns_what_it_allocates(pool: TransactionalIdPool, attempt: tuple
     assert pool.owns(name.exact)
     assert pool.owns(name.pooled)
     assert (name.prefix, name.log_id, name.sink) == (pool.prefix, pool.log_id, pool.sink)
-    assert (name.round, name.partition, name.stage_attempt, name.task_attempt) == attempt
+    assert (name.round, name.partition, name.attempt_number, name.task_attempt_id) == attempt
 
 
 @given(POOL, POOL, ATTEMPT)
@@ -53,8 +53,9 @@ def test_a_pool_owns_nothing_of_another(
         TransactionalIdPool("twopc", "log1", "a"),
         TransactionalIdPool("twopc1", "log", "a"),
         TransactionalIdPool("x.twopc", "log", "a"),
-        TransactionalIdPool("twopc.log", "a", "1"),  # the scope of the first is a prefix of its scope
-        TransactionalIdPool("twopc.log", "a", "b"),
+        TransactionalIdPool("twopc.log", "a", "b"),  # the scope of the first is a prefix of its scope
+        TransactionalIdPool("twopc.log.a.1", "2", "b"),
+        TransactionalIdPool("twopc.log.a", "1", "2-"),
         TransactionalIdPool("twopc", "a", "log"),
     ],
 )
@@ -74,7 +75,7 @@ def test_sinks_and_logs_whose_names_are_prefixes_of_each_other_own_nothing_of_ea
         "",
         "twopc.log.a",
         "twopc.log.a.",
-        "twopc.log.a.1.2.3.4",
+        "twopc.log.a.1.2.3",
         "twopc.log.a.1.2.3.4.5.6",
         "twopc.log.a.1.2.3.4.",
         "twopc.log.a.1.2.3.4.x",
@@ -99,6 +100,13 @@ def test_a_name_that_cannot_be_part_of_an_id_is_refused_and_named(bad: str) -> N
             TransactionalIdPool(prefix or "twopc", log_id, sink)
 
 
+@pytest.mark.parametrize("bad", ["0", "17"])
+def test_a_sink_named_by_a_number_is_refused_because_its_ids_would_have_two_readings(bad: str) -> None:
+    with pytest.raises(ConfigurationError, match="digits alone"):
+        TransactionalIdPool("twopc", "log", bad)
+    assert TransactionalIdPool("1", "2", "3rd").owns("1.2.3rd.1.2.3.4")
+
+
 @pytest.mark.parametrize("bad", ["", ".", "a..b", "a b", ".a", "a.", "a\n"])
 def test_a_prefix_may_have_inner_dots_and_nothing_else(bad: str) -> None:
     assert TransactionalIdPool("team.x-1.y_2", "log", "a").scope == "team.x-1.y_2.log.a."
@@ -118,9 +126,15 @@ def test_a_name_comes_back_after_eight_incarnations_or_four_batches_and_no_soone
 
 
 def test_two_attempts_of_one_round_never_share_a_name() -> None:
-    attempts = [(p, s, t) for p in range(12) for s in range(12) for t in range(12)]
-    names = [POOL_OF_A.allocate(Round(1, 1), *attempt) for attempt in attempts]
-    assert len({name.exact for name in names}) == len({name.pooled for name in names}) == len(attempts)
+    attempts = [(partition, number) for partition in range(112) for number in range(112)]
+    names = [POOL_OF_A.allocate(Round(1, 1), *attempt, task_attempt_id=k) for k, attempt in enumerate(attempts)]
+    assert len({name.pooled for name in names}) == len({name.exact for name in names}) == len(attempts)
+
+
+def test_a_retry_of_a_whole_stage_shares_the_pooled_name_and_never_the_exact_one() -> None:
+    first, retry = (POOL_OF_A.allocate(Round(1, 1), 5, 0, task_attempt_id) for task_attempt_id in (5, 205))
+    assert first.pooled == retry.pooled
+    assert first.exact != retry.exact
 
 
 @given(ATTEMPT, ATTEMPT)
@@ -138,7 +152,7 @@ def test_a_round_is_not_the_sum_of_its_numbers() -> None:
 
 def test_a_round_that_would_reuse_an_id_in_doubt_is_refused() -> None:
     held = POOL_OF_A.allocate(Round(1, 2), 7, 0, 0).pooled
-    with pytest.raises(PoolExhausted, match=r"batch 6, incarnation 9 of sink 'a'.*twopc\.log\.a\.1\.2\.7\.0\.0"):
+    with pytest.raises(PoolExhausted, match=r"batch 6, incarnation 9 of sink 'a'.*twopc\.log\.a\.1\.2\.7\.0"):
         POOL_OF_A.reserve(Round(9, 6), [held])
     for free in (Round(9, 7), Round(10, 6), Round(2, 1)):
         POOL_OF_A.reserve(free, [held])
@@ -147,9 +161,9 @@ def test_a_round_that_would_reuse_an_id_in_doubt_is_refused() -> None:
 def test_a_round_is_not_refused_for_what_only_looks_like_its_slot() -> None:
     others = [
         POOL_OF_A.allocate(Round(1, 2), 0, 0, 0).pooled,
-        "twopc.log.a.10.1.0.0.0",
-        "twopc.log.a.1.10.0.0.0",
-        "twopc.log.ab.1.1.0.0.0",
+        "twopc.log.a.10.1.0.0",
+        "twopc.log.a.1.10.0.0",
+        "twopc.log.ab.1.1.0.0",
     ]
     POOL_OF_A.reserve(Round(1, 1), others)
 

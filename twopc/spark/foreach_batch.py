@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -57,9 +56,9 @@ def _target(target: Target) -> _Target:
         raise ConfigurationError(f"{sink!r} is no sink: make one with twopc.create_sink, or subclass one")
     if isinstance(columns, str):
         raise ConfigurationError(f"the columns of a sink are a list of SQL expressions, not the text {columns!r}")
-    # A sink is bound to one name in one log. A caller's object may be used for two names, or in two queries, and each
-    # would then sweep away what the other has open. Sinks can be pickled, so a shallow copy shares nothing live.
-    return _Target(copy.copy(sink), tuple(columns))
+    # A caller's sink may serve under two names or in two queries, which would sweep away each other's transactions if
+    # they shared its binding. Sinks can be pickled, so a shallow copy shares nothing live.
+    return _Target(sink.unbound(), tuple(columns))
 
 
 class ForeachBatch:

@@ -95,8 +95,8 @@ def run(settings: Settings, records: int, chance: random.Random, started: float)
         parquet=Visible.compare(parquet, sent),
         baseline=Visible.compare(baseline, sent),
         kills=kills,
-        recovered_commits=count_recovered(events, "TransactionCommitted"),
-        recovered_aborts=count_recovered(events, "TransactionAborted"),
+        recovered_commits=recovered(events, "TransactionCommitted"),
+        recovered_aborts=recovered(events, "TransactionAborted"),
         protocol_ms=protocol_ms,
         protocol_transactions=transactions,
         seconds=time.monotonic() - started,
@@ -210,9 +210,16 @@ def read_events(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
 
 
-def count_recovered(events: list[dict[str, object]], kind: str) -> int:
-    """How many transactions a restarted driver had to commit or abort."""
-    return sum(event["event"] == kind and event["recovered"] is True for event in events)
+def recovered(events: list[dict[str, object]], kind: str) -> int:
+    """How many transactions a restarted driver had to end. A recovery also repeats commits of which only the word is
+    missing in the log; those that the driver before had carried out are not counted."""
+
+    def of(event: dict[str, object]) -> str:
+        return json.dumps(event["committable"], sort_keys=True)
+
+    ended = [event for event in events if event["event"] == kind]
+    before = {of(event) for event in ended if not event["recovered"]}
+    return len({of(event) for event in ended if event["recovered"]} - before)
 
 
 def progress_bar() -> Progress:

@@ -95,7 +95,7 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
     """The batch as positional arguments of ``confluent_kafka.Producer.produce``, a record each.
 
     Raises:
-        RoundAborted: a record has no topic.
+        RoundAborted: a record has no topic, or a header no key.
     """
     present = set(batch.schema.names)
     columns: list[Iterable[Any]] = [
@@ -106,7 +106,8 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
     if present & {"partition", "headers", "timestamp"}:  # each column costs time on every record
         columns += [
             _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
-            repeat(None),  # no delivery callback of its own
+            repeat(None),  # no delivery callback of its own,
+            repeat(None),  # by neither of its two names
             _or(_epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
@@ -134,5 +135,10 @@ def _epoch_ms(column: pa.Array) -> pa.Array:
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:
-    for headers in column.to_pylist():
+    for position, headers in enumerate(column.to_pylist()):
+        if headers is not None and any(header is None or header["key"] is None for header in headers):
+            raise RoundAborted(
+                f"record {position} of a batch has a header without a key in column 'headers', which Kafka does not"
+                " allow. Filter such headers."
+            )
         yield None if headers is None else [(header["key"], header["value"]) for header in headers]

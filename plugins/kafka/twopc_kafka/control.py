@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
@@ -28,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 15_000
 """How long the first connection may take before 'bootstrap.servers' is taken to be wrong."""
+
+RECONNECT_BACKOFF_MAX_MS = 1_000
+"""A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
 
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
@@ -44,7 +49,10 @@ class Control:
         self._net = NetworkSelector(**properties)
         self._net.start()
         self._manager = KafkaConnectionManager(
-            self._net, **{"max_in_flight_requests_per_connection": 1000, **properties}
+            self._net,
+            max_in_flight_requests_per_connection=1000,
+            reconnect_backoff_max_ms=RECONNECT_BACKOFF_MAX_MS,
+            **properties,
         )
         self._coordinators: dict[str, int] = {}
         try:
@@ -65,7 +73,7 @@ class Control:
     # What is asked. ---------------------------------------------------------------------------------------------
 
     def unknown_topics(self, topics: Iterable[str]) -> list[str]:
-        """Those of ``topics`` that do not exist. Asking creates none."""
+        """Those of ``topics`` that do not exist, or could not by their name. Asking creates none."""
         return self._run(self._unknown_topics, list(topics))
 
     @functools.cached_property
@@ -98,6 +106,8 @@ class Control:
         except kafka.errors.UnsupportedVersionError as error:
             raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
         except (kafka.errors.KafkaError, OSError) as error:
+            # A broker that is gone coordinates nothing any more: the next call asks anew who does.
+            self._coordinators.clear()
             raise Retriable(f"the cluster did not answer: {type(error).__name__}: {error}") from error
 
     # How. -------------------------------------------------------------------------------------------------------
@@ -105,8 +115,14 @@ class Control:
     async def _unknown_topics(self, topics: list[str]) -> list[str]:
         wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
         response = await self._manager.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
-        missing = kafka.errors.UnknownTopicOrPartitionError.errno
-        return [topic.name for topic in response.topics if topic.error_code == missing]
+        missing = []
+        for topic in response.topics:
+            error = kafka.errors.for_code(topic.error_code)
+            if error in (kafka.errors.UnknownTopicOrPartitionError, kafka.errors.InvalidTopicError):
+                missing.append(topic.name)
+            elif issubclass(error, kafka.errors.AuthorizationError):
+                raise error(topic.name)
+        return missing
 
     async def _end_txn_version(self) -> int:
         request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
@@ -200,6 +216,22 @@ def denied(reason: str) -> OperatorRequired:
     )
 
 
+class _HidesCredentials(logging.Filter):
+    """kafka-python logs each request at DEBUG, as a value and as bytes, SASL's with the password in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else (record.args,)
+        return not any(
+            isinstance(value, bytes | bytearray | SaslAuthenticateRequest | SaslBytesRequest) for value in arguments
+        )
+
+
+for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
+
+_connecting = threading.Lock()  # phase two's threads ask at once, and one connection is enough for all
+
+
 @functools.lru_cache(maxsize=8)
 def _connected(properties: tuple[tuple[str, Any], ...]) -> Control:
     return Control({name: list(value) if isinstance(value, tuple) else value for name, value in properties})
@@ -214,4 +246,5 @@ def connect(properties: Mapping[str, Any]) -> Control:
     frozen = tuple(
         sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in properties.items())
     )
-    return _connected(frozen)
+    with _connecting:
+        return _connected(frozen)

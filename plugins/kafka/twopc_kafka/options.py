@@ -6,6 +6,8 @@ same brokers as the same principal, so an option that only one of them could hon
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +25,8 @@ DEFAULTS: Mapping[str, Any] = {
     "transaction.timeout.ms": 900_000,
     # Bounds how long a task waits for a broker that is gone.
     "message.timeout.ms": 120_000,
+    # The sink creates no topic, so one that is not known after so long does not exist; librdkafka waits 30 s.
+    "topic.metadata.propagation.max.ms": 10_000,
     # Keys land where Spark's own sink and the Java client put them; librdkafka's default is CRC-32.
     "partitioner": "murmur2_random",
     # An executor's memory follows what is in flight, not the size of the batch.
@@ -32,19 +36,17 @@ DEFAULTS: Mapping[str, Any] = {
 }
 
 _OURS = {
+    "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
     "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
     "enable.idempotence": "it follows from 'delivery'",
+    "logger": "librdkafka logs to the logger 'twopc_kafka.writer'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
-    "on_delivery": "an option must be text or a number",
-    "stats_cb": "an option must be text or a number",
-    "error_cb": "an option must be text or a number",
 }
 
 # librdkafka's name → kafka-python's name and type.
 _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "bootstrap.servers": ("bootstrap_servers", lambda text: text.split(",")),
-    "metadata.broker.list": ("bootstrap_servers", lambda text: text.split(",")),
+    "bootstrap.servers": ("bootstrap_servers", lambda text: [server.strip() for server in text.split(",")]),
     "client.id": ("client_id", str),
     "security.protocol": ("security_protocol", str.upper),
     "sasl.mechanism": ("sasl_mechanism", str),
@@ -100,23 +102,53 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     Raises:
         ConfigurationError: names the option, and never its value.
     """
+    _refuse_what_is_no_text(options)
     properties = dict(options)
     topic = properties.pop("topic", None)
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
     prefix = str(properties.pop("transactional.id.prefix", "twopc"))
     if delivery not in DELIVERIES:
-        raise ConfigurationError(f"delivery must be one of {', '.join(DELIVERIES)}, not {delivery!r}")
+        raise ConfigurationError(f"'delivery' must be one of {', '.join(DELIVERIES)}")
+    if topic == "":
+        raise ConfigurationError("'topic' must not be empty: name a topic, or leave it out and give a column 'topic'")
     if not properties.get("bootstrap.servers"):
         raise ConfigurationError("the kafka sink needs 'bootstrap.servers', such as 'broker1:9092,broker2:9092'")
     for name in properties:
         if name in _OURS:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
         _refuse_what_control_cannot_honour(name)
-    merged = {**DEFAULTS, **properties}
-    if "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
-        merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
-    _refuse_what_librdkafka_does_not_know(merged)
+    _refuse_what_has_no_meaning_for_both(properties)
+    merged = _with_defaults(properties)
+    _refuse_what_librdkafka_does_not_know(merged, delivery)
     return KafkaOptions(None if topic is None else str(topic), delivery, prefix, merged)
+
+
+def _with_defaults(properties: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**DEFAULTS, **properties}
+    if "delivery.timeout.ms" in merged:  # librdkafka's other name of it: the default must not stand beside it
+        merged["message.timeout.ms"] = merged.pop("delivery.timeout.ms")
+    elif "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
+        with contextlib.suppress(ValueError):  # what is no number, librdkafka refuses by its name
+            merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
+    return merged
+
+
+def _refuse_what_is_no_text(options: Mapping[str, Any]) -> None:
+    """What else confluent-kafka takes (callbacks, bytes) has no translation and may not travel to a participant."""
+    for name, value in options.items():
+        if not isinstance(value, str | int | float) and not (name == "topic" and value is None):
+            raise ConfigurationError(f"{name!r} must be text or a number, not {type(value).__name__}")
+
+
+def _refuse_what_has_no_meaning_for_both(properties: Mapping[str, Any]) -> None:
+    mechanisms = [properties[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in properties]
+    if len(mechanisms) > 1:
+        raise ConfigurationError("'sasl.mechanism' and 'sasl.mechanisms' are two names of one option: give one")
+    if mechanisms == ["OAUTHBEARER"]:
+        raise ConfigurationError(
+            "'sasl.mechanism' can't be OAUTHBEARER: its token comes from a callback, which is no option."
+            " Use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or GSSAPI."
+        )
 
 
 def _refuse_what_control_cannot_honour(name: str) -> None:
@@ -128,15 +160,24 @@ def _refuse_what_control_cannot_honour(name: str) -> None:
         )
 
 
-def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any]) -> None:
+def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], delivery: str) -> None:
     """Have librdkafka check names and values, without its connecting anywhere."""
     offline = {name: value for name, value in properties.items() if name != "bootstrap.servers"}
+    if delivery == EXACTLY_ONCE:  # some values don't go together with a transaction
+        offline["transactional.id"] = "offline"
     try:
         confluent_kafka.Producer(offline, logger=_SILENT)
     except confluent_kafka.KafkaException as error:
-        raise ConfigurationError(f"the kafka sink's options are wrong: {error.args[0].str()}") from None
+        raise ConfigurationError(
+            f"the kafka sink's options are wrong: {_without_values(error.args[0].str())}"
+        ) from None
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the kafka sink's options are wrong: {error}") from None
+        raise ConfigurationError(f"the kafka sink's options are wrong: {_without_values(str(error))}") from None
+
+
+def _without_values(message: str) -> str:
+    """Some values are quoted by librdkafka, and one may be a secret that was given to the wrong option."""
+    return re.sub(r'value "[^"]*"', "value", message)
 
 
 class _Silent:

@@ -68,7 +68,6 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
     if described is None or described.producer_id != producer_id:
         return Outcome.UNKNOWN  # expired, or the epochs ran out and the id has another producer
     ended_by_us = epoch + (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)
-    ended_by_time_out = epoch + 1
     match described.state, described.producer_epoch:
         case "Ongoing", at if at == epoch:
             return Outcome.ONGOING
@@ -76,7 +75,7 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
             return Outcome.ENDING
         case "CompleteCommit", at if at == ended_by_us:
             return Outcome.COMMITTED
-        case "CompleteAbort", at if at in (ended_by_us, ended_by_time_out):
-            return Outcome.ROLLED_BACK
+        case "CompleteAbort", at if at in (epoch, epoch + 1):
+            return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch alone; by time-out or by us
         case _:
             return Outcome.UNKNOWN  # the id was initialised again since

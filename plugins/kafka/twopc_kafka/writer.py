@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 10.0
+"""How long a participant tries to roll back what failed. The coordinator's sweep does what is left."""
 
 IDENTITY_TIMEOUT_S = 10.0
 """How long the statistics that tell the producer's epoch may take; they come every 5 ms."""
@@ -47,13 +51,14 @@ class Writer:
             RoundAborted: it could not be reached, or another producer is using the id.
         """
         self._options = options
-        self._failures: list[confluent_kafka.KafkaError] = []
+        self._failures: list[tuple[confluent_kafka.KafkaError, str]] = []
         self._statistics = ""
         self._transactional = options.delivery == EXACTLY_ONCE
         self._producer = confluent_kafka.Producer(self._properties(transactional_id), logger=logger)
         if self._transactional:
             try:
-                self._producer.init_transactions()
+                # Without a limit of its own librdkafka would ask a broker that is gone for ever.
+                self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
             except confluent_kafka.KafkaException as error:
                 raise self._refused(error.args[0], transactional_id) from error
@@ -86,7 +91,10 @@ class Writer:
                 except BufferError:
                     self._producer.poll(0.1)  # full: wait for the broker
                 except confluent_kafka.KafkaException as error:
-                    raise self._not_delivered(error.args[0]) from error
+                    # A record that failed before makes every later one fail by _STATE: tell of the first.
+                    self._producer.poll(0)
+                    self._raise_failures()
+                    raise self._not_delivered(error.args[0], record[0]) from error
         self._producer.poll(0)
         self._raise_failures()
 
@@ -100,6 +108,8 @@ class Writer:
             RoundAborted: a record was not delivered.
         """
         if self._options.delivery == NONE:
+            # Nobody waits, but a producer that is dropped takes its queue with it: the flush keeps it alive.
+            threading.Thread(target=self._producer.flush, name="twopc-kafka-flush").start()
             return None
         while self._producer.flush(1.0):  # ends: message.timeout.ms turns what is never answered into a failure
             self._raise_failures()
@@ -110,7 +120,7 @@ class Writer:
         """Roll the transaction back, or drop what is not sent yet."""
         if self._transactional:
             try:
-                self._producer.abort_transaction()
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
             except confluent_kafka.KafkaException as error:
                 # Fenced: whoever took over the id has aborted this transaction already.
                 if error.args[0].code() not in _FENCED:
@@ -130,18 +140,18 @@ class Writer:
     def _keep_statistics(self, statistics: str) -> None:
         self._statistics = statistics
 
-    def _delivered(self, error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
+    def _delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
-            self._failures.append(error)
+            self._failures.append((error, str(message.topic())))
 
     def _raise_failures(self) -> None:
         if self._failures:
-            raise self._not_delivered(self._failures[0])
+            raise self._not_delivered(*self._failures[0])
 
-    def _not_delivered(self, error: confluent_kafka.KafkaError) -> RoundAborted:
+    def _not_delivered(self, error: confluent_kafka.KafkaError, topic: str) -> RoundAborted:
         return RoundAborted(
-            f"{max(1, len(self._failures))} records were not delivered to topic {self._options.topic or '(by column)'}"
-            f" at {self._options.bootstrap_servers}; the first: {error.str()} ({error.name()}). {_advice(error)}"
+            f"{max(1, len(self._failures))} records were not delivered to {self._options.bootstrap_servers}; the first,"
+            f" to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
         )
 
     def _refused(self, error: confluent_kafka.KafkaError, transactional_id: str) -> Exception:
@@ -167,6 +177,8 @@ def _advice(error: confluent_kafka.KafkaError) -> str:
         code.TOPIC_AUTHORIZATION_FAILED: "Grant this principal WRITE on the topic.",
         code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the 'transactional.id.prefix'.",
         code._MSG_TIMED_OUT: "Is the broker up? 'message.timeout.ms' bounds the wait.",  # noqa: SLF001
-        code._TIMED_OUT: "Is the broker up?",  # noqa: SLF001
+        code._TIMED_OUT: "Is the broker up, and is 'bootstrap.servers' right?"  # noqa: SLF001
+        " 'message.timeout.ms' bounds the wait.",
+        code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
         code._UNKNOWN_PARTITION: "Column 'partition' names one that the topic does not have.",  # noqa: SLF001
     }.get(error.code(), "The batch can be run again.")

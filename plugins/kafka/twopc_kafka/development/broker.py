@@ -374,7 +374,8 @@ def _format(java: Path, classpath: str, configuration: Path) -> None:
     cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     tool = [str(java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool"]
     done = subprocess.run(
-        [*tool, "format", "-t", cluster_id, "-c", str(configuration), "--standalone"],
+        # One word: an id that begins with a dash would be taken for an option.
+        [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(configuration), "--standalone"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

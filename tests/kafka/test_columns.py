@@ -1,0 +1,144 @@
+"""Which columns a record is made of, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from twopc.errors import RoundAborted, SchemaMismatch
+from twopc_kafka.columns import check_columns, records
+
+HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
+TEXT_OR_BYTES = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
+
+ACCEPTED = [
+    *(("value", kind) for kind in TEXT_OR_BYTES),
+    *(("key", kind) for kind in TEXT_OR_BYTES),
+    ("topic", pa.string()),
+    ("topic", pa.large_string()),
+    ("partition", pa.int32()),
+    ("headers", pa.list_(HEADER)),
+    ("headers", pa.large_list(HEADER)),
+    ("headers", pa.list_(pa.struct([("value", pa.large_binary()), ("key", pa.large_string())]))),
+    *(("timestamp", pa.timestamp(unit, zone)) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+]
+
+REFUSED = [
+    *((name, kind) for name in ("value", "key") for kind in (pa.int64(), pa.null(), pa.binary(4), HEADER)),
+    ("value", pa.dictionary(pa.int32(), pa.string())),
+    ("topic", pa.binary()),
+    ("topic", pa.int32()),
+    ("partition", pa.int64()),
+    ("partition", pa.int16()),
+    ("partition", pa.string()),
+    ("headers", pa.string()),
+    ("headers", HEADER),
+    ("headers", pa.list_(pa.string())),
+    ("headers", pa.list_(pa.struct([("key", pa.string())]))),
+    ("headers", pa.list_(pa.struct([("key", pa.binary()), ("value", pa.binary())]))),
+    ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))),
+    ("headers", pa.map_(pa.string(), pa.binary())),
+    ("timestamp", pa.int64()),
+    ("timestamp", pa.date32()),
+    ("timestamp", pa.string()),
+]
+
+
+def schema(**columns: pa.DataType) -> pa.Schema:
+    return pa.schema(list(({"value": pa.string()} | columns).items()))
+
+
+@pytest.mark.parametrize(("name", "kind"), ACCEPTED, ids=str)
+def test_a_column_of_a_fitting_type_is_accepted(name: str, kind: pa.DataType) -> None:
+    check_columns(schema(**{name: kind}), "orders")
+
+
+@pytest.mark.parametrize(("name", "kind"), REFUSED, ids=str)
+def test_a_column_of_another_type_is_refused_by_its_name_and_type(name: str, kind: pa.DataType) -> None:
+    with pytest.raises(SchemaMismatch, match=f"column '{name}' is ") as refused:
+        check_columns(schema(**{name: kind}), "orders")
+    assert str(kind) in str(refused.value)
+
+
+def test_an_unknown_column_is_refused_by_its_name() -> None:
+    with pytest.raises(SchemaMismatch, match="no column 'amount'.*value, key, topic, partition, headers, timestamp"):
+        check_columns(schema(amount=pa.int64()), "orders")
+
+
+def test_a_missing_value_is_refused_and_the_message_says_what_is_there() -> None:
+    with pytest.raises(SchemaMismatch, match="needs a column 'value'.*it got key"):
+        check_columns(pa.schema([("key", pa.string())]), "orders")
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    twice = pa.schema([("value", pa.string()), ("key", pa.string()), ("key", pa.string())])
+    with pytest.raises(SchemaMismatch, match="column 'key' is there 2 times"):
+        check_columns(twice, "orders")
+
+
+def test_without_the_option_a_topic_column_is_needed() -> None:
+    with pytest.raises(SchemaMismatch, match="option 'topic' or a column 'topic'"):
+        check_columns(schema(), None)
+    check_columns(schema(topic=pa.string()), None)
+
+
+def as_produced(batch: pa.RecordBatch, topic: str | None = "orders") -> list[tuple[Any, ...]]:
+    return list(records(batch, topic))
+
+
+def test_a_record_is_topic_value_and_key() -> None:
+    batch = pa.record_batch({"key": ["k", None, ""], "value": [b"v", None, b""]})
+    assert as_produced(batch) == [("orders", b"v", "k"), ("orders", None, None), ("orders", b"", "")]
+
+
+def test_a_null_value_is_a_tombstone_and_not_an_empty_value() -> None:
+    assert as_produced(pa.record_batch({"value": pa.array([None], pa.string())})) == [("orders", None, None)]
+
+
+def test_the_option_topic_wins_over_the_column_as_with_sparks_own_sink() -> None:
+    batch = pa.record_batch({"value": ["v"], "topic": pa.array([None], pa.string())})
+    assert as_produced(batch) == [("orders", "v", None)]
+
+
+def test_without_the_option_each_record_goes_to_the_topic_it_names() -> None:
+    batch = pa.record_batch({"value": ["v", "w"], "topic": ["a", "b"]})
+    assert [record[0] for record in as_produced(batch, None)] == ["a", "b"]
+
+
+def test_a_record_without_any_topic_fails_and_the_message_says_which() -> None:
+    batch = pa.record_batch({"value": ["v", "w"], "topic": ["a", None]})
+    with pytest.raises(RoundAborted, match="record 1 of a batch has a null in column 'topic'"):
+        as_produced(batch, None)
+
+
+def test_a_null_partition_leaves_the_choice_to_the_key() -> None:
+    batch = pa.record_batch({"value": ["v", "w"], "partition": pa.array([3, None], pa.int32())})
+    assert [record[3] for record in as_produced(batch)] == [3, -1]
+
+
+def test_a_timestamp_of_any_unit_is_told_in_milliseconds_since_the_epoch() -> None:
+    moment = datetime(2013, 1, 1, 10, 0, 0, 999_999, tzinfo=timezone.utc)
+    for unit, expected in (("s", 1_357_034_400_000), ("ms", 1_357_034_400_999), ("ns", 1_357_034_400_999)):
+        column = pa.array([moment], pa.timestamp("us", "UTC")).cast(pa.timestamp(unit, "UTC"), safe=False)
+        assert as_produced(pa.record_batch({"value": ["v"], "timestamp": column}))[0][6] == expected
+
+
+def test_a_null_timestamp_is_the_time_of_sending() -> None:
+    batch = pa.record_batch({"value": ["v"], "timestamp": pa.array([None], pa.timestamp("us"))})
+    assert as_produced(batch)[0][6] == 0
+
+
+def test_headers_keep_their_order_repeated_keys_and_null_values() -> None:
+    headers = [{"key": "b", "value": b"1"}, {"key": "a", "value": None}, {"key": "b", "value": b"2"}]
+    batch = pa.record_batch({"value": ["v", "w"], "headers": pa.array([headers, None], pa.list_(HEADER))})
+    assert [record[7] for record in as_produced(batch)] == [[("b", b"1"), ("a", None), ("b", b"2")], None]
+
+
+@pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
+def test_a_header_without_a_key_fails_and_the_message_says_where(header: Any) -> None:
+    batch = pa.record_batch({"value": ["v"], "headers": pa.array([[header]], pa.list_(HEADER))})
+    with pytest.raises(RoundAborted, match="record 0 of a batch has a header without a key in column 'headers'"):
+        as_produced(batch)

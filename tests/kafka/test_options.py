@@ -1,0 +1,218 @@
+"""What a user may set, what is refused, and what becomes of secrets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from twopc.errors import ConfigurationError
+from twopc_kafka import KafkaSink
+from twopc_kafka.options import DEFAULTS, parse_options
+
+SERVERS = {"bootstrap.servers": "broker:9092"}
+SECRET = "hunter2-is-the-password"  # noqa: S105  # what must not be seen anywhere
+
+TLS_AND_SASL = {
+    **SERVERS,
+    "security.protocol": "sasl_ssl",
+    "sasl.mechanism": "SCRAM-SHA-512",
+    "sasl.username": "alice",
+    "sasl.password": SECRET,
+}
+
+
+def refusal(**changes: Any) -> str:
+    """The message with which options are refused; ``_`` in a name stands for a dot."""
+    options = SERVERS | {name.replace("_", "."): value for name, value in changes.items()}
+    with pytest.raises(ConfigurationError) as refused:
+        parse_options({name: value for name, value in options.items() if value != "ABSENT"})
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("servers", ["ABSENT", ""])
+def test_bootstrap_servers_are_needed(servers: str) -> None:
+    assert "'bootstrap.servers'" in refusal(bootstrap_servers=servers)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "transactional.id",
+        "enable.idempotence",
+        "delivery.report.only.error",
+        "statistics.interval.ms",
+        "metadata.broker.list",
+        "logger",
+    ],
+)
+def test_what_the_sink_sets_itself_is_refused_by_name_with_the_reason(name: str) -> None:
+    assert f"{name!r} can't be set on a kafka sink: " in refusal(**{name: SECRET})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ssl.keystore.password",
+        "ssl.key.pem",
+        "ssl.engine.location",
+        "enable.ssl.certificate.verification",
+        "sasl.oauthbearer.client.secret",
+        "sasl.pasword",
+        "https.ca.location",
+    ],
+)
+def test_security_that_control_can_not_honour_is_refused_by_name(name: str) -> None:
+    message = refusal(**{name: SECRET})
+    assert f"{name!r} can't be used" in message
+    assert SECRET not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("on_delivery", print),
+        ("oauth_cb", print),
+        ("sasl.password", SECRET.encode()),
+        ("sasl.password", None),
+        ("bootstrap.servers", ["a:1", "b:2"]),
+        ("transaction.timeout.ms", None),
+        ("topic", ["orders"]),
+    ],
+)
+def test_an_option_that_is_neither_text_nor_number_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' must be text or a number, not ") as refused:
+        parse_options(SERVERS | {name: value})
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("delivery", "'delivery'"),
+        ("linger.ms", "queue.buffering.max.ms"),  # librdkafka tells the first of an option's names
+        ("transaction.timeout.ms", "transaction.timeout.ms"),
+        ("message.timeout.ms", "message.timeout.ms"),
+        ("socket.timeout.ms", "socket.timeout.ms"),
+        ("compression.type", "compression.codec"),
+        ("security.protocol", "security.protocol"),
+        ("no.such.option", "no.such.option"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown(name: str, shown: str) -> None:
+    message = refusal(**{name: SECRET})
+    assert shown in message
+    assert SECRET not in message
+
+
+def test_an_empty_topic_is_refused() -> None:
+    assert "'topic'" in refusal(topic="")
+
+
+def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_any_task_runs() -> None:
+    assert "message.timeout.ms" in refusal(transaction_timeout_ms=1000, message_timeout_ms=2000)
+    assert "acks" in refusal(acks=1)
+    parse_options({**SERVERS, "delivery": "at-least-once", "acks": 1})
+
+
+def test_two_names_of_one_option_are_refused_together() -> None:
+    assert "'sasl.mechanism' and 'sasl.mechanisms'" in refusal(sasl_mechanism="PLAIN", sasl_mechanisms="PLAIN")
+
+
+def test_a_mechanism_whose_token_comes_from_a_callback_is_refused() -> None:
+    message = refusal(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
+    assert "'sasl.mechanism' can't be OAUTHBEARER" in message
+
+
+def test_a_sink_connects_to_nothing_when_it_is_made() -> None:
+    KafkaSink({"bootstrap.servers": "127.0.0.1:1", "topic": "orders"})
+
+
+def test_options_of_librdkafka_pass_through_and_win_over_the_defaults() -> None:
+    properties = parse_options({**SERVERS, "linger.ms": 7, "transaction.timeout.ms": "60000"}).properties
+    assert properties["linger.ms"] == 7
+    assert properties["transaction.timeout.ms"] == "60000"
+    assert properties["partitioner"] == DEFAULTS["partitioner"] == "murmur2_random"
+
+
+def test_the_default_wait_for_a_record_is_never_longer_than_its_transaction() -> None:
+    assert parse_options(SERVERS).properties["message.timeout.ms"] == 120_000
+    assert parse_options({**SERVERS, "transaction.timeout.ms": "5000"}).properties["message.timeout.ms"] == 5000
+
+
+def test_the_other_name_of_message_timeout_replaces_the_default() -> None:
+    properties = parse_options({**SERVERS, "delivery.timeout.ms": 4000}).properties
+    assert properties["message.timeout.ms"] == 4000
+    assert "delivery.timeout.ms" not in properties
+
+
+# The control connection. ----------------------------------------------------------------------------------------------
+
+
+def test_control_connects_to_every_server_as_the_data_does() -> None:
+    control = parse_options({"bootstrap.servers": "a:9092, b:9093", "client.id": "etl"}).control
+    assert control == {"bootstrap_servers": ["a:9092", "b:9093"], "client_id": "etl"}
+
+
+def test_sasl_is_translated_for_control() -> None:
+    assert parse_options({**TLS_AND_SASL, "socket.timeout.ms": "7000"}).control == {
+        "bootstrap_servers": ["broker:9092"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": SECRET,
+        "request_timeout_ms": 7000,
+    }
+
+
+@pytest.mark.parametrize(("algorithm", "checked"), [("https", True), ("none", False)])
+def test_tls_is_translated_for_control(algorithm: str, checked: bool) -> None:
+    # With security.protocol left at plain text librdkafka does not open the files.
+    options = {
+        "ssl.ca.location": "/ca.pem",
+        "ssl.certificate.location": "/cert.pem",
+        "ssl.key.location": "/key.pem",
+        "ssl.key.password": SECRET,
+        "ssl.crl.location": "/crl.pem",
+        "ssl.endpoint.identification.algorithm": algorithm,
+    }
+    assert parse_options(SERVERS | options).control == {
+        "bootstrap_servers": ["broker:9092"],
+        "ssl_cafile": "/ca.pem",
+        "ssl_certfile": "/cert.pem",
+        "ssl_keyfile": "/key.pem",
+        "ssl_password": SECRET,
+        "ssl_crlfile": "/crl.pem",
+        "ssl_check_hostname": checked,
+    }
+
+
+def test_control_checks_host_names_unless_told_otherwise() -> None:
+    assert "ssl_check_hostname" not in parse_options(TLS_AND_SASL).control  # kafka-python's default is to check
+
+
+# Secrets (invariant 8). -----------------------------------------------------------------------------------------------
+
+
+def test_a_repr_hides_every_property() -> None:
+    options = parse_options(TLS_AND_SASL)
+    assert SECRET not in repr(options)
+    assert "alice" not in repr(options)
+    assert SECRET not in repr(KafkaSink(TLS_AND_SASL))
+
+
+def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for wrong in (
+        {"linger.ms": "soon"},
+        {"sasl.mechanism": "unheard-of"},
+        {"ssl.ca.location": "/no/such/file"},
+        {"ssl.key.location": "/no/such/file", "ssl.key.password": SECRET},
+        {"topic": ""},
+        {"delivery": "twice"},
+    ):
+        with pytest.raises(ConfigurationError) as refused:
+            parse_options(TLS_AND_SASL | wrong)
+        shown = [str(refused.value), repr(refused.value.__cause__), repr(refused.value.__context__), caplog.text]
+        assert SECRET not in "".join(shown)

@@ -1,0 +1,75 @@
+"""What Kafka's answers mean: every combination, against the table of facts that was measured on a broker."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
+
+PRODUCER, EPOCH = 7, 40
+STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "PrepareEpochFence",
+    "Dead",
+    "SomethingOfKafka9",
+)
+EPOCHS_SINCE = (-1, 0, 1, 2, 30)
+VERSIONS = (0, 4, 5, 6)
+
+ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+
+
+def known(version: int) -> dict[tuple[str, int], Outcome]:
+    """(state, epochs since) → the outcome. What is not here can't be told."""
+    told = {("Ongoing", 0): Outcome.ONGOING}
+    told |= {(state, since): Outcome.ENDING for state in ENDING for since in (0, 1)}
+    # A commit up to version 4 leaves the epoch alone, a later one raises it by one.
+    told |= {("CompleteCommit", 0 if version <= 4 else 1): Outcome.COMMITTED}
+    # Rolled back by its own writer: the epoch stays. By a time-out, or an abort of version 5: one more.
+    told |= {("CompleteAbort", since): Outcome.ROLLED_BACK for since in (0, 1)}
+    return told
+
+
+@pytest.mark.parametrize(("state", "since", "version"), product(STATES, EPOCHS_SINCE, VERSIONS))
+def test_the_outcome_follows_from_state_epoch_and_version(state: str, since: int, version: int) -> None:
+    described = TransactionState(state, PRODUCER, EPOCH + since)
+    expected = known(version).get((state, since), Outcome.UNKNOWN)
+    assert outcome(described, PRODUCER, EPOCH, version) is expected
+
+
+@pytest.mark.parametrize(("state", "since", "version"), product(STATES, EPOCHS_SINCE, VERSIONS))
+def test_nothing_is_known_of_a_transaction_whose_id_has_another_producer(state: str, since: int, version: int) -> None:
+    described = TransactionState(state, PRODUCER + 1, EPOCH + since)
+    assert outcome(described, PRODUCER, EPOCH, version) is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nothing_is_known_of_a_transaction_whose_id_has_expired(version: int) -> None:
+    assert outcome(None, PRODUCER, EPOCH, version) is Outcome.UNKNOWN
+
+
+def test_only_no_error_ends_a_transaction_without_a_further_question() -> None:
+    assert [error for error, answer in ANSWERS.items() if answer is Answer.DONE] == ["NO_ERROR"]
+
+
+@pytest.mark.parametrize(
+    "error", ["INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"]
+)
+def test_an_error_that_follows_a_roll_back_as_well_as_a_commit_means_describe(error: str) -> None:
+    assert ANSWERS[error] is Answer.DESCRIBE
+
+
+def test_markers_that_are_being_written_mean_the_same_call_again() -> None:
+    assert ANSWERS["CONCURRENT_TRANSACTIONS"] is Answer.REPEAT
+
+
+def test_an_error_that_is_not_listed_means_describe() -> None:
+    # What the sink makes of it is in test_settling.py; here: the table has no catch-all of its own.
+    assert ANSWERS.get("AN_ERROR_OF_KAFKA_9", Answer.DESCRIBE) is Answer.DESCRIBE

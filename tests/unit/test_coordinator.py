@@ -1,0 +1,794 @@
+"""The coordinator with sinks in memory: what each step of a batch does, and what each failure leads to."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from twopc import (
+    Committable,
+    Coordinator,
+    Participant,
+    Round,
+    Vote,
+    hookimpl,
+    register_observer,
+    unregister_observer,
+)
+from twopc.commit_log import CommitLog, read_tail, serialise
+from twopc.errors import (
+    ConfigurationError,
+    Fenced,
+    InDoubt,
+    LogMismatch,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
+from twopc.events import BatchFinished, CallRetried, Event, PhaseEntered, TransactionAborted, TransactionCommitted
+from twopc.log_store import LogStore, open_store
+from twopc.phases import Phase
+from twopc.testing import MemorySink, MemoryTarget
+
+PARTITIONS = 2
+
+
+class Sink(MemorySink):
+    """A sink in memory that calls ``during[name]`` on the way into each of its calls, where a test set one."""
+
+    def __init__(self, target: MemoryTarget) -> None:
+        super().__init__(target)
+        self.during: dict[str, Callable[[], None]] = {}
+        self.closed = 0
+
+    def _at(self, call: str) -> None:
+        self.during.get(call, lambda: None)()
+
+    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+        self._at("seal")
+        return committables
+
+    def commit(self, committable: Committable) -> None:
+        self._at(f"commit {committable.transaction_id.split('.')[-3]}")
+        self._at("commit")
+        super().commit(committable)
+
+    def abort(self, transaction: Any) -> None:
+        self._at("abort")
+        super().abort(transaction)
+
+    def recover(self) -> list[Committable]:
+        found = list(super().recover())
+        self._at("recover")
+        return found
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Store:
+    """A store that raises ``fails[operation]`` before, or ``lost[operation]`` after the effect, again and again."""
+
+    def __init__(self, behind: LogStore) -> None:
+        self.behind, self.url = behind, behind.url
+        self.during: dict[str, Callable[[], None]] = {}
+        self.after: dict[str, Callable[[], None]] = {}
+
+    def slots(self) -> list[int]:
+        return self.behind.slots()
+
+    def read(self, slot: int) -> bytes:
+        self.during.get("read", lambda: None)()
+        return self.behind.read(slot)
+
+    def put_if_absent(self, slot: int, data: bytes) -> None:
+        self.during.get("put", lambda: None)()
+        self.behind.put_if_absent(slot, data)
+        self.after.get("put", lambda: None)()
+
+    def delete(self, slot: int) -> None:
+        self.behind.delete(slot)
+
+
+class World:
+    """Two targets and a log, which outlive every coordinator."""
+
+    def __init__(self) -> None:
+        self.targets = {"a": MemoryTarget(), "b": MemoryTarget()}
+        self.log = open_store(f"memory://{uuid.uuid4().hex}")
+
+    def coordinator(self, names: str = "ab", **options: Any) -> Coordinator:
+        sinks = {name: Sink(self.targets.setdefault(name, MemoryTarget())) for name in names}
+        options.setdefault("log", self.log)
+        return Coordinator(sinks, owner="query", **options)
+
+    def visible(self, name: str) -> list[str]:
+        return sorted(record["value"] for record in self.targets[name].visible)
+
+    def open(self) -> list[str]:
+        return sorted(name for target in self.targets.values() for name in target.open)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def events() -> Iterator[list[Event]]:
+    heard: list[Event] = []
+
+    class Listening:
+        @hookimpl
+        def twopc_event(self, event: Event) -> None:
+            heard.append(event)
+
+    listening = Listening()
+    register_observer(listening)
+    yield heard
+    unregister_observer(listening)
+
+
+def write_all(coordinator: Coordinator) -> Callable[[Round], list[Vote]]:
+    """Phase one: each partition writes one record to every sink."""
+
+    def phase_one(round: Round) -> list[Vote]:
+        votes = []
+        for partition in range(PARTITIONS):
+            with Participant(coordinator._sinks, round, partition) as participant:
+                for name in coordinator._sinks:
+                    rows = pa.record_batch({"value": [f"{round.batch_id}-{partition}"]})
+                    participant.write(name, rows)
+                votes.append(participant.pre_commit())
+        return votes
+
+    return phase_one
+
+
+def run(coordinator: Coordinator, batch_id: int) -> BatchFinished:
+    return coordinator.run(batch_id, write_all(coordinator))
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def call(*_: object) -> Any:
+        raise error
+
+    return call
+
+
+def never(_: Round) -> list[Vote]:
+    raise AssertionError("phase one was called")
+
+
+def sink(coordinator: Coordinator, name: str) -> Any:
+    return coordinator._sinks[name]
+
+
+# The happy path. --------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_visible_in_every_sink_when_run_returns(world: World) -> None:
+    finished = run(world.coordinator(), 0)
+    assert world.visible("a") == world.visible("b") == ["0-0", "0-1"]
+    assert world.open() == []
+    assert (finished.batch_id, finished.already_decided) == (0, False)
+    assert finished.records == finished.transactions == {"a": 2, "b": 2}
+
+
+def test_the_phases_of_a_batch_are_announced_in_order(world: World, events: list[Event]) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    assert coordinator.phase is Phase.IDLE
+    assert [event.phase for event in events if isinstance(event, PhaseEntered)] == [
+        Phase.RECOVERING,
+        Phase.IDLE,
+        Phase.PRE_COMMITTING,
+        Phase.SEALING,
+        Phase.DECIDING,
+        Phase.COMMITTING,
+        Phase.SWEEPING,
+        Phase.IDLE,
+    ]
+    committed = [event for event in events if isinstance(event, TransactionCommitted)]
+    assert sorted((event.sink, event.batch_id, event.recovered) for event in committed) == [
+        ("a", 0, False),
+        ("a", 0, False),
+        ("b", 0, False),
+        ("b", 0, False),
+    ]
+    assert isinstance(events[-1], BatchFinished)
+
+
+def test_nothing_is_visible_before_the_decision_is_in_the_log(world: World) -> None:
+    store = Store(world.log)
+    coordinator = world.coordinator(log=store)
+    seen: list[tuple[list[str], list[str]]] = []
+
+    def look() -> None:
+        seen.append((world.visible("a"), world.visible("b")))
+
+    store.during["put"] = look
+    sink(coordinator, "a").during["seal"] = look
+    run(coordinator, 0)
+    assert seen == [([], [])] * 3  # at the opening, at the seal, at the decision
+
+
+def test_everything_of_every_sink_is_in_the_one_decision_before_the_first_commit(world: World) -> None:
+    coordinator = world.coordinator()
+    tails: list[Any] = []
+    sink(coordinator, "a").during["commit"] = lambda: tails.append(read_tail(world.log))
+    run(coordinator, 0)
+    _, tail = tails[0]
+    [decision] = tail.unresolved
+    assert {name: len(committables) for name, committables in decision.committables.items()} == {"a": 2, "b": 2}
+
+
+def test_a_sink_that_seals_changes_what_is_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = world.coordinator()
+
+    def seal(committables: Sequence[Committable]) -> list[Committable]:
+        return [Committable(c.transaction_id, {"sealed": True}, c.records) for c in committables]
+
+    monkeypatch.setattr(sink(coordinator, "a"), "seal", seal)
+    run(coordinator, 0)
+    [decision] = coordinator._log.tail.unresolved
+    assert [committable.handle for committable in decision.committables["a"]] == [{"sealed": True}] * 2
+
+
+def test_a_batch_without_records_is_decided_too(world: World) -> None:
+    coordinator = world.coordinator()
+    assert coordinator.run(0, lambda _: []).records == {"a": 0, "b": 0}
+    assert coordinator.run(1, lambda _: []).batch_id == 1
+    assert coordinator._log.tail.decided == 1
+
+
+def test_one_append_is_enough_for_a_batch(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    run(coordinator, 1)
+    assert world.log.slots() == [0, 1, 2]
+
+
+def test_a_clean_stop_is_in_the_log_and_closes_every_sink(world: World) -> None:
+    with world.coordinator() as coordinator:
+        run(coordinator, 0)
+    tail = read_tail(world.log)
+    assert tail is not None
+    assert (tail[1].kind, tail[1].unresolved, tail[1].decided) == ("close", (), 0)
+    assert sink(coordinator, "a").closed == sink(coordinator, "b").closed == 1
+    assert coordinator.phase is Phase.CLOSED
+
+
+def test_a_coordinator_that_ran_nothing_closes_without_a_trace(world: World) -> None:
+    world.coordinator().close()
+    assert world.log.slots() == []
+
+
+def test_a_stopped_coordinator_runs_again_as_a_new_incarnation(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    coordinator.close()
+    run(coordinator, 1)
+    assert coordinator._log.incarnation == 2
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_every_sink_is_closed_though_the_log_cannot_be(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    CommitLog.open(world.log, "query")
+    with pytest.raises(Fenced):
+        coordinator.close()
+    assert sink(coordinator, "a").closed == sink(coordinator, "b").closed == 1
+
+
+# What is decided already, and what can't come next. ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_decided_batch_is_not_written_again(world: World, restarted: bool) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    if restarted:
+        coordinator = world.coordinator()
+    finished = coordinator.run(0, never)
+    assert finished.already_decided
+    assert world.visible("a") == ["0-0", "0-1"]
+    assert run(coordinator, 1).already_decided is False
+
+
+@pytest.mark.parametrize("batch_id", [0, 2, 4, 5, 99])
+def test_a_gap_in_the_batches_is_refused_in_both_directions(world: World, batch_id: int) -> None:
+    coordinator = world.coordinator(first_batch_id=2)
+    run(coordinator, 2)
+    run(coordinator, 3)
+    if batch_id == 4:
+        run(coordinator, batch_id)
+        return
+    with pytest.raises(LogMismatch, match=f"at batch {batch_id}, .*decided batch 3.*Nothing was written"):
+        coordinator.run(batch_id, never)
+    run(coordinator, 4)
+
+
+def test_an_empty_log_refuses_any_batch_but_the_first_unless_told(world: World) -> None:
+    with pytest.raises(LogMismatch, match=r"is at batch 57, and its commit log .* is empty.*first_batch_id=57"):
+        world.coordinator().run(57, never)
+    run(world.coordinator(first_batch_id=57), 57)
+    assert world.visible("a") == ["57-0", "57-1"]
+    run(world.coordinator(), 58)
+
+
+def test_a_first_batch_id_is_of_no_account_once_a_batch_is_decided(world: World) -> None:
+    run(world.coordinator(), 0)
+    with pytest.raises(LogMismatch):
+        world.coordinator(first_batch_id=57).run(57, never)
+
+
+# Failures before the decision. ------------------------------------------------------------------------------------
+
+
+def test_a_phase_one_that_fails_is_rolled_back_and_leaves_nothing_open(world: World, events: list[Event]) -> None:
+    coordinator = world.coordinator()
+
+    def half(round: Round) -> list[Vote]:
+        write_all(coordinator)(round)
+        raise OSError("an executor is gone")
+
+    with pytest.raises(RoundAborted, match=r"batch 0, incarnation 1 failed.*OSError: an executor is gone") as failed:
+        coordinator.run(0, half)
+    assert isinstance(failed.value.__cause__, OSError)
+    assert world.open() == []
+    assert world.visible("a") == []
+    assert len([event for event in events if isinstance(event, TransactionAborted)]) == 4
+    assert coordinator.phase is Phase.CLOSED
+
+
+def test_a_veto_of_the_second_sink_rolls_back_the_first(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["seal"] = raises(OSError("too old"))
+    with pytest.raises(RoundAborted, match="too old"):
+        run(coordinator, 0)
+    assert world.open() == []
+    assert coordinator._log.tail.decided is None
+
+
+def test_an_input_that_a_sink_refuses_is_told_as_such_after_the_roll_back(world: World) -> None:
+    coordinator = world.coordinator()
+    refused = Refused("column 'x' is missing")
+    sink(coordinator, "b").during["seal"] = raises(refused)
+    with pytest.raises(Refused) as failed:
+        run(coordinator, 0)
+    assert failed.value is refused
+    assert world.open() == []
+
+
+def test_an_error_is_never_its_own_cause(world: World) -> None:
+    """Who follows the causes of an error to their end must come to one."""
+    refused = Refused("column 'x' is missing")
+    with pytest.raises(Refused) as failed:
+        world.coordinator().run(0, raises(refused))
+    assert failed.value.__cause__ is not failed.value
+
+
+def test_what_the_roll_back_cannot_abort_is_aborted_at_recovery(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["seal"] = raises(OSError("too old"))
+    sink(coordinator, "a").during["abort"] = raises(OSError("no reply"))
+    with caplog.at_level(logging.WARNING), pytest.raises(RoundAborted, match="too old"):
+        run(coordinator, 0)
+    assert "could not roll back all of batch 0" in caplog.text
+    assert world.open() != []
+    run(world.coordinator(), 0)
+    assert world.open() == []
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
+def test_who_is_fenced_while_it_rolls_back_learns_that_it_is_fenced(world: World) -> None:
+    coordinator = world.coordinator()
+
+    def overtaken(round: Round) -> list[Vote]:
+        write_all(coordinator)(round)
+        CommitLog.open(world.log, "query")
+        raise OSError("the cluster lost this driver")
+
+    with pytest.raises(Fenced):
+        coordinator.run(0, overtaken)
+
+
+def test_a_vote_for_a_sink_that_the_coordinator_does_not_have_is_not_dropped(world: World) -> None:
+    """Its records would be lost without a word."""
+    other = Sink(MemoryTarget())
+    other.bind("other", "log")
+
+    def misnamed(round: Round) -> list[Vote]:
+        with Participant({"other": other}, round, 0) as participant:
+            participant.write("other", pa.record_batch({"value": ["lost"]}))
+            return [participant.pre_commit()]
+
+    with pytest.raises((RoundAborted, Refused), match="other"):
+        world.coordinator().run(0, misnamed)
+
+
+def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: World) -> None:
+    """What it left out would be swept away: lost without a word."""
+    coordinator = world.coordinator()
+    sink(coordinator, "a").seal = lambda committables: committables[:1]
+    with pytest.raises(RoundAborted):
+        run(coordinator, 0)
+    assert coordinator._log.tail.decided is None
+
+
+# Failures after the decision. -------------------------------------------------------------------------------------
+
+
+def test_a_commit_that_cannot_be_answered_is_repeated_and_the_observer_is_told(
+    world: World, events: list[Event]
+) -> None:
+    coordinator = world.coordinator()
+    calls: list[int] = []
+
+    def busy() -> None:
+        calls.append(1)
+        if len(calls) <= 3:
+            raise Retriable("the target moves")
+
+    sink(coordinator, "a").during["commit 0"] = busy
+    run(coordinator, 0)
+    assert world.visible("a") == ["0-0", "0-1"]
+    retried = [event for event in events if isinstance(event, CallRetried)]
+    assert [event.attempt for event in retried] == [1, 2, 3]
+    assert all(event.reason == "the target moves" and "batch 0 is decided" in event.what for event in retried)
+    assert all(0 < event.wait_s <= 5.1 for event in retried)
+
+
+@pytest.mark.parametrize("error", [TransactionLost, OutcomeUnknown])
+def test_a_lost_or_unknown_transaction_stops_loudly_after_every_other_was_committed(
+    world: World, error: type[Exception]
+) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["commit 0"] = raises(error("batch 0 of a"))
+    sink(coordinator, "b").during["commit 1"] = raises(OSError("no reply"))
+    with pytest.raises(error, match="batch 0 of a"):
+        run(coordinator, 0)
+    assert (world.visible("a"), world.visible("b")) == (["0-1"], ["0-0"])
+    assert len(world.open()) == 2  # nothing decided is rolled back
+    assert coordinator.phase is Phase.CLOSED
+
+
+@pytest.mark.parametrize("error", [TransactionLost, OutcomeUnknown])
+def test_a_restart_does_not_pass_over_a_lost_transaction(world: World, error: type[Exception]) -> None:
+    for _ in range(3):
+        coordinator = world.coordinator()
+        sink(coordinator, "a").during["commit 0"] = raises(error("batch 0 of a"))
+        with pytest.raises(error):
+            run(coordinator, 0)
+    assert coordinator._log.tail.decided == 0
+
+
+def test_an_error_of_a_commit_that_says_nothing_is_finished_by_the_next_incarnation(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["commit"] = raises(OSError("no reply"))
+    with pytest.raises(OSError, match="no reply"):
+        run(coordinator, 0)
+    assert len(world.open()) == 2
+    sink(coordinator, "b").during.clear()
+    assert coordinator.run(0, never).already_decided
+    assert coordinator._log.incarnation == 2
+    assert world.visible("b") == ["0-0", "0-1"]
+
+
+def test_recovery_tells_that_it_was_not_the_one_that_decided(world: World, events: list[Event]) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["commit"] = raises(OSError("no reply"))
+    with pytest.raises(OSError, match="no reply"):
+        run(coordinator, 0)
+    events.clear()
+    world.coordinator().run(0, never)
+    committed = [event for event in events if isinstance(event, TransactionCommitted)]
+    assert len(committed) == 4
+    assert all(event.recovered for event in committed)
+
+
+def test_what_is_open_and_not_decided_is_swept_after_a_batch(world: World) -> None:
+    coordinator = world.coordinator()
+
+    def with_a_lost_attempt(round: Round) -> list[Vote]:
+        with Participant(coordinator._sinks, round, 0, attempt_number=1, task_attempt_id=7) as lost:
+            lost.write("a", pa.record_batch({"value": ["of a speculative attempt"]}))
+            lost.pre_commit()
+        return write_all(coordinator)(round)
+
+    coordinator.run(0, with_a_lost_attempt)
+    assert world.open() == []
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
+def test_a_sweep_that_cannot_be_answered_is_repeated(world: World, events: list[Event]) -> None:
+    coordinator = world.coordinator()
+    calls: list[int] = []
+
+    def busy() -> None:
+        calls.append(1)
+        if len(calls) == 2:  # the first is at recovery
+            raise Retriable("the target moves")
+
+    sink(coordinator, "a").during["recover"] = busy
+    run(coordinator, 0)
+    assert len(calls) == 3
+    assert [event.what for event in events if isinstance(event, CallRetried)] == ["sweep after batch 0"]
+
+
+def test_a_sweep_leaves_what_is_decided_alone_though_it_is_open(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    name = coordinator._log.tail.unresolved[0].committables["a"][0].transaction_id
+    world.targets["a"].open[name] = [{"value": "still shown as open by a slow target"}]
+    coordinator._sweep(recovered=False)
+    assert world.open() == [name]
+
+
+# In doubt. --------------------------------------------------------------------------------------------------------
+
+
+def in_doubt(world: World, lands: bool) -> Coordinator:
+    """A coordinator whose decision of batch 0 was lost twice on its way, or its reply and then its repetition."""
+    store = Store(world.log)
+    coordinator = world.coordinator(log=store)
+    coordinator.run(0, lambda _: [])  # opened, without a fault
+    answers = iter([not lands, True])
+    store.after["put"] = raises(TimeoutError("no reply"))
+
+    def fail() -> None:
+        if next(answers):
+            raise TimeoutError("no reply")
+
+    store.during["put"] = fail
+    with pytest.raises(InDoubt):
+        run(coordinator, 1)
+    return coordinator
+
+
+@pytest.mark.parametrize("lands", [False, True])
+def test_a_coordinator_in_doubt_neither_commits_nor_aborts(world: World, events: list[Event], lands: bool) -> None:
+    coordinator = in_doubt(world, lands)
+    assert len(world.open()) == 4
+    assert world.visible("a") == []
+    assert not [event for event in events if isinstance(event, (TransactionCommitted, TransactionAborted))]
+    assert coordinator.phase is Phase.CLOSED
+
+
+def test_a_decision_in_doubt_that_has_landed_is_recovered_as_committed(world: World) -> None:
+    in_doubt(world, lands=True)
+    assert world.coordinator().run(1, never).already_decided
+    assert world.visible("a") == world.visible("b") == ["1-0", "1-1"]
+    assert world.open() == []
+
+
+def test_a_decision_in_doubt_that_has_not_landed_is_aborted_and_replayed(world: World) -> None:
+    in_doubt(world, lands=False)
+    coordinator = world.coordinator()
+    seen: list[list[str]] = []
+
+    def replayed(round: Round) -> list[Vote]:
+        seen.append(world.open())
+        return write_all(coordinator)(round)
+
+    assert coordinator.run(1, replayed).already_decided is False
+    assert seen == [[]]
+    assert world.visible("a") == world.visible("b") == ["1-0", "1-1"]
+
+
+# Two coordinators. ------------------------------------------------------------------------------------------------
+
+
+def test_an_older_coordinator_writes_and_then_learns_that_it_is_fenced(world: World) -> None:
+    older, newer = world.coordinator(), world.coordinator()
+    run(older, 0)
+    run(newer, 1)
+    with pytest.raises(Fenced):
+        run(older, 1)
+    run(newer, 2)
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
+    assert world.open() == []
+
+
+@pytest.mark.parametrize("at", ["recovery", "sweep", "roll back"])
+def test_an_older_coordinator_that_wakes_in_its_sweep_aborts_nothing_of_the_newer_one(world: World, at: str) -> None:
+    """It has listed the newer one's transactions, which that one is about to decide."""
+    older, newer = world.coordinator(), world.coordinator()
+    open_before: list[list[str]] = []
+    started: list[Round] = []
+
+    def list_last() -> None:
+        sink(older, "b").during.clear()
+        newer._open()
+        started.append(Round(newer._log.incarnation, 1))
+        write_all(newer)(started[0])
+        open_before.append(world.open())
+
+    def wake() -> None:  # in the listing of the first sink, so that the second lists what the newer one began
+        sink(older, "a").during.clear()
+        list_last()
+
+    if at == "recovery":
+        sink(older, "a").during["recover"] = wake
+        with pytest.raises(Fenced):
+            older.run(0, never)
+    elif at == "sweep":
+        calls: list[int] = []
+        sink(older, "a").during["recover"] = lambda: (calls.append(1), wake() if len(calls) == 2 else None)[1]
+        with pytest.raises(Fenced):
+            run(older, 0)
+    else:
+        older.run(0, lambda _: [])
+        sink(older, "a").during["recover"] = wake
+        with pytest.raises(Fenced):
+            older.run(1, raises(OSError("lost")))
+    assert len(open_before[0]) == 4
+    assert world.open() == open_before[0]
+
+
+def test_a_sweep_lists_then_reads_the_log_again_then_aborts(world: World) -> None:
+    store = Store(world.log)
+    coordinator = world.coordinator(log=store)
+    coordinator.run(0, lambda _: [])
+    order: list[str] = []
+    for name in "ab":
+        sink(coordinator, name).during["recover"] = lambda name=name: order.append(f"list {name}")
+        sink(coordinator, name).during["abort"] = lambda name=name: order.append(f"abort {name}")
+    store.during["read"] = lambda: order.append("read the log")
+    write_all(coordinator)(Round(1, 1))
+    coordinator._sweep(recovered=False)
+    assert order == ["list a", "list b", "read the log", "abort a", "abort a", "abort b", "abort b"]
+
+
+def test_a_coordinator_that_runs_a_batch_does_not_take_a_second_one_meanwhile(world: World) -> None:
+    """Two threads on one coordinator: the second must not roll back what the first is deciding."""
+    store = Store(world.log)
+    coordinator = world.coordinator(log=store)
+    coordinator.run(0, lambda _: [])
+    second: list[BaseException] = []
+
+    def intrude() -> None:
+        store.during.clear()
+
+        def other_thread() -> None:
+            try:
+                run(coordinator, 1)
+            except BaseException as error:  # noqa: BLE001  # looked at below
+                second.append(error)
+
+        thread = threading.Thread(target=other_thread)
+        thread.start()
+        thread.join(timeout=5)
+
+    store.during["put"] = intrude
+    run(coordinator, 1)
+    assert world.visible("a") == world.visible("b") == ["1-0", "1-1"]
+    assert len(second) == 1
+    assert not isinstance(second[0], RoundAborted)
+
+
+# After an error; configuration. -----------------------------------------------------------------------------------
+
+
+def test_after_an_error_the_next_run_opens_a_new_incarnation_and_recovers_first(
+    world: World, events: list[Event]
+) -> None:
+    coordinator = world.coordinator()
+    with pytest.raises(RoundAborted):
+        coordinator.run(0, raises(OSError("lost")))
+    events.clear()
+    run(coordinator, 0)
+    assert coordinator._log.incarnation == 2
+    assert events[0] == PhaseEntered(Phase.RECOVERING, None)
+
+
+def test_after_an_interrupt_nothing_is_carried_on_with(world: World) -> None:
+    coordinator = world.coordinator()
+    with pytest.raises(KeyboardInterrupt):
+        coordinator.run(0, raises(KeyboardInterrupt()))
+    assert coordinator.phase is Phase.CLOSED
+    coordinator.close()
+    tail = read_tail(world.log)
+    assert tail is not None
+    assert tail[1].kind == "open"  # no clean stop
+
+
+def test_undone_work_of_a_sink_that_is_not_configured_any_more_is_refused(world: World) -> None:
+    coordinator = world.coordinator("ab")
+    sink(coordinator, "b").during["commit"] = raises(OSError("no reply"))
+    with pytest.raises(OSError, match="no reply"):
+        run(coordinator, 0)
+    with pytest.raises(LogMismatch, match=r"batch 0 is decided and not yet committed to sink 'b'.*it has a\)"):
+        world.coordinator("a").run(0, never)
+    world.coordinator("ab").close()
+    assert world.coordinator("ab").run(0, never).already_decided
+    assert world.visible("b") == ["0-0", "0-1"]
+
+
+def test_a_sink_can_go_after_a_clean_stop(world: World) -> None:
+    with world.coordinator("ab") as coordinator:
+        run(coordinator, 0)
+    run(world.coordinator("a"), 1)
+
+
+def test_a_sink_that_had_no_transaction_in_the_last_batch_can_go_without_a_clean_stop(world: World) -> None:
+    run(world.coordinator("ab"), 0)
+    world.coordinator("ab").run(1, lambda _: [])
+    run(world.coordinator("a"), 2)
+
+
+def test_a_sink_can_come_at_any_time(world: World) -> None:
+    run(world.coordinator("ab"), 0)
+    run(world.coordinator("abc"), 1)
+    assert world.visible("c") == ["1-0", "1-1"]
+
+
+def test_a_coordinator_without_sinks_is_refused(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="at least one sink"):
+        world.coordinator("")
+
+
+def test_one_sink_under_two_names_is_refused(world: World) -> None:
+    """It can be bound to one name only, and two transactions of one name would overwrite each other."""
+    both = Sink(MemoryTarget())
+    with pytest.raises(ConfigurationError, match="two names"):
+        Coordinator({"a": both, "b": both}, world.log, "query")
+
+
+@pytest.mark.parametrize("name", ["a.b", "", "7"])
+def test_a_bad_sink_name_is_refused_before_it_fences_the_coordinator_that_runs(world: World, name: str) -> None:
+    running = world.coordinator()
+    run(running, 0)
+    with pytest.raises(ConfigurationError, match="sink name"):
+        Coordinator({name: Sink(MemoryTarget())}, world.log, "query").run(1, never)
+    run(running, 1)
+
+
+def test_a_log_of_another_query_is_refused_and_the_one_that_runs_goes_on(world: World) -> None:
+    running = world.coordinator()
+    run(running, 0)
+    with pytest.raises(LogMismatch, match="belongs to query query"):
+        Coordinator({"a": Sink(MemoryTarget())}, world.log, "another").run(0, never)
+    run(running, 1)
+
+
+def test_nothing_of_the_records_stays_with_the_coordinator(world: World) -> None:
+    coordinator = world.coordinator()
+    sizes = []
+    for batch_id, rows in enumerate([1, 100_000]):
+        records = pa.record_batch({"value": ["x"] * rows})
+        written = weakref.ref(records)
+
+        def phase_one(round: Round, records: pa.RecordBatch = records) -> list[Vote]:
+            with Participant(coordinator._sinks, round, 0) as participant:
+                participant.write("a", records)
+                return [participant.pre_commit()]
+
+        coordinator.run(batch_id, phase_one)
+        del records, phase_one
+        gc.collect()
+        assert written() is None
+        sizes.append(len(serialise(coordinator._log.tail)))
+    assert sizes[1] - sizes[0] <= len("100000")
+
+
+def test_what_is_committed_is_not_pending_any_more(world: World) -> None:
+    coordinator = world.coordinator()
+    for batch_id in range(5):
+        run(coordinator, batch_id)
+    assert [len(sink(coordinator, name).pending) for name in "ab"] == [0, 0]
+    assert len(coordinator._log.tail.unresolved) == 1

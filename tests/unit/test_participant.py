@@ -1,0 +1,144 @@
+"""One task attempt: at most one transaction a sink, none for an empty partition, all rolled back on an exception."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from twopc import Committable, Participant, Round, Transaction, TransactionId
+from twopc.errors import ConfigurationError
+from twopc.testing import MemorySink, MemoryTarget
+
+ROUND = Round(2, 7)
+ROWS = pa.record_batch({"value": pa.array(["x", "y"])})
+EMPTY = ROWS.slice(0, 0)
+
+
+class Recorder(MemorySink):
+    """A sink in memory that records its calls, and raises in the one it is told to."""
+
+    def __init__(self, name: str, calls: list[str], fails_in: str = "") -> None:
+        super().__init__(MemoryTarget())
+        self.name, self.calls, self.fails_in = name, calls, fails_in
+        self.bind(name, "log")
+
+    def _call(self, what: str) -> None:
+        self.calls.append(f"{what} {self.name}")
+        if what == self.fails_in:
+            raise OSError(f"{self.name} can't {what}")
+
+    def begin(self, transaction_id: TransactionId) -> Transaction:
+        self._call("begin")
+        return super().begin(transaction_id)
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        self._call("write")
+        super().write(transaction, batch)
+
+    def pre_commit(self, transaction: Transaction) -> Committable:
+        self._call("pre_commit")
+        return super().pre_commit(transaction)
+
+    def abort(self, transaction: Transaction | Committable) -> None:
+        self._call("abort")
+        super().abort(transaction)
+
+
+@pytest.fixture
+def calls() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def sinks(calls: list[str]) -> dict[str, Any]:
+    return {name: Recorder(name, calls) for name in ("a", "b")}
+
+
+def test_an_empty_partition_begins_nothing_and_votes_for_nothing(sinks: dict[str, Any], calls: list[str]) -> None:
+    with Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", EMPTY)
+        vote = participant.pre_commit()
+    assert (vote, calls) == ({}, [])
+
+
+def test_a_sink_that_is_written_to_has_one_transaction_and_no_other_sink_has(
+    sinks: dict[str, Any], calls: list[str]
+) -> None:
+    with Participant(sinks, ROUND, partition=3) as participant:
+        for batch in (EMPTY, ROWS, EMPTY, ROWS):
+            participant.write("a", batch)
+        vote = participant.pre_commit()
+    assert calls == ["begin a", "write a", "write a", "pre_commit a"]
+    assert list(vote) == ["a"]
+    assert vote["a"].records == 4
+
+
+def test_each_sink_has_its_own_transaction_named_by_the_attempt(sinks: dict[str, Any]) -> None:
+    with Participant(sinks, ROUND, 3, 1, 99) as participant:
+        participant.write("b", ROWS)
+        participant.write("a", ROWS)
+        vote = participant.pre_commit()
+    assert {name: committable.transaction_id for name, committable in vote.items()} == {
+        "a": "twopc.log.a.2.7.3.1.99",
+        "b": "twopc.log.b.2.7.3.1.99",
+    }
+
+
+def test_leaving_without_an_exception_aborts_nothing(sinks: dict[str, Any], calls: list[str]) -> None:
+    with Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", ROWS)
+    assert "abort a" not in calls
+
+
+def test_an_exception_aborts_every_transaction(sinks: dict[str, Any], calls: list[str]) -> None:
+    with pytest.raises(ValueError, match="bad record"), Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", ROWS)
+        participant.write("b", ROWS)
+        raise ValueError("bad record")
+    assert calls[-2:] == ["abort a", "abort b"]
+    assert sinks["a"].target.open == sinks["b"].target.open == {}
+
+
+@pytest.mark.parametrize("fails_in", ["begin", "write", "pre_commit"])
+def test_when_the_second_sink_fails_the_first_is_rolled_back_though_it_may_be_pre_committed(
+    fails_in: str, calls: list[str]
+) -> None:
+    sinks = {"a": Recorder("a", calls), "b": Recorder("b", calls, fails_in)}
+    with pytest.raises(OSError, match=f"b can't {fails_in}"), Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", ROWS)
+        participant.write("b", ROWS)
+        participant.pre_commit()
+    assert "abort a" in calls
+    assert sinks["a"].target.open == {}
+    assert sinks["b"].target.open == {}
+
+
+def test_an_abort_that_fails_hides_neither_the_first_error_nor_the_other_aborts(
+    calls: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    sinks = {"a": Recorder("a", calls, "abort"), "b": Recorder("b", calls)}
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(ValueError, match="bad record"),
+        Participant(sinks, ROUND, partition=0) as participant,
+    ):
+        participant.write("a", ROWS)
+        participant.write("b", ROWS)
+        raise ValueError("bad record")
+    assert calls[-2:] == ["abort a", "abort b"]
+    assert "could not abort twopc.log.a.2.7.0.0.0 of sink a" in caplog.text
+
+
+def test_a_killed_task_aborts_nothing_because_it_may_be_dead_already(sinks: dict[str, Any], calls: list[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", ROWS)
+        raise KeyboardInterrupt
+    assert "abort a" not in calls
+
+
+def test_a_sink_that_no_coordinator_has_bound_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="pass it to a Coordinator"):
+        Participant({"a": MemorySink(MemoryTarget())}, ROUND, partition=0).write("a", ROWS)

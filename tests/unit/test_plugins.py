@@ -1,0 +1,169 @@
+"""Backends by entry point, and observers. Distributions are faked: a dist-info folder and a module on sys.path."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twopc import Coordinator, create_sink, hookimpl, register_observer, unregister_observer
+from twopc.errors import ConfigurationError
+from twopc.events import BatchFinished, Event
+from twopc.plugins import sink_class
+from twopc.testing import MemorySink, MemoryTarget
+
+Install = Callable[..., str]
+
+GOOD = """
+from twopc import hookimpl
+from twopc.testing import MemorySink
+
+class Sink(MemorySink):
+    def __init__(self, options):
+        self.options = options
+
+@hookimpl
+def twopc_sink():
+    return Sink
+"""
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Make a distribution with one backend, and return the name of its module."""
+    modules: list[str] = []
+
+    def make(distribution: str, backend: str, source: str = GOOD, module: str | None = None) -> str:
+        site = tmp_path / distribution
+        info = site / f"{distribution.replace('-', '_')}-1.2.dist-info"
+        info.mkdir(parents=True)
+        name = module or f"backend_{uuid.uuid4().hex}"
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[twopc]\n{backend} = {name}\n")
+        if module is None:
+            (site / f"{name}.py").write_text(source)
+        monkeypatch.syspath_prepend(str(site))
+        modules.append(name)
+        return name
+
+    yield make
+    for name in modules:
+        sys.modules.pop(name, None)
+
+
+def test_a_backend_is_made_by_its_name_with_the_users_options(install: Install) -> None:
+    install("twopc-tea", "tea")
+    sink: Any = create_sink("tea", {"strength": "3"})
+    assert type(sink).__name__ == "Sink"
+    assert sink.options == {"strength": "3"}
+
+
+def test_only_the_backend_asked_for_is_imported(install: Install) -> None:
+    tea, coffee = install("twopc-tea", "tea"), install("twopc-coffee", "coffee", "raise ImportError('never')")
+    sink_class("tea")
+    assert tea in sys.modules
+    assert coffee not in sys.modules
+
+
+def test_an_unknown_backend_names_the_ones_installed_and_how_to_get_it(install: Install) -> None:
+    install("twopc-tea", "tea")
+    with pytest.raises(ConfigurationError, match=r"no backend is named 'cocoa'. Installed: .*tea.*twopc-cocoa"):
+        create_sink("cocoa", {})
+
+
+def test_two_backends_of_one_name_are_refused_naming_both(install: Install) -> None:
+    install("twopc-tea", "tea")
+    install("other-tea", "tea")
+    with pytest.raises(ConfigurationError, match=r"two backends are named 'tea': other-tea 1\.2.* and twopc-tea 1\.2"):
+        create_sink("tea", {})
+
+
+def test_one_module_found_twice_is_one_backend(install: Install) -> None:
+    module = install("twopc-tea", "tea")
+    install("twopc-tea-editable", "tea", module=module)
+    assert issubclass(sink_class("tea"), MemorySink)
+
+
+@pytest.mark.parametrize("source", ["import a_module_that_is_not_there", "1 / 0", "def ("])
+def test_a_backend_that_cannot_be_imported_is_named_with_its_distribution(install: Install, source: str) -> None:
+    install("twopc-tea", "tea", source)
+    with pytest.raises(ConfigurationError, match=r"backend 'tea' \(twopc-tea 1\.2: .*can't be loaded"):
+        create_sink("tea", {})
+
+
+@pytest.mark.parametrize("returned", ["None", "42", "int", "object()"])
+def test_a_hook_that_returns_no_sink_class_is_refused(install: Install, returned: str) -> None:
+    install("twopc-tea", "tea", f"from twopc import hookimpl\n@hookimpl\ndef twopc_sink():\n    return {returned}\n")
+    with pytest.raises(ConfigurationError, match=r"'tea' \(twopc-tea 1\.2.*no TwoPhaseCommitSink class"):
+        create_sink("tea", {})
+
+
+def test_a_module_without_the_hook_is_refused(install: Install) -> None:
+    install("twopc-tea", "tea", "")
+    with pytest.raises(ConfigurationError, match=r"gives None.*needs a hook implementation twopc_sink"):
+        create_sink("tea", {})
+
+
+# Observers. -------------------------------------------------------------------------------------------------------
+
+
+class Failing:
+    @hookimpl
+    def twopc_event(self, event: Event) -> None:
+        raise RuntimeError(f"no room for {type(event).__name__}")
+
+
+class Listening:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    @hookimpl
+    def twopc_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@pytest.fixture
+def observe() -> Iterator[Callable[[object], None]]:
+    registered: list[object] = []
+
+    def register(observer: object) -> None:
+        register_observer(observer)
+        registered.append(observer)
+
+    yield register
+    for observer in registered:
+        unregister_observer(observer)
+
+
+def test_an_observer_that_raises_does_not_disturb_a_batch(
+    observe: Callable[[object], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    observe(Failing())
+    coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", "query")
+    with caplog.at_level(logging.ERROR):
+        assert coordinator.run(0, lambda _: []).batch_id == 0
+    assert "no room for BatchFinished" in caplog.text
+
+
+@pytest.mark.parametrize("failing_is_first", [True, False])
+def test_an_observer_that_raises_keeps_nothing_from_the_others(
+    observe: Callable[[object], None], failing_is_first: bool
+) -> None:
+    listening = Listening()
+    for observer in (Failing(), listening) if failing_is_first else (listening, Failing()):
+        observe(observer)
+    Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", "query").run(0, lambda _: [])
+    assert isinstance(listening.events[-1], BatchFinished)
+
+
+def test_an_observer_that_is_unregistered_hears_nothing_more() -> None:
+    listening = Listening()
+    register_observer(listening)
+    unregister_observer(listening)
+    Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", "query").run(0, lambda _: [])
+    assert listening.events == []
