@@ -16,11 +16,12 @@ After any error the coordinator closes itself. The next call opens a new incarna
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import tenacity
 
@@ -33,15 +34,14 @@ from twopc.phases import Phase, advance
 from twopc.plugins import notify
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
-from twopc.transactional_ids import Round
+from twopc.transactional_ids import Round, TransactionalIdPool
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
-COMMITS_AT_ONCE = 16
-"""Threads of phase two: a commit mostly waits for its target, and sinks share one connection a process."""
+ResultT = TypeVar("ResultT")
 
 
 class Coordinator:
@@ -53,6 +53,7 @@ class Coordinator:
         owner: names the query, the same after a restart and different for any other (Spark's query id).
         first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
             twopc before: with an empty log nothing tells a lost log from a new one.
+        commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
     """
 
     def __init__(
@@ -61,14 +62,16 @@ class Coordinator:
         log: str | LogStore,
         owner: str,
         first_batch_id: int = 0,
+        commits_at_once: int = 16,
     ) -> None:
-        if not sinks:
-            raise ConfigurationError("a coordinator needs at least one sink")
+        _check(sinks)
         self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
         self._store = open_store(log) if isinstance(log, str) else log
         self._owner = owner
         self._first_batch_id = first_batch_id
+        self._commits_at_once = commits_at_once
         self._phase = Phase.CLOSED
+        self._one_at_a_time = threading.Lock()
         self._log: CommitLog
 
     @property
@@ -85,6 +88,8 @@ class Coordinator:
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other of the tree in ``twopc.errors``, which says what to do.
         """
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise ConfigurationError(f"batch {batch_id} came while another runs: a coordinator runs one at a time")
         try:
             if self._phase is Phase.CLOSED:
                 self._open()
@@ -94,15 +99,21 @@ class Coordinator:
         except BaseException:
             self._phase = Phase.CLOSED
             raise
+        finally:
+            self._one_at_a_time.release()
 
     def close(self) -> None:
-        """Stop cleanly: nothing is in doubt, and the log says so. A closed coordinator may run again."""
-        if self._phase is Phase.IDLE:
-            self._enter(Phase.CLOSED)
-            self._sweep(recovered=False)  # a lost attempt may have begun after the last batch's sweep
-            self._log.close()
-        for sink in self._sinks.values():
-            sink.close()
+        """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again."""
+        with self._one_at_a_time:
+            try:
+                if self._phase is Phase.IDLE:
+                    self._enter(Phase.CLOSED)
+                    # A lost attempt may have begun after the last batch's sweep.
+                    _until_answered("sweep at the end", self._sweep, False)
+                    self._log.close()
+            finally:
+                for sink in self._sinks.values():
+                    sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -127,14 +138,15 @@ class Coordinator:
         self._enter(Phase.IDLE)
 
     def _remember(self, decision: Decision) -> None:
-        missing = sorted(decision.committables.keys() - self._sinks.keys())
+        undone = {name for name, committables in decision.committables.items() if committables}
+        missing = sorted(undone - self._sinks.keys())
         if missing:
             raise LogMismatch(
                 f"batch {decision.batch_id} is decided and not yet committed to sink {missing[0]!r}, which this query"
                 f" does not have (it has {', '.join(self._sinks)}). Start it once more with that sink."
             )
-        for name, committables in decision.committables.items():
-            self._sinks[name].pending.add(decision.batch_id, committables)
+        for name in undone:
+            self._sinks[name].pending.add(decision.batch_id, decision.committables[name])
 
     def _is_decided(self, batch_id: int) -> bool:
         """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
@@ -162,8 +174,8 @@ class Coordinator:
             votes = self._pre_commit(round, phase_one)
             pre_committed = time.perf_counter()
             committables = self._seal(round, votes)
-        except Exception as error:
-            raise self._roll_back(round, error) from error
+        except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
+            self._roll_back(round, error)
         self._decide(Decision(round, committables))
         self._enter(Phase.COMMITTING, round.batch_id)
         self._commit_through(round.batch_id, recovered=False)
@@ -189,24 +201,34 @@ class Coordinator:
 
     def _seal(self, round: Round, votes: Sequence[Vote]) -> dict[str, tuple[Committable, ...]]:
         self._enter(Phase.SEALING, round.batch_id)
-        return {
-            name: tuple(sink.seal([vote[name] for vote in votes if name in vote])) for name, sink in self._sinks.items()
-        }
+        strangers = {name for vote in votes for name in vote} - self._sinks.keys()
+        if strangers:
+            raise ConfigurationError(
+                f"there are votes for {', '.join(sorted(strangers))}, which are no sinks of this log"
+            )
+        return {name: self._sealed(sink, [v[name] for v in votes if name in v]) for name, sink in self._sinks.items()}
 
-    def _roll_back(self, round: Round, error: Exception) -> Exception:
-        """Abort the round, which no entry of the log has decided."""
+    def _sealed(self, sink: TwoPhaseCommitSink[Any], committables: list[Committable]) -> tuple[Committable, ...]:
+        sealed = tuple(sink.seal(committables))
+        same = [one.is_same_transaction(other) for one, other in zip(sealed, committables, strict=False)]
+        if len(sealed) != len(committables) or not all(same):  # what was left out would be swept away
+            raise ConfigurationError(f"seal of sink {_name(sink)!r} must return the transactions that it is given")
+        return sealed
+
+    def _roll_back(self, round: Round, error: Exception) -> NoReturn:
+        """Abort the round, which no entry of the log has decided, and say so."""
         try:
             self._sweep(recovered=False)
         except Fenced as fenced:
-            return fenced
+            raise fenced from error
         except Exception as failure:  # noqa: BLE001  # a sink may raise anything; the first error is told
             logger.warning("could not roll back all of %s, which recovery does: %s", round, failure)
         if isinstance(error, Refused):
-            return error
-        return RoundAborted(
+            raise error
+        raise RoundAborted(
             f"{round} failed before its decision ({type(error).__name__}: {error}). Nothing of it is visible."
             " Run the batch again; a restarted query does."
-        )
+        ) from error
 
     def _decide(self, decision: Decision) -> None:
         """The commit point. An append that fails says nothing of the outcome, so nothing is aborted after it."""
@@ -231,14 +253,25 @@ class Coordinator:
             if batch.batch_id == batch_id
             for committable in batch.committables
         ]
-        with ThreadPoolExecutor(COMMITS_AT_ONCE, thread_name_prefix="twopc-commit") as pool:
-            commits = [pool.submit(self._commit, sink, batch_id, c, recovered) for sink, c in work]
-        # All have ended: one transaction that is lost leaves no other undone.
-        failures = [failure for failure in (commit.exception() for commit in commits) if failure]
-        if failures:
-            raise max(failures, key=lambda failure: isinstance(failure, OperatorRequired))
+
+        def failure(sink: TwoPhaseCommitSink[Any], committable: Committable) -> Exception | None:
+            try:
+                self._commit(sink, batch_id, committable, recovered)
+            except Exception as error:  # noqa: BLE001  # raised below, when all have ended
+                return error
+            return None
+
+        failures = [error for error in self._map(failure, work) if error]
+        if failures:  # one transaction that is lost has left no other undone
+            raise max(failures, key=lambda error: isinstance(error, OperatorRequired))
         for sink in self._sinks.values():
             sink.pending.settle(batch_id)
+
+    def _map(self, call: Callable[..., ResultT], work: Sequence[tuple[Any, ...]]) -> list[ResultT]:
+        if self._commits_at_once == 1 or len(work) <= 1:
+            return [call(*arguments) for arguments in work]
+        with ThreadPoolExecutor(self._commits_at_once, thread_name_prefix="twopc-commit") as pool:
+            return list(pool.map(call, *zip(*work, strict=True)))
 
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
@@ -268,6 +301,16 @@ class Coordinator:
     def _finished(self, batch: BatchFinished) -> BatchFinished:
         notify(batch)
         return batch
+
+
+def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+    """Refuse what could not be bound to a log, before the log is opened and others are fenced."""
+    if not sinks:
+        raise ConfigurationError("a coordinator needs at least one sink")
+    if len({id(sink) for sink in sinks.values()}) < len(sinks):
+        raise ConfigurationError(f"one sink has several of the names {', '.join(sinks)}: make a sink for each name")
+    for name, sink in sinks.items():
+        TransactionalIdPool(sink.prefix, "log", name)
 
 
 def _name(sink: TwoPhaseCommitSink[Any]) -> str:

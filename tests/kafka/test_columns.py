@@ -64,12 +64,12 @@ def test_a_column_of_another_type_is_refused_by_its_name_and_type(name: str, kin
 
 
 def test_an_unknown_column_is_refused_by_its_name() -> None:
-    with pytest.raises(SchemaMismatch, match="no column 'amount'.*value, key, topic, partition, headers, timestamp"):
+    with pytest.raises(SchemaMismatch, match=r"no column 'amount'.*value, key, topic, partition, headers, timestamp"):
         check_columns(schema(amount=pa.int64()), "orders")
 
 
 def test_a_missing_value_is_refused_and_the_message_says_what_is_there() -> None:
-    with pytest.raises(SchemaMismatch, match="needs a column 'value'.*it got key"):
+    with pytest.raises(SchemaMismatch, match=r"needs a column 'value'.*it got key"):
         check_columns(pa.schema([("key", pa.string())]), "orders")
 
 

@@ -37,14 +37,14 @@ def known(version: int) -> dict[tuple[str, int], Outcome]:
     return told
 
 
-@pytest.mark.parametrize(("state", "since", "version"), product(STATES, EPOCHS_SINCE, VERSIONS))
+@pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))
 def test_the_outcome_follows_from_state_epoch_and_version(state: str, since: int, version: int) -> None:
     described = TransactionState(state, PRODUCER, EPOCH + since)
     expected = known(version).get((state, since), Outcome.UNKNOWN)
     assert outcome(described, PRODUCER, EPOCH, version) is expected
 
 
-@pytest.mark.parametrize(("state", "since", "version"), product(STATES, EPOCHS_SINCE, VERSIONS))
+@pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))
 def test_nothing_is_known_of_a_transaction_whose_id_has_another_producer(state: str, since: int, version: int) -> None:
     described = TransactionState(state, PRODUCER + 1, EPOCH + since)
     assert outcome(described, PRODUCER, EPOCH, version) is Outcome.UNKNOWN

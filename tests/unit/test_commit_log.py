@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable
@@ -112,7 +113,7 @@ def test_a_log_of_another_query_is_refused_and_unchanged(store: LogStore) -> Non
 def test_a_corrupt_tail_is_refused_and_unchanged(store: LogStore) -> None:
     CommitLog.open(store, "query")
     store.put_if_absent(1, b"{}")
-    with pytest.raises(CorruptLog, match="00000000000000000001.json"):
+    with pytest.raises(CorruptLog, match=r"00000000000000000001\.json"):
         CommitLog.open(store, "query")
     assert store.slots() == [0, 1]
 
@@ -314,9 +315,7 @@ def test_a_zombie_that_slept_on_slot_0_has_not_opened(memory: LogStore) -> None:
 
 @pytest.mark.parametrize("operation", ["decide", "close"])
 @pytest.mark.parametrize("slot", [1, 2, ENTRIES_KEPT - 1, ENTRIES_KEPT])
-def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(
-    memory: LogStore, slot: int, operation: str
-) -> None:
+def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(memory: LogStore, slot: int, operation: str) -> None:
     zombie = CommitLog.open(memory, "query")
     for batch in range(slot - 1):
         zombie.decide(decision(batch), batch - 1)
@@ -419,12 +418,19 @@ def test_a_log_of_short_runs_does_not_grow_without_bound(memory: LogStore, batch
 
 
 def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     log = CommitLog.open(open_store(f"{tmp_path}/log"), "query")
     steps: list[str] = []
     fsync, link = os.fsync, os.link
-    monkeypatch.setattr(os, "fsync", lambda descriptor: (fsync(descriptor), steps.append("fsync"))[1])
-    monkeypatch.setattr(os, "link", lambda *paths: (link(*paths), steps.append("link"))[1])
+
+    def recorded_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        steps.append("fsync")
+
+    def recorded_link(source: Path, target: Path) -> None:
+        link(source, target)
+        steps.append("link")
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(os, "link", recorded_link)
     log.decide(decision(0), None)
     assert steps[-3:] == ["fsync", "link", "fsync"]

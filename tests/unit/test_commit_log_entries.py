@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twopc import Committable, Round
-from twopc.commit_log import Decision, Entry, closed, decided, opened, parse, serialise
+from twopc.commit_log import Decision, Entry, Kind, closed, decided, opened, parse, serialise
 from twopc.errors import CorruptLog, LogMismatch
 
 A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
@@ -81,13 +81,16 @@ COMMITTABLES = st.lists(
 SINKS = st.dictionaries(st.text(), COMMITTABLES, max_size=3)
 
 
+KINDS: tuple[Kind, ...] = ("open", "decide", "close")
+
+
 @st.composite
 def entries(draw: st.DrawFn) -> Entry:
     """An entry as the functions above build it: unresolved batches ascend, and the newest is the decided one."""
     batches = sorted(draw(st.sets(COUNT, max_size=3)))
     unresolved = tuple(Decision(Round(draw(COUNT), batch), draw(SINKS)) for batch in batches)
     newest = batches[-1] if batches else draw(st.none() | COUNT)
-    kind = draw(st.sampled_from(["open", "decide", "close"])) if not batches else "decide"
+    kind: Kind = draw(st.sampled_from(KINDS)) if not batches else "decide"
     texts = [draw(st.text(min_size=1)) for _ in range(4)]
     return Entry(kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**70)), newest, unresolved, texts[3])
 
@@ -175,13 +178,23 @@ def test_a_decision_without_committables_by_sink_is_refused(wrong: object) -> No
 
 
 @pytest.mark.parametrize(
-    ("field", "wrong"),
-    [("transaction_id", None), ("transaction_id", 1), ("handle", None), ("handle", []), ("handle", "x")]
-    + [("records", wrong) for wrong in (True, -1, 1.5, "5", [])],
+    "wrong",
+    [
+        {"transaction_id": None},
+        {"transaction_id": 1},
+        {"handle": None},
+        {"handle": []},
+        {"handle": "x"},
+        {"records": True},
+        {"records": -1},
+        {"records": 1.5},
+        {"records": "5"},
+        {"records": []},
+    ],
 )
-def test_a_committable_of_wrong_types_is_refused(field: str, wrong: object) -> None:
+def test_a_committable_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:
     [unresolved] = VALUE["unresolved"]
-    sinks = {"a": [A.to_json() | {field: wrong}]}
+    sinks = {"a": [A.to_json() | wrong]}
     refused(json.dumps(VALUE | {"unresolved": [unresolved | {"sinks": sinks}]}).encode())
 
 

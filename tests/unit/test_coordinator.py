@@ -292,6 +292,29 @@ def test_every_sink_is_closed_though_the_log_cannot_be(world: World) -> None:
     assert sink(coordinator, "a").closed == sink(coordinator, "b").closed == 1
 
 
+def test_a_stop_sweeps_what_a_lost_attempt_began_after_the_last_sweep(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    write_all(coordinator)(Round(1, 1))
+    coordinator.close()
+    assert world.open() == []
+
+
+def test_a_stop_whose_sweep_cannot_be_answered_waits_for_the_answer(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    answers = iter([Retriable("the target moves"), None])
+
+    def busy() -> None:
+        error = next(answers)
+        if error:
+            raise error
+
+    sink(coordinator, "a").during["recover"] = busy
+    coordinator.close()
+    assert coordinator._log.tail.kind == "close"
+
+
 # What is decided already, and what can't come next. ----------------------------------------------------------------
 
 
@@ -380,9 +403,7 @@ def test_an_error_is_never_its_own_cause(world: World) -> None:
     assert failed.value.__cause__ is not failed.value
 
 
-def test_what_the_roll_back_cannot_abort_is_aborted_at_recovery(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_the_roll_back_cannot_abort_is_aborted_at_recovery(world: World, caplog: pytest.LogCaptureFixture) -> None:
     coordinator = world.coordinator()
     sink(coordinator, "b").during["seal"] = raises(OSError("too old"))
     sink(coordinator, "a").during["abort"] = raises(OSError("no reply"))
@@ -425,9 +446,10 @@ def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: Wor
     """What it left out would be swept away: lost without a word."""
     coordinator = world.coordinator()
     sink(coordinator, "a").seal = lambda committables: committables[:1]
-    with pytest.raises(RoundAborted):
+    with pytest.raises((RoundAborted, Refused)):
         run(coordinator, 0)
     assert coordinator._log.tail.decided is None
+    assert world.open() == []
 
 
 # Failures after the decision. -------------------------------------------------------------------------------------
@@ -474,7 +496,7 @@ def test_a_restart_does_not_pass_over_a_lost_transaction(world: World, error: ty
         sink(coordinator, "a").during["commit 0"] = raises(error("batch 0 of a"))
         with pytest.raises(error):
             run(coordinator, 0)
-    assert coordinator._log.tail.decided == 0
+        assert coordinator._log.tail.decided == 0
 
 
 def test_an_error_of_a_commit_that_says_nothing_is_finished_by_the_next_incarnation(world: World) -> None:
@@ -609,26 +631,26 @@ def test_an_older_coordinator_that_wakes_in_its_sweep_aborts_nothing_of_the_newe
     """It has listed the newer one's transactions, which that one is about to decide."""
     older, newer = world.coordinator(), world.coordinator()
     open_before: list[list[str]] = []
-    started: list[Round] = []
-
-    def list_last() -> None:
-        sink(older, "b").during.clear()
-        newer._open()
-        started.append(Round(newer._log.incarnation, 1))
-        write_all(newer)(started[0])
-        open_before.append(world.open())
 
     def wake() -> None:  # in the listing of the first sink, so that the second lists what the newer one began
         sink(older, "a").during.clear()
-        list_last()
+        newer._open()
+        write_all(newer)(Round(newer._log.incarnation, 1))
+        open_before.append(world.open())
 
     if at == "recovery":
         sink(older, "a").during["recover"] = wake
         with pytest.raises(Fenced):
             older.run(0, never)
     elif at == "sweep":
-        calls: list[int] = []
-        sink(older, "a").during["recover"] = lambda: (calls.append(1), wake() if len(calls) == 2 else None)[1]
+        listings: list[int] = []
+
+        def at_the_second_listing() -> None:  # the first is at recovery
+            listings.append(1)
+            if len(listings) == 2:
+                wake()
+
+        sink(older, "a").during["recover"] = at_the_second_listing
         with pytest.raises(Fenced):
             run(older, 0)
     else:
@@ -742,11 +764,27 @@ def test_a_coordinator_without_sinks_is_refused(world: World) -> None:
         world.coordinator("")
 
 
-def test_one_sink_under_two_names_is_refused(world: World) -> None:
+def test_one_sink_under_two_names_is_refused_before_it_fences_the_coordinator_that_runs(world: World) -> None:
     """It can be bound to one name only, and two transactions of one name would overwrite each other."""
-    both = Sink(MemoryTarget())
-    with pytest.raises(ConfigurationError, match="two names"):
-        Coordinator({"a": both, "b": both}, world.log, "query")
+    running, both = world.coordinator(), Sink(MemoryTarget())
+    run(running, 0)
+    with pytest.raises(ConfigurationError, match="a sink for each name"):
+        Coordinator({"a": both, "b": both}, world.log, "query").run(1, never)
+    run(running, 1)
+
+
+def test_one_sink_of_two_queries_is_refused(world: World) -> None:
+    shared = Sink(MemoryTarget())
+    Coordinator({"a": shared}, world.log, "query").run(0, lambda _: [])
+    with pytest.raises(ConfigurationError, match="for each query"):
+        Coordinator({"a": shared}, World().log, "another").run(0, never)
+
+
+def test_an_unbound_copy_of_a_sink_serves_another_query(world: World) -> None:
+    shared = Sink(MemoryTarget())
+    Coordinator({"a": shared}, world.log, "query").run(0, lambda _: [])
+    Coordinator({"b": shared.unbound()}, World().log, "another").run(0, lambda _: [])
+    assert shared.transactional_ids.sink == "a"
 
 
 @pytest.mark.parametrize("name", ["a.b", "", "7"])

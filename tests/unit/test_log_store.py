@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
 import os
 import stat
 import sys
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,7 +113,7 @@ def test_no_second_writer_gets_between_the_look_and_the_write_in_memory(monkeypa
 
 
 def seen(folder: Path) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
 class Killed(BaseException):
@@ -126,8 +127,13 @@ def test_half_an_entry_cannot_be(step: str, tmp_path: Path, monkeypatch: pytest.
     def killed(*_: object, **__: object) -> None:
         raise Killed
 
+    @contextlib.contextmanager
+    def half_written(path: Path, _: str) -> Iterator[Any]:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        yield SimpleNamespace(write=killed)
+
     if step == "write":
-        monkeypatch.setattr(Path, "open", lambda path, mode: _HalfFile(path, mode))
+        monkeypatch.setattr(Path, "open", half_written)
     else:
         monkeypatch.setattr(os, step, killed)
     monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process does not tidy up
@@ -135,28 +141,11 @@ def test_half_an_entry_cannot_be(step: str, tmp_path: Path, monkeypatch: pytest.
         store.put_if_absent(0, b"a whole entry")
     monkeypatch.undo()
 
-    assert len(os.listdir(tmp_path)) == 1  # what was written aside is there
+    assert len(list(tmp_path.iterdir())) == 1  # what was written aside is there
     assert seen(tmp_path) == []  # and is no entry
     assert store.slots() == []
     store.put_if_absent(0, b"the next one")
     assert store.read(0) == b"the next one"
-
-
-class _HalfFile:
-    """A file that is killed when half of it is written."""
-
-    def __init__(self, path: Path, mode: str) -> None:
-        self._file = io.open(path, mode)  # noqa: UP020  # Path.open makes this class now
-
-    def __enter__(self) -> _HalfFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def write(self, data: bytes) -> None:
-        self._file.write(data[: len(data) // 2])
-        raise Killed
 
 
 def record_disk(monkeypatch: pytest.MonkeyPatch, steps: list[str]) -> None:
@@ -222,7 +211,7 @@ def test_a_put_leaves_nothing_else_behind(tmp_path: Path) -> None:
     store.put_if_absent(0, b"x")
     with pytest.raises(FileExistsError):
         store.put_if_absent(0, b"y")
-    assert os.listdir(tmp_path) == [entry_name(0)]
+    assert [path.name for path in tmp_path.iterdir()] == [entry_name(0)]
 
 
 def test_what_is_no_entry_is_not_a_slot(tmp_path: Path) -> None:
@@ -231,9 +220,7 @@ def test_what_is_no_entry_is_not_a_slot(tmp_path: Path) -> None:
     assert open_store(f"{tmp_path}").slots() == []
 
 
-def test_a_folder_made_by_another_at_the_same_moment_is_fine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_made_by_another_at_the_same_moment_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "log").mkdir()
     is_dir, asked = Path.is_dir, []
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from twopc import Committable, Participant, Round, Transaction, TransactionId
+from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote
 from twopc.errors import ConfigurationError
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -57,6 +58,16 @@ def sinks(calls: list[str]) -> dict[str, Any]:
     return {name: Recorder(name, calls) for name in ("a", "b")}
 
 
+def attempt(sinks: Mapping[str, Any], fails_with: BaseException | None = None) -> Vote:
+    """Write to both sinks, fail there if told to, and vote."""
+    with Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", ROWS)
+        participant.write("b", ROWS)
+        if fails_with:
+            raise fails_with
+        return participant.pre_commit()
+
+
 def test_an_empty_partition_begins_nothing_and_votes_for_nothing(sinks: dict[str, Any], calls: list[str]) -> None:
     with Participant(sinks, ROUND, partition=0) as participant:
         participant.write("a", EMPTY)
@@ -94,10 +105,8 @@ def test_leaving_without_an_exception_aborts_nothing(sinks: dict[str, Any], call
 
 
 def test_an_exception_aborts_every_transaction(sinks: dict[str, Any], calls: list[str]) -> None:
-    with pytest.raises(ValueError, match="bad record"), Participant(sinks, ROUND, partition=0) as participant:
-        participant.write("a", ROWS)
-        participant.write("b", ROWS)
-        raise ValueError("bad record")
+    with pytest.raises(ValueError, match="bad record"):
+        attempt(sinks, fails_with=ValueError("bad record"))
     assert calls[-2:] == ["abort a", "abort b"]
     assert sinks["a"].target.open == sinks["b"].target.open == {}
 
@@ -107,10 +116,8 @@ def test_when_the_second_sink_fails_the_first_is_rolled_back_though_it_may_be_pr
     fails_in: str, calls: list[str]
 ) -> None:
     sinks = {"a": Recorder("a", calls), "b": Recorder("b", calls, fails_in)}
-    with pytest.raises(OSError, match=f"b can't {fails_in}"), Participant(sinks, ROUND, partition=0) as participant:
-        participant.write("a", ROWS)
-        participant.write("b", ROWS)
-        participant.pre_commit()
+    with pytest.raises(OSError, match=f"b can't {fails_in}"):
+        attempt(sinks)
     assert "abort a" in calls
     assert sinks["a"].target.open == {}
     assert sinks["b"].target.open == {}
@@ -120,22 +127,15 @@ def test_an_abort_that_fails_hides_neither_the_first_error_nor_the_other_aborts(
     calls: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     sinks = {"a": Recorder("a", calls, "abort"), "b": Recorder("b", calls)}
-    with (
-        caplog.at_level(logging.WARNING),
-        pytest.raises(ValueError, match="bad record"),
-        Participant(sinks, ROUND, partition=0) as participant,
-    ):
-        participant.write("a", ROWS)
-        participant.write("b", ROWS)
-        raise ValueError("bad record")
+    with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="bad record"):
+        attempt(sinks, fails_with=ValueError("bad record"))
     assert calls[-2:] == ["abort a", "abort b"]
     assert "could not abort twopc.log.a.2.7.0.0.0 of sink a" in caplog.text
 
 
 def test_a_killed_task_aborts_nothing_because_it_may_be_dead_already(sinks: dict[str, Any], calls: list[str]) -> None:
-    with pytest.raises(KeyboardInterrupt), Participant(sinks, ROUND, partition=0) as participant:
-        participant.write("a", ROWS)
-        raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        attempt(sinks, fails_with=KeyboardInterrupt())
     assert "abort a" not in calls
 
 

@@ -95,9 +95,9 @@ def test_a_look_alike_is_not_owned(look_alike: str) -> None:
 
 @pytest.mark.parametrize("bad", ["", ".", "a.b", "a b", "a/b", "a\n", "\u00e4", "a*", ".a", "a."])
 def test_a_name_that_cannot_be_part_of_an_id_is_refused_and_named(bad: str) -> None:
-    for prefix, log_id, sink in ((None, bad, "a"), (None, "log", bad)):
-        with pytest.raises(ConfigurationError, match="can't be part of a transactional id"):
-            TransactionalIdPool(prefix or "twopc", log_id, sink)
+    for what, log_id, sink in (("log id", bad, "a"), ("sink name", "log", bad)):
+        with pytest.raises(ConfigurationError, match=f"{what} .* can't be part of a transactional id"):
+            TransactionalIdPool("twopc", log_id, sink)
 
 
 @pytest.mark.parametrize("bad", ["0", "17"])

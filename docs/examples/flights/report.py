@@ -83,13 +83,11 @@ class Report:
         table.add_row("lost", *(_marked(seen.lost) for seen in columns))
         table.add_row("duplicated", *(_marked(seen.duplicates) for seen in columns))
         table.add_row("visible too early", _marked(self.kafka.early), _marked(self.parquet.early), "", end_section=True)
-        table.add_row("kills survived", str(len(self.kills)), str(len(self.kills)), str(len(self.kills)))
-        recovered = f"{self.recovered_commits} committed, {self.recovered_aborts} aborted"
-        table.add_row("transactions recovered", recovered)
-        table.add_row(
-            "pre-committed → committed",
-            f"median {self.protocol_ms:.0f} ms for {self.protocol_transactions} transactions",
-        )
+        table.add_row("kills survived", *[str(len(self.kills))] * 3)
+        table.add_row("recovered: committed", f"{self.recovered_commits} transactions")
+        table.add_row("recovered: aborted", f"{self.recovered_aborts} transactions")
+        table.add_row("pre-commit to commit", f"{self.protocol_ms:.0f} ms (median)")
+        table.add_row("transactions a batch", str(self.protocol_transactions))
         table.add_row("seconds", f"{self.seconds:.0f}")
         console.print(table)
         for kill in self.kills:

@@ -1,0 +1,220 @@
+"""What the tests of the Kafka sink share: topics, their committed readers, and writers that have pre-committed."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaConsumer
+from kafka.structs import TopicPartition
+
+from twopc import Committable, Participant, Round
+from twopc.errors import Retriable
+from twopc_kafka import KafkaSink
+from twopc_kafka.development import KafkaBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PATIENCE_S = 30.0
+"""How long a test waits for what must come, before it takes it for missing."""
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+def repeated(call: Callable[[], None]) -> None:
+    """Make a call as the coordinator does: again while the broker can't answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except Retriable:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of one test, read by another client than the one that wrote."""
+
+    servers: str
+    name: str
+
+    def records(self, isolation_level: str = "read_committed") -> list[Any]:
+        """Every record that such a reader sees now."""
+        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level=isolation_level) as consumer:
+            numbers = sorted(consumer.partitions_for_topic(self.name))
+            partitions = [TopicPartition(self.name, number) for number in numbers]
+            consumer.assign(partitions)
+            consumer.seek_to_beginning(*partitions)
+            stable = consumer.end_offsets(partitions)
+            found: list[Any] = []
+            while any(consumer.position(partition) < stable[partition] for partition in partitions):
+                for of_partition in consumer.poll(timeout_ms=1000).values():
+                    found += of_partition
+            return found
+
+    def visible(self) -> list[str]:
+        """The values that a committed reader sees, sorted."""
+        return sorted(record.value.decode() for record in self.records())
+
+    def becomes(self, values: list[str]) -> None:
+        """Wait for exactly ``values``: a broker answers a commit before its markers are written."""
+        wait_until(f"{self.name} shows {values[:3]}...", lambda: self.visible() == sorted(values))
+
+    def has_no_open_transaction(self) -> bool:
+        """Whether nothing holds back its committed readers, so that what they see is all they will see."""
+        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level="read_committed") as committed:
+            partitions = [TopicPartition(self.name, n) for n in committed.partitions_for_topic(self.name)]
+            stable = committed.end_offsets(partitions)
+        with KafkaConsumer(bootstrap_servers=self.servers) as uncommitted:
+            return bool(stable == uncommitted.end_offsets(partitions))
+
+    def stays_empty(self) -> None:
+        """Wait until nothing is open, and see that nothing is visible."""
+        wait_until(f"{self.name} has no open transaction", self.has_no_open_transaction)
+        assert self.visible() == []
+
+
+class MakeTopic(Protocol):
+    def __call__(self, partitions: int = 1, config: dict[str, str] | None = None, on: KafkaBroker = ...) -> Topic: ...
+
+
+class MakeSink(Protocol):
+    def __call__(self, on: Topic, /, log_id: str | None = "log", **options: Any) -> KafkaSink: ...
+
+
+class PreCommit(Protocol):
+    def __call__(self, sink: KafkaSink, values: list[str], round: Round = ..., partition: int = 0) -> Committable: ...
+
+
+@pytest.fixture
+def make_topic(kafka_broker: KafkaBroker) -> MakeTopic:
+    def make(partitions: int = 1, config: dict[str, str] | None = None, on: KafkaBroker = kafka_broker) -> Topic:
+        name = f"orders-{uuid.uuid4().hex[:8]}"
+        on.create_topic(name, partitions, config)
+        return Topic(on.bootstrap_servers, name)
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    return make_topic()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """What the transactional ids of one test start with: tests share brokers."""
+    return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def make_sink(prefix: str) -> MakeSink:
+    """A new sink, bound as a coordinator binds it: a process of its own, as far as it knows. In an option's name
+    ``_`` stands for a dot."""
+
+    def make(on: Topic, /, log_id: str | None = "log", **options: Any) -> KafkaSink:
+        given = {name.replace("_", "."): value for name, value in options.items()}
+        defaults = {"bootstrap.servers": on.servers, "topic": on.name, "transactional.id.prefix": prefix}
+        sink = KafkaSink(defaults | given)
+        if log_id is not None:  # None: a coordinator will
+            sink.bind("orders", log_id)
+        return sink
+
+    return make
+
+
+@pytest.fixture
+def pre_commit() -> PreCommit:
+    """Have a participant pre-commit ``values`` and drop it; what comes back is sealed and has been through a log."""
+
+    def run(sink: KafkaSink, values: list[str], round: Round = Round(1, 0), partition: int = 0) -> Committable:  # noqa: B008
+        with Participant({"orders": sink}, round, partition) as participant:
+            participant.write("orders", pa.record_batch({"value": values}))
+            [sealed] = sink.seal([participant.pre_commit()["orders"]])
+        return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+
+    return run
+
+
+@dataclass(frozen=True)
+class SecondBroker:
+    """A broker that tests may kill. It rolls timed-out transactions back at once, and on a second listener it asks for
+    a password and denies what is not granted."""
+
+    broker: KafkaBroker
+    sasl_servers: str
+    folder: Path
+    passwords: dict[str, str]
+
+    def segment(self, topic: Topic) -> bytes:
+        """What it has stored of the topic's first partition."""
+        return (self.folder / "data" / f"{topic.name}-0" / "00000000000000000000.log").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
+    folder = tmp_path_factory.mktemp("second-broker")
+    broker_port, controller_port, sasl_port = _free_ports(3)
+    (folder / "ports.json").write_text(json.dumps({"broker": broker_port, "controller": controller_port}))
+    plain, sasl = f"PLAINTEXT://127.0.0.1:{broker_port}", f"SASL_PLAINTEXT://127.0.0.1:{sasl_port}"
+    passwords = {name: f"{name}-hunter2-{uuid.uuid4().hex}" for name in ("granted", "denied")}
+    users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())
+    properties: dict[str, str | int | bool] = {
+        "listeners": f"{plain},{sasl},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"{plain},{sasl}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+    }
+    with KafkaBroker(folder, properties=properties) as broker:
+        yield SecondBroker(broker, f"127.0.0.1:{sasl_port}", folder, passwords)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below those that systems give to outgoing connections: the broker comes back to its own after a kill."""
+    found: list[int] = []
+    for port in random.sample(range(14000, 15000), 1000):  # the session's broker looks above
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The two ways in which tests wait."""
+
+    until: Callable[[str, Callable[[], bool]], None] = wait_until
+    repeated: Callable[[Callable[[], None]], None] = repeated
+
+
+@pytest.fixture(scope="session")
+def wait() -> Tools:
+    return Tools()

@@ -1,0 +1,235 @@
+"""Records on their way: all of them arrive as they were given, or the vote is no."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka.partitioner.default import murmur2
+
+from twopc import Coordinator, Participant, Round
+from twopc.errors import ConfigurationError, RoundAborted
+from twopc_kafka import control
+
+pytestmark = pytest.mark.kafka
+
+CLOSED_PORT = "127.0.0.1:1"
+VALUE = pa.schema([("value", pa.string())])
+
+
+def written(sink: Any, *batches: pa.RecordBatch) -> Any:
+    """The vote of a participant that wrote ``batches``."""
+    with Participant({"orders": sink}, Round(1, 0), 0) as participant:
+        for batch in batches:
+            participant.write("orders", batch)
+        return participant.pre_commit()["orders"]
+
+
+def text(*values: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": list(values)})
+
+
+# As given. ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_column_arrives_as_it_was_given(make_topic: Any, make_sink: Any, wait: Any) -> None:
+    topic = make_topic(partitions=3)
+    sink = make_sink(topic)
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    moment = datetime(2013, 1, 1, 10, 0, 0, 123_000, tzinfo=timezone.utc)
+    batch = pa.record_batch(
+        {
+            "key": pa.array(["k", None, ""]),
+            "value": pa.array([b"v", None, b""]),
+            "partition": pa.array([2, 1, 0], pa.int32()),
+            "timestamp": pa.array([moment, None, None], pa.timestamp("us", "UTC")),
+            "headers": pa.array(
+                [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], [], None], pa.list_(header)
+            ),
+        }
+    )
+    before_ms = int(time.time() * 1000)
+    [sealed] = sink.seal([written(sink, batch)])
+    wait.repeated(lambda: sink.commit(sealed))
+    wait.until("three records are visible", lambda: len(topic.records()) == 3)
+    by_partition = sorted(topic.records(), key=lambda record: -record.partition)
+    assert [(r.partition, r.key, r.value) for r in by_partition] == [(2, b"k", b"v"), (1, None, None), (0, b"", b"")]
+    assert [list(map(tuple, r.headers)) for r in by_partition] == [[("a", b"1"), ("a", None)], [], []]
+    assert by_partition[0].timestamp == int(moment.timestamp() * 1000)
+    assert all(before_ms - 1000 <= record.timestamp <= before_ms + 60_000 for record in by_partition[1:])
+
+
+def test_keys_land_where_java_puts_them(make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(partitions=5)
+    keys = ["", "a", "ä", *(f"key-{n}" for n in range(50))]
+    written(make_sink(topic, delivery="at-least-once"), pa.record_batch({"key": keys, "value": keys}))
+    landed = {record.key: record.partition for record in topic.records()}
+    assert landed == {key.encode(): (murmur2(key.encode()) & 0x7FFFFFFF) % 5 for key in keys}
+
+
+def test_options_of_librdkafka_reach_the_producer(second_broker: Any, make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_sink(topic, delivery="at-least-once", compression_type="zstd", batch_num_messages=10, linger_ms=50)
+    written(sink, text(*(f"{n:0100d}" for n in range(100))))
+    batches = stored_batches(second_broker.segment(topic))
+    assert {codec for codec, _ in batches} == {4}  # zstd
+    assert sum(count for _, count in batches) == 100
+    assert max(count for _, count in batches) == 10
+
+
+def stored_batches(segment: bytes) -> list[tuple[int, int]]:
+    """(codec, records) of each record batch (format v2) in a log segment."""
+    found, at = [], 0
+    while at < len(segment):
+        (length,) = struct.unpack_from(">i", segment, at + 8)
+        (attributes,) = struct.unpack_from(">h", segment, at + 21)
+        (count,) = struct.unpack_from(">i", segment, at + 57)
+        found.append((attributes & 7, count))
+        at += 12 + length
+    return found
+
+
+# Delivery modes. ------------------------------------------------------------------------------------------------------
+
+
+def test_exactly_once_is_visible_only_after_the_commit(topic: Any, make_sink: Any, wait: Any) -> None:
+    sink = make_sink(topic)
+    [sealed] = sink.seal([written(sink, text("a"))])
+    assert topic.visible() == []
+    wait.repeated(lambda: sink.commit(sealed))
+    topic.becomes(["a"])
+
+
+def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_nothing(
+    topic: Any, make_sink: Any
+) -> None:
+    sink = make_sink(topic, delivery="at-least-once")
+    vote = written(sink, text("a"))
+    assert topic.visible() == ["a"]
+    assert (vote.handle, vote.records) == ({}, 1)
+    [sealed] = sink.seal([vote])
+    sink.commit(sealed)
+    sink.abort(sealed)
+    assert list(sink.recover()) == []
+    assert topic.visible() == ["a"]
+
+
+def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic: Any, make_sink: Any) -> None:
+    values = [str(n) for n in range(1000)]
+    sink = make_sink(topic, delivery="none", linger_ms=500)
+    sink.commit(*sink.seal([written(sink, text(*values))]))
+    gc.collect()  # as PySpark's worker does after every task
+    topic.becomes(values)
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_sink_of_another_mode_settles_what_was_decided_before_the_change(
+    delivery: str, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    decided = pre_commit(make_sink(topic), ["a"])
+    wait.repeated(lambda: make_sink(topic, delivery=delivery).commit(decided))
+    topic.becomes(["a"])
+
+
+def test_recover_finds_open_transactions_also_after_the_mode_was_changed(
+    topic: Any, make_sink: Any, pre_commit: Any
+) -> None:
+    left = pre_commit(make_sink(topic), ["a"])
+    [found] = make_sink(topic, delivery="at-least-once").recover()
+    assert found.is_same_transaction(left)
+
+
+# The vote is no. ------------------------------------------------------------------------------------------------------
+
+TOO_LARGE = "x" * 5000
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
+def test_a_record_that_the_topic_does_not_take_makes_the_vote_no(
+    batches: list[list[str]], delivery: str, make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    with pytest.raises(RoundAborted, match=rf"{topic.name}.*too large.*topic's max\.message\.bytes"):
+        written(make_sink(topic, delivery=delivery, batch_num_messages=1), *(text(*values) for values in batches))
+    if delivery == "exactly-once":
+        topic.stays_empty()
+
+
+def test_the_reason_is_told_also_when_a_later_record_runs_into_its_consequence(make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    participant = Participant({"orders": make_sink(topic)}, Round(1, 0), 0)
+    participant.write("orders", text(TOO_LARGE))
+    producer: Any = participant._transactions["orders"].writer._producer  # type: ignore[attr-defined]
+    producer.flush(10)  # the broker has refused it, and the transaction takes no more
+    with pytest.raises(RoundAborted, match="too large"):
+        participant.write("orders", text("b"))
+
+
+def test_a_record_that_librdkafka_does_not_take_makes_the_vote_no(topic: Any, make_sink: Any) -> None:
+    with pytest.raises(RoundAborted, match=r"'message.max.bytes'"):
+        written(make_sink(topic), text("a"), text("x" * 2_000_000))
+    topic.stays_empty()
+
+
+def test_a_partition_that_the_topic_does_not_have_makes_the_vote_no(topic: Any, make_sink: Any) -> None:
+    batch = pa.record_batch({"value": ["a"], "partition": pa.array([7], pa.int32())})
+    with pytest.raises(RoundAborted, match=r"Column 'partition' names one that the topic does not have"):
+        written(make_sink(topic), batch)
+
+
+# Within bounded time. -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["no-such-topic", "no topic can have this name"])
+def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(
+    name: str, topic: Any, make_sink: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' \\(the option 'topic'\\) does not exist"):
+        make_sink(topic, topic=name).validate(VALUE)
+    make_sink(topic).validate(VALUE)
+
+
+def test_a_topic_that_a_column_names_and_that_does_not_exist_makes_the_vote_no(topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic, topic=None, topic_metadata_propagation_max_ms=1000)
+    with pytest.raises(RoundAborted, match=r"'no-such-topic'.*does not exist: create it"):
+        written(sink, pa.record_batch({"value": ["a"], "topic": ["no-such-topic"]}))
+
+
+def test_a_broker_that_can_not_be_reached_is_told_by_the_settings_name_within_20_seconds(
+    make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic, bootstrap_servers=CLOSED_PORT)
+    assert control.CONNECT_TIMEOUT_MS < 20_000
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 1000)  # the rest of the wait is not for every run
+    started = time.monotonic()
+    with pytest.raises(ConfigurationError, match=rf"'bootstrap.servers' \({CLOSED_PORT}\)"):
+        sink.validate(VALUE)
+    assert time.monotonic() - started < 6
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
+    delivery: str, make_sink: Any, topic: Any
+) -> None:
+    sink = make_sink(topic, bootstrap_servers=CLOSED_PORT, delivery=delivery, message_timeout_ms=1000)
+    started = time.monotonic()
+    with pytest.raises(RoundAborted, match=rf"{CLOSED_PORT}.*Is the broker up.*'message.timeout.ms'"):
+        written(sink, text("a"))
+    assert time.monotonic() - started < 10
+
+
+def test_a_transaction_timeout_that_the_broker_refuses_names_both_settings(
+    topic: Any, make_sink: Any, tmp_path: Any
+) -> None:
+    sink = make_sink(topic, transaction_timeout_ms=900_001)
+    with pytest.raises(ConfigurationError, match=r"'transaction.timeout.ms' = 900001.*transaction\.max\.timeout\.ms"):
+        written(sink, text("a"))
+    coordinator = Coordinator({"orders": sink}, str(tmp_path / "log"), "query")
+    with pytest.raises(ConfigurationError):  # to the user it is no round that could be run again
+        coordinator.run(0, lambda _: [{"orders": written(sink, text("a"))}])

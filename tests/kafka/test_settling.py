@@ -1,0 +1,279 @@
+"""What the broker answers to EndTxn, measured again, and what the sink makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from twopc import Committable, Participant, Round
+from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
+from twopc_kafka.control import Control
+from twopc_kafka.outcomes import TransactionState
+from twopc_kafka.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twopc_kafka import KafkaSink
+
+pytestmark = pytest.mark.kafka
+
+UNANSWERED = "-"  # the table has no such row
+
+# facts.md: state → the answers to commit by version 4, commit by 5, abort by 4, abort by 5.
+ANSWERS_MEASURED = {
+    "ongoing": ("NO_ERROR", "NO_ERROR", "NO_ERROR", "NO_ERROR"),
+    "committed by the same version": ("NO_ERROR", "NO_ERROR", "INVALID_TXN_STATE", UNANSWERED),
+    "timed out": ("PRODUCER_FENCED", "INVALID_TXN_STATE", "PRODUCER_FENCED", "NO_ERROR"),
+    "aborted by the same version": ("INVALID_TXN_STATE", "INVALID_TXN_STATE", "NO_ERROR", "NO_ERROR"),
+    "re-initialised": ("PRODUCER_FENCED", "PRODUCER_FENCED", "PRODUCER_FENCED", "PRODUCER_FENCED"),
+    "unknown id": ("INVALID_PRODUCER_ID_MAPPING", "INVALID_PRODUCER_ID_MAPPING", UNANSWERED, UNANSWERED),
+}
+ACTIONS = tuple(product((True, False), (4, 5)))  # (commit?, version), in the order of the columns
+
+CASES = [
+    pytest.param(state, commit, version, answer, id=f"{'commit' if commit else 'abort'}-{version}-{state}")
+    for state, answers in ANSWERS_MEASURED.items()
+    for (commit, version), answer in zip(ACTIONS, answers, strict=True)
+    if answer != UNANSWERED
+]
+BY_COMMIT = {
+    "ongoing": None,
+    "committed by the same version": None,
+    "timed out": TransactionLost,
+    "aborted by the same version": TransactionLost,
+    "re-initialised": OutcomeUnknown,
+    "unknown id": OutcomeUnknown,
+}
+
+
+@pytest.fixture(scope="module")
+def sink_with_time_out(second_broker: Any) -> Callable[..., KafkaSink]:
+    from twopc_kafka import KafkaSink
+
+    def make(topic: str, timeout_ms: int, prefix: str = "settling") -> KafkaSink:
+        sink = KafkaSink(
+            {
+                "bootstrap.servers": second_broker.broker.bootstrap_servers,
+                "topic": topic,
+                "transactional.id.prefix": prefix,
+                "transaction.timeout.ms": timeout_ms,
+            }
+        )
+        sink.bind("orders", "log")
+        return sink
+
+    return make
+
+
+class Prepared:
+    """One transaction for each case, each in its state. All are made at once: a time-out takes its time."""
+
+    def __init__(self, make_sink: Callable[..., KafkaSink], topic: str, wait: Any) -> None:
+        self.sink = make_sink(topic, 900_000)
+        self.control: Control = self.sink._control
+        self._brief = make_sink(topic, 1000)
+        self._wait = wait
+        self._made = 0
+        self.transactions = {
+            (state, commit, version): self._begun(state, version)
+            for state in ANSWERS_MEASURED
+            for commit, version in ACTIONS
+        }
+        for (state, _, _), committable in self.transactions.items():
+            if state == "timed out":
+                self.wait_for("CompleteAbort", committable)
+
+    def _begun(self, state: str, version: int) -> Committable:
+        self._made += 1
+        sink = self._brief if state == "timed out" else self.sink
+        with Participant({"orders": sink}, Round(1, 0), self._made) as participant:
+            participant.write("orders", pa.record_batch({"value": [f"{self._made}"]}))
+            vote = participant.pre_commit()["orders"]
+        committable = replace(vote, handle={**vote.handle, "end_txn_version": version})
+        match state:
+            case "committed by the same version":
+                assert self.end(committable, commit=True) == "NO_ERROR"
+                self.wait_for("CompleteCommit", committable)
+            case "aborted by the same version":
+                assert self.end(committable, commit=False) == "NO_ERROR"
+                self.wait_for("CompleteAbort", committable)
+            case "re-initialised":
+                Writer(sink._options, committable.transaction_id)
+            case "unknown id":
+                return replace(committable, transaction_id="settling.no-such-id")
+        return committable
+
+    def end(self, committable: Committable, *, commit: bool) -> str:
+        handle: Any = committable.handle
+        return self.control.end(
+            committable.transaction_id,
+            handle["producer_id"],
+            handle["producer_epoch"],
+            commit,
+            handle["end_txn_version"],
+        )
+
+    def state(self, committable: Committable) -> TransactionState:
+        return self.control.describe([committable.transaction_id])[committable.transaction_id]
+
+    def wait_for(self, state: str, committable: Committable) -> None:
+        self._wait.until(f"{committable.transaction_id} is {state}", lambda: self.state(committable).state == state)
+
+
+@pytest.fixture(scope="module")
+def topic_of_second_broker(second_broker: Any) -> str:
+    second_broker.broker.create_topic("settling")
+    return "settling"
+
+
+@pytest.fixture(scope="module")
+def prepared(
+    sink_with_time_out: Callable[..., KafkaSink], topic_of_second_broker: str, wait: Any
+) -> dict[str, Prepared]:
+    """Two of them: one to measure the broker, one for the sink to judge."""
+    return {
+        use: Prepared(lambda t, ms, use=use: sink_with_time_out(t, ms, f"to-{use}"), topic_of_second_broker, wait)
+        for use in ("measure", "judge")
+    }
+
+
+@pytest.mark.parametrize(("state", "commit", "version", "answer"), CASES)
+def test_the_broker_answers_as_the_table_says(
+    prepared: dict[str, Prepared], state: str, commit: bool, version: int, answer: str
+) -> None:
+    of = prepared["measure"]
+    assert of.end(of.transactions[state, commit, version], commit=commit) == answer
+
+
+@pytest.mark.parametrize(("state", "commit", "version", "_answer"), CASES)
+def test_the_sink_judges_each_answer(
+    prepared: dict[str, Prepared], wait: Any, state: str, commit: bool, version: int, _answer: str
+) -> None:
+    of = prepared["judge"]
+    committable = of.transactions[state, commit, version]
+    expected = BY_COMMIT[state] if commit else None  # aborting what is not open any more is a success
+    if expected is None:
+        wait.repeated(lambda: (of.sink.commit if commit else of.sink.abort)(committable))
+    else:
+        with pytest.raises(expected, match=committable.transaction_id):
+            of.sink.commit(committable)
+
+
+def test_a_transaction_that_timed_out_after_its_decision_is_lost_and_the_message_says_what_to_do(
+    prepared: dict[str, Prepared],
+) -> None:
+    committable = prepared["judge"].transactions["timed out", True, 5]
+    with pytest.raises(TransactionLost) as lost:
+        prepared["judge"]._brief.commit(committable)
+    for part in (committable.transaction_id, "(1 records)", "'transaction.timeout.ms' (1000 ms)", "write them again"):
+        assert part in str(lost.value)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_an_abort_by_an_old_epoch_leaves_the_newer_transaction_of_that_name_alone(
+    version: int, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    old = pre_commit(make_sink(topic), ["old"], Round(1, 0))
+    new = pre_commit(make_sink(topic), ["new"], Round(9, 0))
+    assert old.transaction_id == new.transaction_id
+    make_sink(topic).abort(replace(old, handle={**old.handle, "end_txn_version": version}))
+    [still_open] = make_sink(topic).recover()
+    assert still_open.is_same_transaction(new)
+    wait.repeated(lambda: make_sink(topic).commit(new))
+    topic.becomes(["new"])
+
+
+def test_an_abort_that_the_broker_denies_or_does_not_perform_is_no_success(
+    topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = pre_commit(make_sink(topic), ["a"])
+    sink = make_sink(topic)
+    for answer, expected in (
+        ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", OperatorRequired),
+        ("NOT_COORDINATOR", Retriable),
+        ("AN_ERROR_OF_KAFKA_9", Retriable),  # the broker describes it as ongoing
+    ):
+        monkeypatch.setattr(Control, "end", lambda *_, answer=answer, **__: answer)
+        with pytest.raises(expected):
+            sink.abort(committable)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("COORDINATOR_LOAD_IN_PROGRESS", Retriable),
+        ("CONCURRENT_TRANSACTIONS", Retriable),
+        ("AN_ERROR_OF_KAFKA_9", Retriable),
+        ("CLUSTER_AUTHORIZATION_FAILED", OperatorRequired),
+    ],
+)
+def test_a_commit_is_no_success_while_the_transaction_is_open(
+    answer: str,
+    expected: type[Exception],
+    topic: Any,
+    make_sink: Any,
+    pre_commit: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    committable = pre_commit(make_sink(topic), ["a"])
+    monkeypatch.setattr(Control, "end", lambda *_, **__: answer)
+    with pytest.raises(expected):
+        make_sink(topic).commit(committable)
+
+
+def test_a_transaction_that_is_not_ongoing_any_more_is_vetoed_before_the_decision(
+    topic: Any, make_sink: Any, pre_commit: Any
+) -> None:
+    committable = pre_commit(make_sink(topic), ["a"])
+    make_sink(topic).abort(committable)
+    with pytest.raises(Exception, match=r"can't be committed any more.*transaction.timeout.ms"):
+        make_sink(topic).seal([committable])
+
+
+# Who owns what. -------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_log_and_sink_of_that_very_name_are_listed(topic: Any, prefix: str, make_sink: Any) -> None:
+    """A dot in a prefix is a character of a regular expression, and one prefix may begin with another."""
+    ours = f"{prefix}.a"
+    look_alikes = {f"{prefix}xa": "log", f"{prefix}.ab": "log", f"{prefix}.a.log": "log", ours: "log2"}
+    for other, log_id in look_alikes.items():
+        _pre_committed(make_sink(topic, log_id, transactional_id_prefix=other))
+    sink = make_sink(topic, transactional_id_prefix=ours)
+    owned = _pre_committed(sink)
+    assert [found.transaction_id for found in sink.recover()] == [owned]
+    assert sink._control.list_ongoing(sink.transactional_ids.scope) == [owned]
+
+
+def _pre_committed(sink: KafkaSink) -> str:
+    with Participant({"orders": sink}, Round(1, 0), 0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        return participant.pre_commit()["orders"].transaction_id
+
+
+def test_a_coordinator_that_moved_is_found_again(topic: Any, make_sink: Any, pre_commit: Any) -> None:
+    """The broker that coordinated an id may be gone for good: the next call asks anew which one does now."""
+    committable = pre_commit(make_sink(topic), ["a"])
+    sink = make_sink(topic)
+    gone = 99
+    sink._control._coordinators[committable.transaction_id] = gone
+    with pytest.raises(Retriable):
+        sink.commit(committable)
+    sink.commit(committable)
+    topic.becomes(["a"])
+
+
+def test_threads_that_ask_at_once_share_one_connection(topic: Any) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from twopc_kafka.control import connect
+
+    properties = {"bootstrap_servers": [topic.servers], "client_id": topic.name}  # not connected before
+    with ThreadPoolExecutor(8) as pool:
+        connections = list(pool.map(lambda _: connect(properties), range(8)))
+    assert all(connection is connections[0] for connection in connections)
