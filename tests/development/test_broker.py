@@ -72,9 +72,7 @@ def test_is_gone_after_its_parent_is_killed_with_sigkill(tmp_path: Path) -> None
         "broker = KafkaBroker(sys.argv[1]); broker.start()\n"
         "print(broker.pid, flush=True); time.sleep(600)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as parent:
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         broker_pid = int(parent.stdout.readline())
         assert is_running(broker_pid)
@@ -157,9 +155,7 @@ def test_without_any_java_the_message_says_which_package_to_install(
         KafkaBroker().start()
 
 
-def test_a_java_that_is_too_old_is_named_with_its_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_java_that_is_too_old_is_named_with_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_java(tmp_path, monkeypatch)
     old = tmp_path / "old" / "bin" / "java"
     old.parent.mkdir(parents=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import struct
+import sys
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -123,8 +125,27 @@ def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic:
     values = [str(n) for n in range(1000)]
     sink = make_sink(topic, delivery="none", linger_ms=500)
     sink.commit(*sink.seal([written(sink, text(*values))]))
-    gc.collect()  # as PySpark's worker does after every task
     topic.becomes(values)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "none"])
+def test_a_producer_and_its_threads_are_gone_with_the_transaction(
+    delivery: str, topic: Any, make_sink: Any, wait: Any
+) -> None:
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    sink = make_sink(topic, delivery=delivery)
+    list(sink.recover())  # the control connection stays
+    gc.disable()  # not whenever it comes by
+    try:
+        before = threads()
+        for _ in range(3):
+            written(sink, text("a"))
+        wait.until("no thread is left", lambda: threads() <= before)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
@@ -213,6 +234,7 @@ def test_a_broker_that_can_not_be_reached_is_told_by_the_settings_name_within_20
     assert time.monotonic() - started < 6
 
 
+@pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
 def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
     delivery: str, make_sink: Any, topic: Any

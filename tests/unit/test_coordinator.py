@@ -561,6 +561,24 @@ def test_a_sweep_leaves_what_is_decided_alone_though_it_is_open(world: World) ->
     assert world.open() == [name]
 
 
+def test_a_sweep_aborts_an_undecided_transaction_though_a_decided_one_had_its_name(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = world.coordinator("a")
+    of_sink = sink(coordinator, "a")
+    monkeypatch.setattr(
+        of_sink, "seal", lambda voted: [Committable(c.transaction_id, {"epoch": 3}, c.records) for c in voted]
+    )
+    run(coordinator, 0)
+    [decided, _] = coordinator._log.tail.unresolved[0].committables["a"]
+    aborted: list[Committable] = []
+    listed = [Committable(decided.transaction_id, {"epoch": epoch}) for epoch in (3, 4)]
+    monkeypatch.setattr(of_sink, "recover", lambda: listed)
+    monkeypatch.setattr(of_sink, "abort", aborted.append)
+    coordinator._sweep(recovered=False)
+    assert aborted == listed[1:]
+
+
 # In doubt. --------------------------------------------------------------------------------------------------------
 
 

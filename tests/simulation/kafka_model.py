@@ -1,0 +1,284 @@
+"""A model of Kafka's transaction coordinator, and the real Kafka sink on it.
+
+Every answer is one of the table in ``twopc_kafka.outcomes``, measured on a broker; ``test_conformance.py`` puts the same
+calls to both. The model stands where the sink's ``Control`` and ``Writer`` do: what is above them is the real code.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from tests.simulation.records import Records
+from tests.simulation.world import Fault, Op, World
+from twopc.errors import Retriable, RoundAborted
+from twopc.transactional_ids import TransactionId
+from twopc_kafka.control import Control
+from twopc_kafka.options import parse_options
+from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
+from twopc_kafka.sink import KafkaSink, KafkaTransaction
+from twopc_kafka.writer import ProducerIdentity, Writer
+
+TIMEOUT_MS = 900_000
+MARKERS_STEPS = 7
+"""How many steps a broker takes to write markers when it is slow."""
+
+LAST_EPOCH = 32_766
+
+
+def _no_answer() -> Exception:
+    return Retriable("the cluster did not answer")
+
+
+def _not_delivered() -> Exception:
+    return RoundAborted("a record was not delivered")
+
+
+END = Op("kafka: end", _no_answer, Fault.DELAYED, Fault.SLOW_MARKERS, Fault.EXPIRY, changes=True)
+DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, changes=False)
+LIST = Op("kafka: list", _no_answer, changes=False)
+INIT = Op("kafka: init", _not_delivered, Fault.SLOW_MARKERS, Fault.EPOCHS_RUN_OUT, changes=True)
+PRODUCE = Op("kafka: produce", _not_delivered, Fault.DELAYED, changes=True)
+FLUSH = Op("kafka: flush", _not_delivered, changes=False)
+ABORT = Op("kafka: abort by its writer", _not_delivered, Fault.DELAYED, Fault.SLOW_MARKERS, changes=True)
+
+
+class Fate(Enum):
+    """What became of a transaction, as only the model knows."""
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    ABORTED = "aborted by a client"
+    REPLACED = "rolled back, as its id was initialised again"
+    TIMED_OUT = "timed out"
+
+
+@dataclass(eq=False, slots=True)
+class Written:
+    """One transaction with what was written in it."""
+
+    name: str
+    producer_id: int
+    producer_epoch: int
+    started_ms: int
+    rows: list[str] = field(default_factory=list)
+    fate: Fate = Fate.OPEN
+
+
+@dataclass(eq=False, slots=True)
+class Id:
+    """One transactional id at its coordinator."""
+
+    name: str
+    producer_id: int
+    epoch: int
+    state: str = "Empty"
+    timeout_ms: int = TIMEOUT_MS
+    written: Written | None = None
+
+
+class Broker:
+    """A cluster: every coordinator, every partition."""
+
+    def __init__(self, world: World, end_txn_version: int = EPOCH_BUMPING_END_TXN) -> None:
+        self.world = world
+        self.end_txn_version = end_txn_version
+        self.ids: dict[str, Id] = {}
+        self.visible: Counter[str] = Counter()
+        self.newest: dict[tuple[str, int, int], Written] = {}
+        self.before_end: Callable[[Written, Fate], None] = lambda _written, _fate: None
+        self._producer_ids = 1000
+
+    # What clients ask. ----------------------------------------------------------------------------------------------
+
+    def init(self, name: str, timeout_ms: int = TIMEOUT_MS) -> ProducerIdentity | str:
+        """InitProducerId: a new epoch, or the name of the error."""
+        known = self.ids.get(name)
+        if known is None:
+            known = self.ids[name] = Id(name, self._new_producer_id(), -1)
+        elif known.state == "Ongoing":
+            known.epoch += 1
+            self._roll_back(known, Fate.REPLACED)
+            return "CONCURRENT_TRANSACTIONS"
+        elif known.state.startswith("Prepare"):
+            return "CONCURRENT_TRANSACTIONS"
+        known.timeout_ms = timeout_ms
+        known.state, known.written = "Empty", None
+        if known.epoch >= LAST_EPOCH or self.world.special is Fault.EPOCHS_RUN_OUT:
+            known.producer_id, known.epoch = self._new_producer_id(), -1
+        known.epoch += 1
+        return ProducerIdentity(known.producer_id, known.epoch)
+
+    def produce(self, name: str, identity: ProducerIdentity, rows: Sequence[str]) -> str:
+        """Add ``rows`` to the open transaction, or open one: a producer may do so under the epoch that it has."""
+        known = self.ids.get(name)
+        if known is None or known.producer_id != identity.producer_id:
+            return "INVALID_PRODUCER_ID_MAPPING"
+        if known.epoch != identity.producer_epoch:
+            return "PRODUCER_FENCED"
+        if known.state.startswith("Prepare"):
+            return "CONCURRENT_TRANSACTIONS"
+        if known.written is None or known.state != "Ongoing":
+            known.state = "Ongoing"
+            known.written = Written(name, known.producer_id, known.epoch, self.world.now_ms)
+            self.newest[name, known.producer_id, known.epoch] = known.written
+        known.written.rows += rows
+        return "NO_ERROR"
+
+    def end(self, name: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        """EndTxn: the name of the error, ``NO_ERROR`` for none."""
+        known = self.ids.get(name)
+        if known is None or known.producer_id != producer_id:
+            return "INVALID_PRODUCER_ID_MAPPING"
+        bumps = version >= EPOCH_BUMPING_END_TXN
+        repeats = bumps and epoch == known.epoch - 1 and known.state not in ("Empty", "Ongoing")
+        if epoch != known.epoch and not repeats:
+            return "PRODUCER_FENCED"
+        wanted = "Commit" if commit else "Abort"
+        if known.state == "Ongoing":
+            known.epoch += 1 if bumps else 0
+            self._end(known, Fate.COMMITTED if commit else Fate.ABORTED)
+            return "NO_ERROR"
+        if known.state == f"Prepare{wanted}":
+            return "CONCURRENT_TRANSACTIONS"
+        if known.state == f"Complete{wanted}" and (repeats or not bumps):
+            return "NO_ERROR"
+        if bumps and not commit and not repeats and not known.state.startswith("Prepare"):
+            known.epoch += 1  # an abort of nothing: the producer wants a new epoch (KIP-890)
+            known.state, known.written = "CompleteAbort", None
+            return "NO_ERROR"
+        return "INVALID_TXN_STATE"
+
+    def describe(self, names: Sequence[str]) -> dict[str, TransactionState]:
+        return {
+            name: TransactionState(known.state, known.producer_id, known.epoch)
+            for name in names
+            if (known := self.ids.get(name)) is not None
+        }
+
+    def list_ongoing(self, scope: str) -> list[str]:
+        return sorted(name for name, known in self.ids.items() if known.state == "Ongoing" and name.startswith(scope))
+
+    # What time does. ------------------------------------------------------------------------------------------------
+
+    def time_out(self) -> None:
+        """Let every open transaction run out of time."""
+        self.world.now_ms += max((known.timeout_ms for known in self.ids.values()), default=0)
+        self.roll_back_what_timed_out()
+
+    def roll_back_what_timed_out(self) -> None:
+        for known in self.ids.values():
+            if known.state == "Ongoing" and known.written is not None:
+                if self.world.now_ms - known.written.started_ms >= known.timeout_ms:
+                    known.epoch += 1
+                    self._roll_back(known, Fate.TIMED_OUT)
+
+    def expire(self) -> None:
+        """Let seven days go by."""
+        self.time_out()
+        self.ids = {name: known for name, known in self.ids.items() if known.state.startswith("Prepare")}
+
+    # How. -----------------------------------------------------------------------------------------------------------
+
+    def _roll_back(self, known: Id, fate: Fate) -> None:
+        self._end(known, fate)
+
+    def _end(self, known: Id, fate: Fate) -> None:
+        written = known.written
+        assert written is not None
+        self.before_end(written, fate)
+        written.fate = fate
+        outcome = "Commit" if fate is Fate.COMMITTED else "Abort"
+
+        def write_markers() -> None:
+            if fate is Fate.COMMITTED:
+                self.visible.update(written.rows)
+            known.state = f"Complete{outcome}"
+
+        if self.world.special is Fault.SLOW_MARKERS:
+            known.state = f"Prepare{outcome}"
+            self.world.later(MARKERS_STEPS, write_markers)
+        else:
+            write_markers()
+
+    def _new_producer_id(self) -> int:
+        self._producer_ids += 1
+        return self._producer_ids
+
+
+class ModelControl(Control):
+    """The sink's control connection, to the model."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._step = broker.world.step
+        self.end_txn_version = broker.end_txn_version
+
+    def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+        return self._step(DESCRIBE, self._broker.describe, transactional_ids)
+
+    def list_ongoing(self, scope: str) -> list[str]:
+        return self._step(LIST, self._broker.list_ongoing, scope)
+
+    def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        return self._step(END, self._broker.end, transactional_id, producer_id, epoch, commit, version)
+
+
+class ModelWriter(Writer):
+    """The sink's producer, to the model. As librdkafka it ends transactions by a version that leaves the epoch alone."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker = broker
+        self._step = broker.world.step
+        self._name = name
+        while True:
+            answer = self._step(INIT, broker.init, name)
+            if isinstance(answer, ProducerIdentity):
+                self._mine = answer
+                return
+
+    def write(self, batch: Any) -> None:
+        while (error := self._step(PRODUCE, self._broker.produce, self._name, self._mine, batch.rows)) != "NO_ERROR":
+            if error != "CONCURRENT_TRANSACTIONS":
+                raise RoundAborted(f"not delivered: {error}")
+
+    def finish(self) -> ProducerIdentity:
+        self._step(FLUSH, _nothing)
+        return self._mine
+
+    def abort(self) -> None:
+        self._step(ABORT, self._broker.end, self._name, *self._mine_as_pair, False, 1)  # noqa: FBT003
+
+    @property
+    def _mine_as_pair(self) -> tuple[int, int]:
+        return self._mine.producer_id, self._mine.producer_epoch
+
+
+def _nothing() -> None:
+    """A flush: what was produced is acknowledged already."""
+
+
+_OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": "simulated"})
+
+
+class SimulatedKafkaSink(KafkaSink):
+    """The real sink, connected to the model."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._options = _OPTIONS
+        self.prefix = _OPTIONS.prefix
+        self._broker = broker
+        self._to_model = ModelControl(broker)
+
+    @property
+    def _control(self) -> Control:
+        return self._to_model
+
+    def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
+        return KafkaTransaction(transaction_id, ModelWriter(self._broker, transaction_id.pooled))
+
+
+__all__ = ["Broker", "Fate", "Records", "SimulatedKafkaSink", "Written"]

@@ -1,0 +1,65 @@
+"""What is written: records that say which batch they belong to, in the shape of Arrow's record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.disk import File
+
+
+class _Schema:
+    def equals(self, other: object) -> bool:
+        return isinstance(other, _Schema)
+
+
+SCHEMA = _Schema()
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """As much of ``pyarrow.RecordBatch`` as participants and sinks use."""
+
+    rows: tuple[str, ...]
+    schema: _Schema = SCHEMA
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+
+class RowsFormat:
+    """A file format: one row a line."""
+
+    extension = ".rows"
+
+    def check_type(self, schema: object) -> None:
+        """Every type will do."""
+
+    def open(self, file: File, schema: object) -> RowsWriter:  # noqa: ARG002
+        return RowsWriter(file)
+
+
+class RowsWriter:
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def write(self, batch: Any) -> None:
+        self._file.write("".join(f"{row}\n" for row in batch.rows).encode())
+
+    def finish(self) -> None:
+        """Nothing is held back."""
+
+    def discard(self) -> None:
+        """Nothing is held."""
+
+
+def rows_of(batch_id: int, rows_a_batch: int) -> tuple[str, ...]:
+    """All rows of one batch."""
+    return tuple(f"{batch_id}.{row}" for row in range(rows_a_batch))
+
+
+def share(rows: Sequence[str], partition: int, partitions: int) -> tuple[str, ...]:
+    """The rows of one partition."""
+    return tuple(rows[partition::partitions])
