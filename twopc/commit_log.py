@@ -5,6 +5,7 @@ recovery needs: every entry repeats the newest decided batch and the decisions n
 
 ``open``    a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
 ``decide``  a batch is decided, with every committable of every sink.
+``amend``   a decided batch has other committables: the target had rolled some back, and they were written again.
 ``close``   a clean stop.
 """
 
@@ -14,7 +15,7 @@ import contextlib
 import json
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
@@ -30,7 +31,7 @@ FORMAT = 1
 ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for people to read; recovery needs the tail alone."""
 
-Kind = Literal["open", "decide", "close"]
+Kind = Literal["open", "decide", "amend", "close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +79,12 @@ class Entry:
 # Pure: what the next entry is. -----------------------------------------------------------------------------------
 
 
-def opened(tail: Entry | None, owner: str) -> Entry:
-    """The entry of a coordinator that starts after ``tail``.
+def opened(tail: Entry | None, owner: str, sinks: Collection[str] | None = None) -> Entry:
+    """The entry of a coordinator that starts after ``tail``. ``sinks``: those it has; None if it only looks after the
+    log.
 
     Raises:
-        LogMismatch: the log belongs to another owner.
+        LogMismatch: the log belongs to another owner, or has work left for a sink that is not among ``sinks``.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now())
@@ -93,6 +95,14 @@ def opened(tail: Entry | None, owner: str) -> Entry:
             " Give the query its old checkpoint back, or a log folder of its own (then what it reads again from its"
             " source is written again)."
         )
+    for decision in tail.unresolved:
+        undone = {name for name, committables in decision.committables.items() if committables}
+        if sinks is not None and (missing := sorted(undone - set(sinks))):
+            raise LogMismatch(
+                f"batch {decision.batch_id} is decided and not yet committed to sink {missing[0]!r}, which this query"
+                f" does not have (it has {', '.join(sorted(sinks))}). Nothing was written. Start it once more with"
+                " that sink."
+            )
     return _next(tail, "open", incarnation=tail.incarnation + 1)
 
 
@@ -100,6 +110,12 @@ def decided(tail: Entry, decision: Decision, committed_through: int | None) -> E
     """The entry that decides ``decision``, carrying forward what is not committed yet."""
     carried = _unresolved(tail, committed_through)
     return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision))
+
+
+def amended(tail: Entry, decision: Decision) -> Entry:
+    """The entry that puts ``decision`` in the place of the unresolved one of the same batch."""
+    unresolved = tuple(decision if d.batch_id == decision.batch_id else d for d in tail.unresolved)
+    return _next(tail, "amend", unresolved=unresolved)
 
 
 def closed(tail: Entry) -> Entry:
@@ -251,7 +267,7 @@ class CommitLog:
         self.tail = tail
 
     @classmethod
-    def open(cls, store: LogStore, owner: str) -> CommitLog:
+    def open(cls, store: LogStore, owner: str, sinks: Collection[str] | None = None) -> CommitLog:
         """Start a new incarnation, which fences every older one.
 
         Raises:
@@ -261,7 +277,7 @@ class CommitLog:
         while True:
             newest = read_tail(store)
             slot, tail = newest or (-1, None)
-            entry = opened(tail, owner)
+            entry = opened(tail, owner, sinks)
             try:
                 _append(store, slot + 1, entry, after=tail)
             except Fenced:
@@ -281,6 +297,10 @@ class CommitLog:
             InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
         """
         self._append(decided(self.tail, decision, committed_through))
+
+    def amend(self, decision: Decision) -> None:
+        """Append an amended decision: from here on its committables count. Raises like ``decide``."""
+        self._append(amended(self.tail, decision))
 
     def close(self) -> None:
         """Record a clean stop. Raises like ``decide``."""

@@ -20,19 +20,37 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import tenacity
 
 from twopc.commit_log import CommitLog, Decision
-from twopc.errors import ConfigurationError, Fenced, LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted
-from twopc.events import BatchFinished, CallRetried, PhaseEntered, TransactionAborted, TransactionCommitted
+from twopc.errors import (
+    ConfigurationError,
+    Fenced,
+    LogMismatch,
+    OperatorRequired,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
+from twopc.events import (
+    BatchFinished,
+    CallRetried,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionCommitted,
+    TransactionReplayed,
+)
 from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.plugins import notify
 from twopc.sink import TwoPhaseCommitSink
+from twopc.staging import Stage
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round, TransactionalIdPool
 
@@ -53,6 +71,8 @@ class Coordinator:
         owner: names the query, the same after a restart and different for any other (Spark's query id).
         first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
             twopc before: with an empty log nothing tells a lost log from a new one.
+        stage: URL of a folder where participants leave a copy of what they write, or None. From it is written again
+            what a target rolled back after the decision, such as Kafka after a time-out: without it the query stops.
         commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
     """
 
@@ -62,6 +82,7 @@ class Coordinator:
         log: str | LogStore,
         owner: str,
         first_batch_id: int = 0,
+        stage: str | None = None,
         commits_at_once: int = 16,
     ) -> None:
         _check(sinks)
@@ -69,9 +90,11 @@ class Coordinator:
         self._store = open_store(log) if isinstance(log, str) else log
         self._owner = owner
         self._first_batch_id = first_batch_id
+        self._stage = None if stage is None else Stage(stage)
         self._commits_at_once = commits_at_once
         self._phase = Phase.CLOSED
         self._one_at_a_time = threading.Lock()
+        self._running_in: int | None = None
         self._log: CommitLog
 
     @property
@@ -90,6 +113,7 @@ class Coordinator:
         """
         if not self._one_at_a_time.acquire(blocking=False):
             raise ConfigurationError(f"batch {batch_id} came while another runs: a coordinator runs one at a time")
+        self._running_in = threading.get_ident()
         try:
             if self._phase is Phase.CLOSED:
                 self._open()
@@ -100,10 +124,17 @@ class Coordinator:
             self._phase = Phase.CLOSED
             raise
         finally:
+            self._running_in = None
             self._one_at_a_time.release()
 
     def close(self) -> None:
-        """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again."""
+        """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
+
+        Raises:
+            ConfigurationError: called from within a batch, which it would wait for.
+        """
+        if self._running_in == threading.get_ident():
+            raise ConfigurationError("close was called from within a batch: call it when the batch has ended")
         with self._one_at_a_time:
             try:
                 if self._phase is Phase.IDLE:
@@ -128,9 +159,10 @@ class Coordinator:
     def _open(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
-        self._log = CommitLog.open(self._store, self._owner)
+        self._log = CommitLog.open(self._store, self._owner, self._sinks.keys())
         for name, sink in self._sinks.items():
-            sink.bind(name, self._log.tail.log_id)
+            sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
+            sink.open()
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
@@ -138,15 +170,9 @@ class Coordinator:
         self._enter(Phase.IDLE)
 
     def _remember(self, decision: Decision) -> None:
-        undone = {name for name, committables in decision.committables.items() if committables}
-        missing = sorted(undone - self._sinks.keys())
-        if missing:
-            raise LogMismatch(
-                f"batch {decision.batch_id} is decided and not yet committed to sink {missing[0]!r}, which this query"
-                f" does not have (it has {', '.join(self._sinks)}). Start it once more with that sink."
-            )
-        for name in undone:
-            self._sinks[name].pending.add(decision.batch_id, decision.committables[name])
+        for name, committables in decision.committables.items():
+            if committables:
+                self._sinks[name].pending.add(decision.batch_id, committables)
 
     def _is_decided(self, batch_id: int) -> bool:
         """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
@@ -173,7 +199,7 @@ class Coordinator:
         try:
             votes = self._pre_commit(round, phase_one)
             pre_committed = time.perf_counter()
-            committables = self._seal(round, votes)
+            committables = self._seal(round, votes, started)
         except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
             self._roll_back(round, error)
         self._decide(Decision(round, committables))
@@ -199,26 +225,23 @@ class Coordinator:
         self._enter(Phase.PRE_COMMITTING, round.batch_id)
         return list(phase_one(round))
 
-    def _seal(self, round: Round, votes: Sequence[Vote]) -> dict[str, tuple[Committable, ...]]:
+    def _seal(self, round: Round, votes: Sequence[Vote], started: float) -> dict[str, tuple[Committable, ...]]:
         self._enter(Phase.SEALING, round.batch_id)
         strangers = {name for vote in votes for name in vote} - self._sinks.keys()
         if strangers:
             raise ConfigurationError(
                 f"there are votes for {', '.join(sorted(strangers))}, which are no sinks of this log"
             )
-        return {name: self._sealed(sink, [v[name] for v in votes if name in v]) for name, sink in self._sinks.items()}
-
-    def _sealed(self, sink: TwoPhaseCommitSink[Any], committables: list[Committable]) -> tuple[Committable, ...]:
-        sealed = tuple(sink.seal(committables))
-        same = [one.is_same_transaction(other) for one, other in zip(sealed, committables, strict=False)]
-        if len(sealed) != len(committables) or not all(same):  # what was left out would be swept away
-            raise ConfigurationError(f"seal of sink {_name(sink)!r} must return the transactions that it is given")
-        return sealed
+        return {
+            name: _sealed(sink, [vote[name] for vote in votes if name in vote], started)
+            for name, sink in self._sinks.items()
+        }
 
     def _roll_back(self, round: Round, error: Exception) -> NoReturn:
         """Abort the round, which no entry of the log has decided, and say so."""
         try:
             self._sweep(recovered=False)
+            self._log.verify()  # whoever is fenced must not be told to run the batch again
         except Fenced as fenced:
             raise fenced from error
         except Exception as failure:  # noqa: BLE001  # a sink may raise anything; the first error is told
@@ -246,6 +269,20 @@ class Coordinator:
                 self._commit_batch(due, recovered)
 
     def _commit_batch(self, batch_id: int, recovered: bool) -> None:
+        while lost := self._attempt_commits(batch_id, recovered):
+            self._replay(batch_id, lost)
+        for sink in self._sinks.values():
+            sink.pending.settle(batch_id)
+
+    def _attempt_commits(self, batch_id: int, recovered: bool) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
+        """Commit every transaction of a pending batch.
+
+        Returns:
+            Those that their targets had rolled back and of which there is a copy.
+
+        Raises:
+            Exception: a transaction can't be committed. All others have been: nothing else is left undone.
+        """
         work = [
             (sink, committable)
             for sink in self._sinks.values()
@@ -261,11 +298,34 @@ class Coordinator:
                 return error
             return None
 
-        failures = [error for error in self._map(failure, work) if error]
-        if failures:  # one transaction that is lost has left no other undone
-            raise max(failures, key=lambda error: isinstance(error, OperatorRequired))
-        for sink in self._sinks.values():
-            sink.pending.settle(batch_id)
+        failed = [(done, error) for done, error in zip(work, self._map(failure, work), strict=True) if error]
+        replayable = [done for done, error in failed if isinstance(error, TransactionLost) and done[1].staged]
+        for (sink, _), error in failed:
+            logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
+        if failed and not replayable:
+            raise max((error for _, error in failed), key=lambda error: isinstance(error, OperatorRequired))
+        return replayable
+
+    def _replay(self, batch_id: int, lost: Sequence[tuple[TwoPhaseCommitSink[Any], Committable]]) -> None:
+        """Write again what targets rolled back after the decision, and amend the decision to name that.
+
+        Until the amendment is in the log the new transactions are undecided like any other: a crash leaves them to
+        the sweep, and the next incarnation starts over.
+        """
+        round = Round(self._log.incarnation, batch_id)
+        replaced = {_name(sink): dict[str, Committable]() for sink in self._sinks.values()}
+        for sink, committable in lost:
+            replacement = _written_again(sink, committable, round)
+            replaced[_name(sink)][committable.transaction_id] = replacement
+            notify(TransactionReplayed(_name(sink), batch_id, committable, replacement))
+        [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
+        committables = {
+            name: tuple(replaced[name].get(c.transaction_id, c) for c in of_sink)
+            for name, of_sink in decision.committables.items()
+        }
+        self._log.amend(Decision(decision.round, committables))
+        for sink in {_name(sink): sink for sink, _ in lost}.values():
+            sink.pending.replace(batch_id, committables[_name(sink)])
 
     def _map(self, call: Callable[..., ResultT], work: Sequence[tuple[Any, ...]]) -> list[ResultT]:
         if self._commits_at_once == 1 or len(work) <= 1:
@@ -284,15 +344,20 @@ class Coordinator:
         The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then
         abort exactly what was listed. What a newer one begins later has another epoch or name and is out of reach.
         """
-        candidates = [(sink, open_) for sink in self._sinks.values() for open_ in sink.recover()]
-        if not candidates:
+        open_ = [(sink, transaction) for sink in self._sinks.values() for transaction in sink.recover()]
+        copies = [(sink, copy) for sink in self._sinks.values() for copy in _staged(sink)]
+        if not open_ and not copies:
             return
         self._log.verify()
         decided = [c for d in self._log.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
-        for sink, open_ in candidates:
-            if not any(open_.is_same_transaction(committable) for committable in decided):
-                sink.abort(open_)
-                notify(TransactionAborted(_name(sink), open_, recovered))
+        for sink, transaction in open_:
+            if not any(transaction.is_same_transaction(committable) for committable in decided):
+                sink.abort(transaction)
+                notify(TransactionAborted(_name(sink), transaction, recovered))
+        for sink, copy in copies:
+            # Of a batch that is known to be complete, or of a round that is not decided: nothing will ask for it.
+            if not any(copy == c.staged for batch in sink.pending for c in batch.committables) and sink.stage:
+                sink.stage.remove(copy)
 
     def _enter(self, phase: Phase, batch_id: int | None = None) -> None:
         self._phase = advance(self._phase, phase)
@@ -313,8 +378,47 @@ def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
         TransactionalIdPool(sink.prefix, "log", name)
 
 
+def _sealed(
+    sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable], started: float
+) -> tuple[Committable, ...]:
+    """What ``seal`` returns, if it is what it was given. ``started``: a reading of ``time.perf_counter``."""
+    sealed = tuple(sink.seal(committables, time.perf_counter() - started))
+    same = [one.is_same_transaction(other) for one, other in zip(sealed, committables, strict=False)]
+    if len(sealed) != len(committables) or not all(same):  # what was left out would be swept away
+        raise ConfigurationError(f"seal of sink {_name(sink)!r} must return the transactions that it is given")
+    return sealed
+
+
 def _name(sink: TwoPhaseCommitSink[Any]) -> str:
     return sink.transactional_ids.sink
+
+
+def _staged(sink: TwoPhaseCommitSink[Any]) -> list[str]:
+    """The names of all copies of what was written to ``sink``."""
+    copies = sink.stage.names() if sink.stage else []
+    return [name for name, transaction_id in copies if sink.transactional_ids.owns(transaction_id)]
+
+
+def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
+    """A transaction, pre-committed and sealed, with the records of the staged copy of ``lost``."""
+    assert sink.stage is not None
+    assert lost.staged is not None
+    started = time.perf_counter()
+    transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
+    try:
+        for batch in sink.stage.read(lost.staged):
+            sink.write(transaction, batch)
+            transaction.records += batch.num_rows
+        vote = replace(sink.pre_commit(transaction), staged=lost.staged)
+    except FileNotFoundError as error:
+        sink.abort(transaction)
+        raise TransactionLost(
+            f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by"
+            f" its target, and its copy {lost.staged} is not in {sink.stage.url} any more. Restore the copy; or write"
+            " the records by other means."
+        ) from error
+    [sealed] = _sealed(sink, [vote], started)
+    return sealed
 
 
 def _until_answered(what: str, call: Callable[..., None], *arguments: object) -> None:

@@ -28,6 +28,16 @@ class TransactionCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionReplayed:
+    """The target had rolled ``lost`` back after its decision; its staged records were written again."""
+
+    sink: str
+    batch_id: int
+    lost: Committable
+    replacement: Committable
+
+
+@dataclass(frozen=True, slots=True)
 class TransactionAborted:
     """One transaction that was open and not decided is rolled back."""
 
@@ -65,4 +75,6 @@ class BatchFinished:
     protocol_ms: float
 
 
-Event: TypeAlias = "PhaseEntered | TransactionCommitted | TransactionAborted | CallRetried | BatchFinished"
+Event: TypeAlias = (
+    "PhaseEntered | TransactionCommitted | TransactionReplayed | TransactionAborted | CallRetried | BatchFinished"
+)

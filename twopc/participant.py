@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.sink import TwoPhaseCommitSink
+from twopc.staging import StagedCopy
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round
 
@@ -40,20 +42,31 @@ class Participant:
         self._sinks = sinks
         self._attempt = (round, partition, attempt_number, task_attempt_id)
         self._transactions: dict[str, Transaction] = {}
+        self._copies: dict[str, StagedCopy] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch) -> None:
         """Write an Arrow record batch to ``sink``. An empty one begins nothing: an empty transaction can't commit."""
         if batch.num_rows == 0:
             return
         if sink not in self._transactions:
-            transaction_id = self._sinks[sink].transactional_ids.allocate(*self._attempt)
-            self._transactions[sink] = self._sinks[sink].begin(transaction_id)
+            self._begin(sink, batch.schema)
         self._sinks[sink].write(self._transactions[sink], batch)
+        if sink in self._copies:
+            self._copies[sink].write(batch)
         self._transactions[sink].records += batch.num_rows
+
+    def _begin(self, name: str, schema: pa.Schema) -> None:
+        sink = self._sinks[name]
+        transaction_id = sink.transactional_ids.allocate(*self._attempt)
+        self._transactions[name] = sink.begin(transaction_id)
+        if sink.stage is not None:
+            self._copies[name] = sink.stage.create(transaction_id, schema)
 
     def pre_commit(self) -> Vote:
         """Pre-commit every transaction begun. From here on only the coordinator decides what becomes of them."""
-        return {name: self._sinks[name].pre_commit(live) for name, live in self._transactions.items()}
+        staged = {name: copy.finish() for name, copy in self._copies.items()}
+        votes = {name: self._sinks[name].pre_commit(live) for name, live in self._transactions.items()}
+        return {name: replace(vote, staged=staged.get(name)) for name, vote in votes.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -69,3 +82,5 @@ class Participant:
             except Exception:
                 # The vote is no either way. What stays open is swept by the coordinator.
                 logger.warning("could not abort %s of sink %s", transaction.id.exact, name, exc_info=True)
+        for copy in self._copies.values():
+            copy.discard()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twopc.transaction import Committable
 
@@ -42,6 +42,10 @@ class PendingTransactions:
     def through(self, batch_id: int) -> tuple[PendingBatch, ...]:
         """The pending batches up to and including ``batch_id``, oldest first."""
         return tuple(batch for batch in self._batches.values() if batch.batch_id <= batch_id)
+
+    def replace(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        """Put what was decided instead in the place of a pending batch's transactions."""
+        self._batches[batch_id] = replace(self._batches[batch_id], committables=tuple(committables))
 
     def settle(self, batch_id: int) -> None:
         """Forget a batch of which every transaction is known to be committed. A batch not pending is ignored."""

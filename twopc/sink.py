@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from twopc.errors import ConfigurationError
 from twopc.pending import PendingTransactions
+from twopc.staging import Stage
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionalIdPool, TransactionId
 
@@ -36,7 +37,11 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     prefix: str = "twopc"
     """What the names of all its transactions start with; grant rights on it where the target has access control."""
 
+    rolls_back_by_itself: bool = False
+    """Whether the target may roll back what is decided, such as after a time-out. Then staging is for this sink."""
+
     pending: PendingTransactions
+    stage: Stage | None = None
     _transactional_ids: TransactionalIdPool
 
     @abstractmethod
@@ -86,8 +91,15 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
             Refused: no; the message names the column or the option.
         """
 
-    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+    def open(self) -> None:
+        """On the coordinator, at the start of each incarnation: look at the target, refuse what it can't do."""
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """On the coordinator, just before the decision: the last chance to veto, for all transactions at once.
+
+        Args:
+            committables: of every winning participant that wrote to this sink.
+            age_s: seconds since phase one began, by the coordinator's clock alone: none of them is older.
 
         Returns:
             The committables as they go into the decision, in the same order, with what the commit will need.
@@ -102,8 +114,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     # What every sink shares. ------------------------------------------------------------------------------------
 
-    def bind(self, name: str, log_id: str) -> None:
-        """Tie the sink to its name in one log. Called by the coordinator when it opens the log.
+    def bind(self, name: str, log_id: str, stage: Stage | None = None) -> None:
+        """Tie the sink to its name in one log, and to where its records are staged. Called by the coordinator.
 
         Raises:
             ConfigurationError: it is tied to another already, whose transactions it would take for its own.
@@ -116,6 +128,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
             )
         self._transactional_ids = pool
         self.pending = PendingTransactions()
+        self.stage = stage
 
     def unbound(self) -> Self:
         """A copy that is tied to no log."""

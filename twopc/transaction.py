@@ -28,11 +28,13 @@ class Committable:
         handle: what else the target needs, as JSON. Together with the name it identifies exactly one transaction,
             also after the name was used again. It holds no credentials: it is written to the commit log.
         records: number of records written, or None where only the target was asked (``recover``).
+        staged: name of the copy from which the records can be written again, or None where there is none.
     """
 
     transaction_id: str
     handle: Mapping[str, JsonValue]
     records: int | None = None
+    staged: str | None = None
 
     def is_same_transaction(self, other: Committable) -> bool:
         """Whether both name one transaction: same name, and no part of the handles that both have differs."""
@@ -42,7 +44,12 @@ class Committable:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        return {"transaction_id": self.transaction_id, "handle": dict(self.handle), "records": self.records}
+        return {
+            "transaction_id": self.transaction_id,
+            "handle": dict(self.handle),
+            "records": self.records,
+            "staged": self.staged,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> Committable:
@@ -52,4 +59,7 @@ class Committable:
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
         if records is not None and (not isinstance(records, int) or isinstance(records, bool) or records < 0):
             raise TypeError(f"a committable's records must be a count or null, not {records!r}")
-        return cls(transaction_id, handle, records)
+        staged = value.get("staged")
+        if staged is not None and (not isinstance(staged, str) or "/" in staged):
+            raise TypeError(f"a committable's staged copy must be a file name or null, not {staged!r}")
+        return cls(transaction_id, handle, records, staged)

@@ -99,6 +99,18 @@ class TransactionalIdPool:
         attempt of the round has."""
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, attempt_number, task_attempt_id)
 
+    def reallocate(self, lost: str, round: Round) -> TransactionId:
+        """The name for writing the transaction ``lost``, pooled or exact, once more in ``round``: its partition, and
+        the attempt after its own.
+
+        Raises:
+            ValueError: ``lost`` was not allocated here.
+        """
+        if not self.owns(lost):
+            raise ValueError(f"{lost!r} is no transactional id of {self.scope!r}")
+        numbers = [int(number) for number in lost.removeprefix(self.scope).split(".")]
+        return self.allocate(round, partition=numbers[2], attempt_number=numbers[3] + 1)
+
     def owns(self, transaction_id: str) -> bool:
         """Whether ``transaction_id`` was allocated here: the scope, then the numbers of a pooled or exact name."""
         return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){3,4}", transaction_id) is not None

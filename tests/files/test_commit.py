@@ -310,14 +310,14 @@ def test_what_participants_staged_on_another_disk_is_vetoed(
     committable = pre_commit()
     staged_path(folder, committable).unlink()
     with pytest.raises(Refused, match="same disk"):
-        make_sink().seal([committable])
+        make_sink().seal([committable], age_s=0)
 
 
 def test_a_staged_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreCommit, make_sink: MakeSink) -> None:
     committable = pre_commit()
     os.truncate(staged_path(folder, committable), 3)
     with pytest.raises(Refused, match="has 3 bytes"):
-        make_sink().seal([committable])
+        make_sink().seal([committable], age_s=0)
 
 
 def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
@@ -326,12 +326,12 @@ def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
     committable = pre_commit()
     target_path(folder, committable).touch()
     with pytest.raises(Refused, match="never overwritten"):
-        make_sink().seal([committable])
+        make_sink().seal([committable], age_s=0)
 
 
 def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreCommit, make_sink: MakeSink) -> None:
     committables = [pre_commit(partition=partition) for partition in (2, 0, 1)]
-    assert make_sink().seal(committables) == committables
+    assert make_sink().seal(committables, age_s=0) == committables
 
 
 # Hostile input. ---------------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     committable = Committable.from_json(json.loads(killed_writer(folder, "after pre-commit")))
     assert list(folder.rglob("*.parquet")) == []
     sink = make_sink()
-    sink.seal([committable])
+    sink.seal([committable], age_s=0)
     sink.commit(committable)
     [file] = folder.rglob("*.parquet")
     assert pq.read_table(file)["n"].to_pylist() == list(range(1000))

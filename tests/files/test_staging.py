@@ -273,7 +273,7 @@ def test_a_coordinator_without_the_right_to_rename_vetoes(
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode, **_: path != folder and access(path, mode))
     with pytest.raises(Refused, match="no right to change"):
-        make_sink().seal([committable])
+        make_sink().seal([committable], age_s=0)
 
 
 def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeSink) -> None:

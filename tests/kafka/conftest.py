@@ -145,7 +145,7 @@ def pre_commit() -> PreCommit:
     def run(sink: KafkaSink, values: list[str], round: Round = Round(1, 0), partition: int = 0) -> Committable:  # noqa: B008
         with Participant({"orders": sink}, round, partition) as participant:
             participant.write("orders", pa.record_batch({"value": values}))
-            [sealed] = sink.seal([participant.pre_commit()["orders"]])
+            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
         return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
 
     return run

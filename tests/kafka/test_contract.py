@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from twopc import Committable
 from twopc.testing import SinkContract
 from twopc_kafka import KafkaSink
 
@@ -34,10 +33,3 @@ class TestKafkaSink(SinkContract):
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         return pa.record_batch({"key": pa.array(values), "value": pa.array(values)})
-
-    def test_a_repeated_commit_changes_nothing(self) -> None:
-        """As in the contract; and while the markers of the first are written, the broker has each repeat wait."""
-        committable: Committable = self.pre_committed(["a", "b"])
-        for _ in range(3):
-            self._wait.repeated(lambda: self.sink().commit(committable))
-        assert self.becomes_visible(["a", "b"])

@@ -53,7 +53,7 @@ def grant(second_broker: Any, user: str, topic: str, prefix: str) -> None:
 def pre_committed(sink: Any, partition: int = 0) -> Committable:
     with Participant({"orders": sink}, Round(1, 0), partition) as participant:
         participant.write("orders", pa.record_batch({"value": ["a"]}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]])
+        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
     return sealed  # type: ignore[no-any-return]
 
 

@@ -56,7 +56,7 @@ def test_every_column_arrives_as_it_was_given(make_topic: Any, make_sink: Any, w
         }
     )
     before_ms = int(time.time() * 1000)
-    [sealed] = sink.seal([written(sink, batch)])
+    [sealed] = sink.seal([written(sink, batch)], age_s=0)
     wait.repeated(lambda: sink.commit(sealed))
     wait.until("three records are visible", lambda: len(topic.records()) == 3)
     by_partition = sorted(topic.records(), key=lambda record: -record.partition)
@@ -101,7 +101,7 @@ def stored_batches(segment: bytes) -> list[tuple[int, int]]:
 
 def test_exactly_once_is_visible_only_after_the_commit(topic: Any, make_sink: Any, wait: Any) -> None:
     sink = make_sink(topic)
-    [sealed] = sink.seal([written(sink, text("a"))])
+    [sealed] = sink.seal([written(sink, text("a"))], age_s=0)
     assert topic.visible() == []
     wait.repeated(lambda: sink.commit(sealed))
     topic.becomes(["a"])
@@ -114,7 +114,7 @@ def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_
     vote = written(sink, text("a"))
     assert topic.visible() == ["a"]
     assert (vote.handle, vote.records) == ({}, 1)
-    [sealed] = sink.seal([vote])
+    [sealed] = sink.seal([vote], age_s=0)
     sink.commit(sealed)
     sink.abort(sealed)
     assert list(sink.recover()) == []
@@ -124,7 +124,7 @@ def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_
 def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic: Any, make_sink: Any) -> None:
     values = [str(n) for n in range(1000)]
     sink = make_sink(topic, delivery="none", linger_ms=500)
-    sink.commit(*sink.seal([written(sink, text(*values))]))
+    sink.commit(*sink.seal([written(sink, text(*values))], age_s=0))
     topic.becomes(values)
 
 

@@ -47,7 +47,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     committable = Committable.from_json(json.loads(killed_writer(topic, prefix, "after pre-commit")))
     assert topic.visible() == []
     sink = make_sink(topic)
-    [sealed] = sink.seal([committable])
+    [sealed] = sink.seal([committable], age_s=0)
     for _ in range(2):
         wait.repeated(lambda: make_sink(topic).commit(sealed))
     topic.becomes(VALUES)

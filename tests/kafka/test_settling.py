@@ -232,7 +232,7 @@ def test_a_transaction_that_is_not_ongoing_any_more_is_vetoed_before_the_decisio
     committable = pre_commit(make_sink(topic), ["a"])
     make_sink(topic).abort(committable)
     with pytest.raises(Exception, match=r"can't be committed any more.*transaction.timeout.ms"):
-        make_sink(topic).seal([committable])
+        make_sink(topic).seal([committable], age_s=0)
 
 
 # Who owns what. -------------------------------------------------------------------------------------------------------

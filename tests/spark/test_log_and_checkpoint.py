@@ -126,7 +126,7 @@ def test_a_query_that_failed_after_its_decision_goes_on_where_it_stopped(pipelin
 
 def test_a_sink_that_vetoes_stops_the_query_with_its_own_words(pipeline: Pipeline) -> None:
     class Vetoing(FileSink):
-        def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+        def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
             raise RuntimeError(f"no, not {len(committables)} of them")
 
     veto = Vetoing({"path": str(pipeline.folder / "vetoed")})

@@ -54,7 +54,7 @@ class Sink(MemorySink):
     def _at(self, call: str) -> None:
         self.during.get(call, lambda: None)()
 
-    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         self._at("seal")
         return committables
 
@@ -236,7 +236,7 @@ def test_everything_of_every_sink_is_in_the_one_decision_before_the_first_commit
 def test_a_sink_that_seals_changes_what_is_decided(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = world.coordinator()
 
-    def seal(committables: Sequence[Committable]) -> list[Committable]:
+    def seal(committables: Sequence[Committable], age_s: float) -> list[Committable]:
         return [Committable(c.transaction_id, {"sealed": True}, c.records) for c in committables]
 
     monkeypatch.setattr(sink(coordinator, "a"), "seal", seal)
@@ -445,7 +445,7 @@ def test_a_vote_for_a_sink_that_the_coordinator_does_not_have_is_not_dropped(wor
 def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: World) -> None:
     """What it left out would be swept away: lost without a word."""
     coordinator = world.coordinator()
-    sink(coordinator, "a").seal = lambda committables: committables[:1]
+    sink(coordinator, "a").seal = lambda committables, age_s: committables[:1]
     with pytest.raises((RoundAborted, Refused)):
         run(coordinator, 0)
     assert coordinator._log.tail.decided is None
@@ -567,7 +567,7 @@ def test_a_sweep_aborts_an_undecided_transaction_though_a_decided_one_had_its_na
     coordinator = world.coordinator("a")
     of_sink = sink(coordinator, "a")
     monkeypatch.setattr(
-        of_sink, "seal", lambda voted: [Committable(c.transaction_id, {"epoch": 3}, c.records) for c in voted]
+        of_sink, "seal", lambda voted, age_s: [Committable(c.transaction_id, {"epoch": 3}, c.records) for c in voted]
     )
     run(coordinator, 0)
     [decided, _] = coordinator._log.tail.unresolved[0].committables["a"]

@@ -129,7 +129,7 @@ class Sink(MemorySink):
         self.steps.step("after pre_commit")
         return committable
 
-    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         self.steps.step("seal")
         return committables
 

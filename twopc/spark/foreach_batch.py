@@ -27,7 +27,9 @@ _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 
 
-def foreach_batch(sinks: Target | Mapping[str, Target], log: str, first_batch_id: int = 0) -> ForeachBatch:
+def foreach_batch(
+    sinks: Target | Mapping[str, Target], log: str, stage: str | None = None, first_batch_id: int = 0
+) -> ForeachBatch:
     """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
 
     Args:
@@ -35,13 +37,14 @@ def foreach_batch(sinks: Target | Mapping[str, Target], log: str, first_batch_id
             where there are none; or a dictionary of these by names of your choice. The names go into transactional
             ids and the log: keep them over restarts.
         log: the folder of the commit log, one for each query, that the driver reaches wherever it is restarted.
+        stage: a folder for copies of what is written, or None; see ``Coordinator``. Executors must reach it too.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
 
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.
     """
     targets = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
-    return ForeachBatch({name: _target(target) for name, target in targets.items()}, log, first_batch_id)
+    return ForeachBatch({name: _target(target) for name, target in targets.items()}, log, stage, first_batch_id)
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,10 @@ def _target(target: Target) -> _Target:
 class ForeachBatch:
     """Calls of it are batches. It can be pickled; a copy opens the log anew at its first batch."""
 
-    def __init__(self, targets: Mapping[str, _Target], log: str, first_batch_id: int) -> None:
+    def __init__(self, targets: Mapping[str, _Target], log: str, stage: str | None, first_batch_id: int) -> None:
         self._targets = dict(targets)
         self._log = log
+        self._stage = stage
         self._first_batch_id = first_batch_id
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
@@ -121,10 +125,10 @@ class ForeachBatch:
 
     def _new_coordinator(self, query_id: str) -> Coordinator:
         sinks = {name: target.sink for name, target in self._targets.items()}
-        return Coordinator(sinks, self._log, query_id, self._first_batch_id)
+        return Coordinator(sinks, self._log, query_id, self._first_batch_id, self._stage)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ForeachBatch, (self._targets, self._log, self._first_batch_id)
+        return ForeachBatch, (self._targets, self._log, self._stage, self._first_batch_id)
 
 
 @contextlib.contextmanager

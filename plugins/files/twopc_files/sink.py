@@ -122,7 +122,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
     # On the coordinator. ------------------------------------------------------------------------------------
 
-    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002  # no file grows too old
         """Vetoes what this process could not commit later, while the round can still be rolled back.
 
         Raises:

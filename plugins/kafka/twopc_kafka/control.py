@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import kafka.errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
@@ -34,6 +35,8 @@ CONNECT_TIMEOUT_MS = 15_000
 RECONNECT_BACKOFF_MAX_MS = 1_000
 """A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
 
+_BROKER = 4  # DescribeConfigs' type of resource
+_LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
@@ -81,6 +84,13 @@ class Control:
         """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
         so that a late write of the ended transaction is fenced; else 4."""
         return self._run(self._end_txn_version)
+
+    def largest_timeout_ms(self) -> int | None:
+        """The longest transaction time-out that a broker grants; None where it does not tell this principal."""
+        try:
+            return self._run(self._largest_timeout_ms)
+        except OperatorRequired:
+            return None
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """The state of each id that the cluster knows."""
@@ -130,6 +140,19 @@ class Control:
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
         bumps = levels.get("transaction.version", 0) >= 2
         return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+
+    async def _largest_timeout_ms(self) -> int | None:
+        broker = next(iter(self._manager.cluster.brokers())).node_id
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_BROKER, resource_name=str(broker), configuration_keys=[_LARGEST_TIMEOUT]
+        )
+        response = await self._manager.send(DescribeConfigsRequest(resources=[resource]), node_id=broker)
+        for result in response.results:
+            self._raise(kafka.errors.for_code(result.error_code), _LARGEST_TIMEOUT)
+            for config in result.configs:
+                if config.name == _LARGEST_TIMEOUT and config.value is not None:
+                    return int(config.value)
+        return None
 
     async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         at: dict[int, list[str]] = defaultdict(list)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import confluent_kafka
@@ -20,8 +20,8 @@ EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
 DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
 
 DEFAULTS: Mapping[str, Any] = {
-    # The broker's own default for the largest that it grants (transaction.max.timeout.ms): the longer a decided
-    # transaction can wait for its commit, the less can be lost.
+    # The longer a decided transaction can wait for its commit, the less can be lost. This is what brokers grant at most
+    # by their own default; where 'transaction.timeout.ms' is not set, the sink asks for the most that these do.
     "transaction.timeout.ms": 900_000,
     # Bounds how long a task waits for a broker that is gone.
     "message.timeout.ms": 120_000,
@@ -74,17 +74,32 @@ class KafkaOptions:
             Spark's own sink, the option wins over the column.
         delivery: ``exactly-once``, ``at-least-once`` (flushed, no transaction) or ``none`` (not even flushed).
         prefix: what transactional ids start with; rights are granted on it.
+        commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
+        asks_for_most: ``transaction.timeout.ms`` is not the user's: the most that the broker grants is best.
         properties: librdkafka's.
     """
 
     topic: str | None
     delivery: str
     prefix: str
+    commit_margin_ms: int
+    asks_for_most: bool
     properties: Mapping[str, Any] = field(repr=False)
 
     @property
     def bootstrap_servers(self) -> str:
         return str(self.properties["bootstrap.servers"])
+
+    @property
+    def transaction_timeout_ms(self) -> int:
+        return int(self.properties["transaction.timeout.ms"])
+
+    def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
+        """The same with another ``transaction.timeout.ms``, and all that may not be longer."""
+        message_ms = min(int(self.properties["message.timeout.ms"]), timeout_ms)
+        timeouts = {"transaction.timeout.ms": timeout_ms, "message.timeout.ms": message_ms}
+        margin_ms = min(self.commit_margin_ms, timeout_ms // 3)
+        return replace(self, commit_margin_ms=margin_ms, properties={**self.properties, **timeouts})
 
     @property
     def control(self) -> dict[str, Any]:
@@ -107,6 +122,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     topic = properties.pop("topic", None)
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
     prefix = str(properties.pop("transactional.id.prefix", "twopc"))
+    margin = properties.pop("commit.margin.ms", None)
     if delivery not in DELIVERIES:
         raise ConfigurationError(f"'delivery' must be one of {', '.join(DELIVERIES)}")
     if topic == "":
@@ -120,7 +136,24 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     _refuse_what_has_no_meaning_for_both(properties)
     merged = _with_defaults(properties)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
-    return KafkaOptions(None if topic is None else str(topic), delivery, prefix, merged)
+    return KafkaOptions(
+        topic=None if topic is None else str(topic),
+        delivery=delivery,
+        prefix=prefix,
+        commit_margin_ms=_margin_ms(margin, int(merged["transaction.timeout.ms"])),
+        asks_for_most="transaction.timeout.ms" not in properties,
+        properties=merged,
+    )
+
+
+def _margin_ms(margin: object, timeout_ms: int) -> int:
+    if margin is None:
+        return timeout_ms // 3  # a driver that dies after the decision has that long to be restarted
+    if not str(margin).isdecimal() or int(str(margin)) >= timeout_ms:
+        raise ConfigurationError(
+            f"'commit.margin.ms' must be a number below 'transaction.timeout.ms' ({timeout_ms}), not {margin!r}"
+        )
+    return int(str(margin))
 
 
 def _with_defaults(properties: Mapping[str, Any]) -> dict[str, Any]:

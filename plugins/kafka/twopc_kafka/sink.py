@@ -6,7 +6,9 @@ commits or aborts exactly that transaction with them (``control``); no task need
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
@@ -17,10 +19,12 @@ from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
 from twopc_kafka.options import EXACTLY_ONCE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
-from twopc_kafka.writer import Writer
+from twopc_kafka.writer import Writer, timeout_refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
 
 
 class KafkaTransaction(Transaction):
@@ -72,6 +76,25 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     # On the coordinator. ----------------------------------------------------------------------------------------
 
+    @property
+    def rolls_back_by_itself(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
+        """Kafka rolls back what waits longer for its commit than the transaction's time-out."""
+        return self._is_transactional
+
+    def open(self) -> None:
+        """Ask for the longest time-out that the broker grants, or refuse one that it does not.
+
+        Raises:
+            ConfigurationError: ``transaction.timeout.ms`` is longer. Nothing was written.
+        """
+        largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
+        if largest_ms is None:
+            return
+        if self._options.asks_for_most:
+            self._options = self._options.with_transaction_timeout(largest_ms)
+        elif self._options.transaction_timeout_ms > largest_ms:
+            raise timeout_refused(self._options.transaction_timeout_ms)
+
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
         topic = self._options.topic
@@ -81,11 +104,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 " Create it with the partitions that you want; the sink creates none."
             )
 
-    def seal(self, committables: Sequence[Committable]) -> Sequence[Committable]:
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         """Veto where a transaction is not ongoing any more, and note by which version of EndTxn it will be ended:
         a repeat must use the same one."""
         if not self._is_transactional or not committables:
             return committables
+        self._refuse_too_old(age_s)
         described = self._control.describe([committable.transaction_id for committable in committables])
         version = self._control.end_txn_version
         for committable in committables:
@@ -97,6 +121,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                     " A longer 'transaction.timeout.ms' helps if it timed out."
                 )
         return [_with_version(committable, version) for committable in committables]
+
+    def _refuse_too_old(self, age_s: float) -> None:
+        """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
+        timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
+        left_ms = timeout_ms - age_s * 1000
+        if left_ms < margin_ms:
+            raise RoundAborted(
+                f"the transactions of this batch may be {age_s:.0f} s old, and Kafka rolls them back after"
+                f" 'transaction.timeout.ms' = {timeout_ms} ms: {left_ms:.0f} ms are left, less than 'commit.margin.ms'"
+                f" = {margin_ms}. Make batches smaller, or raise the time-out and the broker's"
+                " transaction.max.timeout.ms."
+            )
+        if left_ms < timeout_ms / 2:
+            logger.warning(
+                "writing this batch took %.0f s, more than half of 'transaction.timeout.ms' = %d", age_s, timeout_ms
+            )
 
     def commit(self, committable: Committable) -> None:
         if not committable.handle:
@@ -182,4 +222,4 @@ def _number(committable: Committable, name: str) -> int:
 
 def _with_version(committable: Committable, version: int) -> Committable:
     handle = {**committable.handle, "end_txn_version": version}
-    return Committable(committable.transaction_id, handle, committable.records)
+    return replace(committable, handle=handle)

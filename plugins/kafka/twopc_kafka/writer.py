@@ -40,6 +40,22 @@ class ProducerIdentity:
     producer_epoch: int
 
 
+class _Reports:
+    """What librdkafka tells of one producer. Not the writer itself: a producer that leads back to its writer would keep
+    its threads and its memory until the next garbage collection finds the two."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[confluent_kafka.KafkaError, str]] = []
+        self.statistics = ""
+
+    def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            self.failures.append((error, str(message.topic())))
+
+    def keep_statistics(self, statistics: str) -> None:
+        self.statistics = statistics
+
+
 class Writer:
     """A producer for one transaction, or for one flush where ``delivery`` asks for no transaction."""
 
@@ -51,8 +67,7 @@ class Writer:
             RoundAborted: it could not be reached, or another producer is using the id.
         """
         self._options = options
-        self._failures: list[tuple[confluent_kafka.KafkaError, str]] = []
-        self._statistics = ""
+        self._reports = _Reports()
         self._transactional = options.delivery == EXACTLY_ONCE
         self._producer = confluent_kafka.Producer(self._properties(transactional_id), logger=logger)
         if self._transactional:
@@ -66,12 +81,12 @@ class Writer:
     def _properties(self, transactional_id: str) -> dict[str, Any]:
         properties = dict(self._options.properties)
         # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
-        properties |= {"delivery.report.only.error": True, "on_delivery": self._delivered}
+        properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
         if self._transactional:
             properties |= {"transactional.id": transactional_id}
             # The producer tells its own id and epoch in its statistics and nowhere else. To ask the broker instead
             # could return the epoch of a zombie that has taken over the id meanwhile.
-            properties |= {"statistics.interval.ms": 5, "stats_cb": self._keep_statistics}
+            properties |= {"statistics.interval.ms": 5, "stats_cb": self._reports.keep_statistics}
         else:
             del properties["transaction.timeout.ms"]
         return properties
@@ -131,36 +146,25 @@ class Writer:
     def _identity(self) -> ProducerIdentity:
         deadline = time.monotonic() + IDENTITY_TIMEOUT_S
         while time.monotonic() < deadline:
-            told = json.loads(self._statistics)["eos"] if self._statistics else {"producer_id": -1}
+            told = json.loads(self._reports.statistics)["eos"] if self._reports.statistics else {"producer_id": -1}
             if told["producer_id"] >= 0:
                 return ProducerIdentity(told["producer_id"], told["producer_epoch"])
             self._producer.poll(0.01)
         raise RoundAborted(f"librdkafka did not tell its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
 
-    def _keep_statistics(self, statistics: str) -> None:
-        self._statistics = statistics
-
-    def _delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
-        if error is not None:
-            self._failures.append((error, str(message.topic())))
-
     def _raise_failures(self) -> None:
-        if self._failures:
-            raise self._not_delivered(*self._failures[0])
+        if self._reports.failures:
+            raise self._not_delivered(*self._reports.failures[0])
 
     def _not_delivered(self, error: confluent_kafka.KafkaError, topic: str) -> RoundAborted:
         return RoundAborted(
-            f"{max(1, len(self._failures))} records were not delivered to {self._options.bootstrap_servers}; the first,"
-            f" to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
+            f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
+            f" the first, to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
         )
 
     def _refused(self, error: confluent_kafka.KafkaError, transactional_id: str) -> Exception:
         if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            timeout_ms = self._options.properties["transaction.timeout.ms"]
-            return ConfigurationError(
-                f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
-                " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
-            )
+            return timeout_refused(self._options.transaction_timeout_ms)
         return RoundAborted(
             f"no transaction {transactional_id} could be begun at {self._options.bootstrap_servers}: {error.str()}"
             f" ({error.name()}). {_advice(error)}"
@@ -182,3 +186,11 @@ def _advice(error: confluent_kafka.KafkaError) -> str:
         code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
         code._UNKNOWN_PARTITION: "Column 'partition' names one that the topic does not have.",  # noqa: SLF001
     }.get(error.code(), "The batch can be run again.")
+
+
+def timeout_refused(timeout_ms: int) -> ConfigurationError:
+    """The error for a transaction time-out that is longer than the broker grants."""
+    return ConfigurationError(
+        f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
+        " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
+    )

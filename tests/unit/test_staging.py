@@ -1,0 +1,199 @@
+"""A target that rolls back what is decided: its records are written again from the staged copy, or the query stops."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc import Coordinator, Participant
+from twopc.errors import RoundAborted, TransactionLost
+from twopc.events import Event, PhaseEntered, TransactionReplayed
+from twopc.phases import Phase
+from twopc.staging import Stage
+from twopc.testing import MemorySink, MemoryTarget
+from twopc.transactional_ids import Round
+
+
+class ForgetfulSink(MemorySink):
+    """Of a target that may roll back what is pre-committed."""
+
+    rolls_back_by_itself = True
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+
+
+class World:
+    """Two targets, of which only ``a`` rolls back by itself, a log and a stage; they outlive coordinators."""
+
+    def __init__(self, folder: Path) -> None:
+        self.targets = {"a": MemoryTarget(), "b": MemoryTarget()}
+        self.log = f"memory://{uuid.uuid4().hex}"
+        self.stage = folder / "stage"
+        self.at: dict[Phase | type, Any] = {}
+
+    def run(self, batch_id: int, stage: bool = True, fails: bool = False) -> None:
+        """One batch of two partitions, by a coordinator that has just started."""
+        sinks = {"a": ForgetfulSink(self.targets["a"]), "b": MemorySink(self.targets["b"])}
+        url = f"file://{self.stage}" if stage else None
+        coordinator = Coordinator(sinks, self.log, "query", stage=url, commits_at_once=1)
+
+        def phase_one(round: Round) -> Iterator[dict[str, Any]]:
+            for partition in range(2):
+                with Participant(sinks, round, partition) as participant:
+                    for name in sinks:
+                        participant.write(name, pa.record_batch({"value": [f"{batch_id}-{partition}"]}))
+                    yield participant.pre_commit()
+            if fails:
+                raise RuntimeError("the job failed")
+
+        coordinator.run(batch_id, phase_one)
+
+    def roll_back(self, *_: object) -> None:
+        """What ``a`` has open is gone."""
+        self.targets["a"].open.clear()
+
+    def visible(self, name: str) -> list[str]:
+        return sorted(record["value"] for record in self.targets[name].visible)
+
+    def copies(self) -> list[str]:
+        return sorted(path.name for path in self.stage.glob("*"))
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        kind = event.phase if isinstance(event, PhaseEntered) else type(event)
+        if kind in self.at:
+            self.at.pop(kind)()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    twopc.register_observer(world)
+    yield world
+    twopc.unregister_observer(world)
+
+
+def killed() -> None:
+    raise Killed
+
+
+BOTH = ["0-0", "0-1"]
+
+
+def test_what_the_target_rolled_back_after_the_decision_is_written_again(world: World) -> None:
+    world.at[Phase.COMMITTING] = world.roll_back
+    world.run(0)
+    assert world.visible("a") == world.visible("b") == BOTH
+
+
+def test_a_driver_that_was_down_for_too_long_loses_nothing(world: World) -> None:
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run(0)
+    world.roll_back()
+    world.run(0)
+    assert world.visible("a") == world.visible("b") == BOTH
+
+
+def test_rolled_back_twice_in_a_row_it_is_written_again_twice(world: World) -> None:
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run(0)
+    for _ in range(2):
+        world.roll_back()
+        world.at[TransactionReplayed] = killed
+        with pytest.raises(Killed):
+            world.run(0)
+    world.roll_back()
+    world.run(0)
+    assert world.visible("a") == world.visible("b") == BOTH
+    assert world.targets["a"].open == {}
+
+
+def test_what_is_rolled_back_again_before_its_commit_is_written_again(world: World) -> None:
+    world.at |= {Phase.COMMITTING: world.roll_back, TransactionReplayed: world.roll_back}
+    world.run(0)
+    assert world.visible("a") == BOTH
+
+
+def test_a_replay_that_was_killed_before_its_amendment_leaves_nothing_open(world: World) -> None:
+    world.at |= {Phase.COMMITTING: world.roll_back, TransactionReplayed: killed}
+    with pytest.raises(Killed):
+        world.run(0)
+    world.run(0)
+    assert world.visible("a") == BOTH
+    assert world.targets["a"].open == {}
+
+
+def test_without_a_stage_the_query_stops_and_nothing_else_is_left_undone(world: World) -> None:
+    world.at[Phase.COMMITTING] = world.roll_back
+    with pytest.raises(TransactionLost):
+        world.run(0, stage=False)
+    assert world.visible("b") == BOTH
+    with pytest.raises(TransactionLost):
+        world.run(0, stage=False)
+
+
+def test_a_copy_that_is_gone_stops_the_query_and_is_named(world: World) -> None:
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run(0)
+    world.roll_back()
+    gone = world.copies()[0]
+    (world.stage / gone).unlink()
+    with pytest.raises(TransactionLost, match=gone):
+        world.run(0)
+    assert world.targets["a"].open == {}
+
+
+def test_copies_are_removed_when_their_batch_is_complete(world: World) -> None:
+    seen: list[list[str]] = []
+    world.at[Phase.COMMITTING] = lambda: seen.append(world.copies())
+    world.run(0)
+    assert [len(copies) for copies in seen] == [2]
+    assert world.copies() == []
+
+
+def test_copies_of_a_round_that_failed_are_removed(world: World) -> None:
+    with pytest.raises(RoundAborted):
+        world.run(0, fails=True)
+    assert world.copies() == []
+
+
+def test_copies_of_another_log_are_left_alone(world: World) -> None:
+    world.stage.mkdir()
+    (world.stage / "twopc.another.a.1.0.0.0.0.arrow").write_bytes(b"")
+    (world.stage / "notes.txt").write_bytes(b"")
+    world.run(0)
+    assert world.copies() == ["notes.txt", "twopc.another.a.1.0.0.0.0.arrow"]
+
+
+def test_nothing_is_staged_for_a_target_that_never_rolls_back_by_itself(world: World) -> None:
+    world.at[Phase.COMMITTING] = lambda: seen.extend(world.copies())
+    seen: list[str] = []
+    world.run(0)
+    assert seen
+    assert all(".a." in name for name in seen)
+
+
+def test_a_copy_is_durable_before_the_vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr("os.fsync", lambda _: synced.append("file"))
+    monkeypatch.setattr("twopc.staging.sync_folder", lambda _: synced.append("folder"))
+    sink = ForgetfulSink(MemoryTarget())
+    sink.bind("a", "log", Stage(str(tmp_path)))
+    with Participant({"a": sink}, Round(1, 0), 0) as participant:
+        participant.write("a", pa.record_batch({"value": ["x"]}))
+        synced.clear()
+        [committable] = participant.pre_commit().values()
+    assert synced == ["file", "folder"]
+    assert committable.staged is not None
+    assert [batch.to_pylist() for batch in Stage(str(tmp_path)).read(committable.staged)] == [[{"value": "x"}]]
