@@ -24,6 +24,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import confluent_kafka
+import orjson
 from flights import airlines, checksum, expected, flights
 from query import MOMENTS, Settings
 from report import Report, Visible, protocol_time
@@ -81,7 +82,7 @@ def run(settings: Settings, records: int, chance: random.Random, started: float)
         def show(what: str) -> None:
             progress.update(task, description=what, completed=topic.records)
 
-        with watching([topic, parquet, baseline]):
+        with watching([topic, parquet]):
             kills = [kill(settings, moment, number, baseline, chance, show) for number, moment in enumerate(KILLS, 1)]
             finish(settings, show)
             show("comparing every record")
@@ -119,7 +120,7 @@ def load(settings: Settings, records: int, progress: Progress) -> Counter[tuple[
     task = progress.add_task("loading flights into Kafka", total=records)
     for number, flight in enumerate(itertools.islice(flights(), records)):
         sent[number, checksum(expected(flight, names))] += 1
-        producer.produce(settings.source, json.dumps(flight), str(number))
+        producer.produce(settings.source, orjson.dumps(flight), str(number))
         if number % 10_000 == 0:
             producer.poll(0)
             producer.flush()
@@ -143,11 +144,11 @@ def kill(
         if moment == WHILE_TASKS_WRITE:
             wait_for(lambda: tasks_write(settings), process, show, moment)
         elif moment == WHILE_BASELINE_WRITES:
-            seen = baseline.records
-            wait_for(lambda: baseline.records > seen, process, show, moment)
+            before = baseline.length()
+            wait_for(lambda: baseline.length() > before, process, show, moment)
         elif moment == AT_RANDOM:
-            before = len(read_events(Path(settings.folder)))
-            wait_for(lambda: len(read_events(Path(settings.folder))) > before, process, show, moment)
+            written = len(read_events(Path(settings.folder)))
+            wait_for(lambda: len(read_events(Path(settings.folder))) > written, process, show, moment)
             wait_s = chance.uniform(0, 3)
             moment = f"{moment} ({wait_s:.2f} s after its first commit)"
             time.sleep(wait_s)

@@ -6,11 +6,12 @@ import csv
 import hashlib
 import importlib.util
 import io
-import json
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
+
+import orjson
 
 Record: TypeAlias = "Mapping[str, object]"
 
@@ -41,8 +42,8 @@ def expected(flight: Record, names: Mapping[str, str]) -> Record:
 
 def checksum(record: Record) -> int:
     """Eight bytes that tell one record's contents from another's."""
-    text = json.dumps([record.get(name) for name in CHECKED])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    contents = orjson.dumps([record.get(name) for name in CHECKED])
+    return int.from_bytes(hashlib.blake2b(contents, digest_size=8).digest(), "big")
 
 
 def _value(text: str) -> str | int | None:

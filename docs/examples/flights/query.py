@@ -137,6 +137,8 @@ def main() -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.memory", "1g")
+        # It is killed after seconds: what matters is how soon it runs.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )

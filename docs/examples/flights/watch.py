@@ -6,7 +6,6 @@ afterwards. The topic is read with kafka-python, the files with DuckDB: neither 
 
 from __future__ import annotations
 
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import duckdb
+import orjson
 from flights import checksum
 from kafka import KafkaConsumer, TopicPartition
 
@@ -59,7 +59,7 @@ class TopicWatcher(Watcher):
     def poll(self) -> None:
         """Take in what can be read now."""
         values = [
-            json.loads(record.value)
+            orjson.loads(record.value)
             for records in self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=5000).values()
             for record in records
         ]
@@ -67,6 +67,10 @@ class TopicWatcher(Watcher):
             self.add(value)
         if values and self._log:
             self.check_decided(max(value["batch"] for value in values), len(values))
+
+    def length(self) -> int:
+        """How many offsets a committed reader could read by now, without reading them."""
+        return sum(self._consumer.end_offsets(self._partitions).values())
 
     def read_to_end(self) -> None:
         """Take in all that a committed reader sees now."""
