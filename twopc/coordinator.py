@@ -162,7 +162,7 @@ class Coordinator:
         self._log = CommitLog.open(self._store, self._owner, self._sinks.keys())
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
-            sink.open()
+            _until_answered(f"look at the target of sink {name}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
