@@ -61,6 +61,20 @@ format: $(STAMP) ## format the code and repair what ruff can repair
 demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/demo.py $(ARGS)
 
+.PHONY: simulate
+simulate: $(STAMP) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation
+	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS))
+
+.PHONY: mutants
+mutants: $(STAMP) ## show that the simulation catches every defect that is put into the code
+	$(BIN)/python -m tests.simulation --mutants
+
+SECONDS ?= 300
+SEED ?= 1
+.PHONY: storm
+storm: $(STAMP) ## kill everything at random for SECONDS (300), by SEED (1); lose nothing
+	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED)
+
 .PHONY: clean
 clean: ## remove .venv, build/ and the tools' caches; downloads stay in the cache folder
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -6,6 +6,7 @@ recovery needs: every entry repeats the newest decided batch and the decisions n
 ``open``    a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
 ``decide``  a batch is decided, with every committable of every sink.
 ``amend``   a decided batch has other committables: the target had rolled some back, and they were written again.
+``abandon`` a person gave up transactions of a decided batch, which no target will ever show.
 ``close``   a clean stop.
 """
 
@@ -31,7 +32,7 @@ FORMAT = 1
 ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for people to read; recovery needs the tail alone."""
 
-Kind = Literal["open", "decide", "amend", "close"]
+Kind = Literal["open", "decide", "amend", "abandon", "close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,15 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandonment:
+    """What a person gave up of a decided batch, and who did so when: ``at`` is UTC, for people."""
+
+    given_up: Decision
+    by: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One entry, and with it the whole state of the log at that point.
 
@@ -59,6 +69,8 @@ class Entry:
         unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this says
             through which batch everything is committed.
         written_at: UTC, for people. Nothing is decided by it.
+        abandoned: what people have given up, oldest first. It is carried forward, as entries are pruned and what is
+            missing from a target must stay on record.
     """
 
     kind: Kind
@@ -69,6 +81,7 @@ class Entry:
     decided: int | None
     unresolved: tuple[Decision, ...]
     written_at: str
+    abandoned: tuple[Abandonment, ...] = ()
 
     @property
     def committed_through(self) -> int | None:
@@ -118,6 +131,38 @@ def amended(tail: Entry, decision: Decision) -> Entry:
     return _next(tail, "amend", unresolved=unresolved)
 
 
+def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Entry:
+    """The entry that takes transactions out of an unresolved decision, and notes who gave them up.
+
+    Raises:
+        LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of them.
+    """
+    unresolved = {decision.batch_id: decision for decision in tail.unresolved}
+    if batch_id not in unresolved:
+        raise LogMismatch(
+            f"batch {batch_id} can't be abandoned: only what is decided and not known to be committed can"
+            f" ({list(unresolved)}). Nothing was changed."
+        )
+    decision = unresolved[batch_id]
+    for sink, committables in given_up.items():
+        for committable in committables:
+            if committable not in decision.committables.get(sink, ()):
+                raise LogMismatch(
+                    f"transaction {committable.transaction_id} of sink {sink!r} can't be abandoned: the decision of"
+                    f" batch {batch_id} does not name it. Nothing was changed."
+                )
+    rest = {
+        sink: tuple(committable for committable in committables if committable not in given_up.get(sink, ()))
+        for sink, committables in decision.committables.items()
+    }
+    unresolved[batch_id] = Decision(decision.round, rest)
+    if not any(rest.values()) and min(unresolved) == batch_id:  # an empty one behind an older one says what is decided
+        del unresolved[batch_id]
+    loss = Decision(decision.round, {sink: tuple(committables) for sink, committables in given_up.items()})
+    entry = _next(tail, "abandon", unresolved=tuple(unresolved.values()))
+    return replace(entry, abandoned=(*tail.abandoned, Abandonment(loss, by, entry.written_at)))
+
+
 def closed(tail: Entry) -> Entry:
     """The entry of a clean stop: everything decided is committed."""
     return _next(tail, "close", unresolved=())
@@ -144,7 +189,7 @@ def _now() -> str:
 
 def serialise(entry: Entry) -> bytes:
     """Indented, so that a person can read it with any pager."""
-    value = {
+    value: dict[str, JsonValue] = {
         "format": FORMAT,
         "kind": entry.kind,
         "entry_id": entry.entry_id,
@@ -153,20 +198,23 @@ def serialise(entry: Entry) -> bytes:
         "incarnation": entry.incarnation,
         "decided": entry.decided,
         "committed_through": entry.committed_through,
-        "unresolved": [
-            {
-                "batch_id": decision.batch_id,
-                "incarnation": decision.round.incarnation,
-                "sinks": {
-                    sink: [committable.to_json() for committable in committables]
-                    for sink, committables in decision.committables.items()
-                },
-            }
-            for decision in entry.unresolved
-        ],
+        "unresolved": [_decision_to_json(decision) for decision in entry.unresolved],
         "written_at": entry.written_at,
     }
+    if entry.abandoned:  # the first logs have no such field
+        value["abandoned"] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
     return json.dumps(value, indent=1).encode()
+
+
+def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
+    return {
+        "batch_id": decision.batch_id,
+        "incarnation": decision.round.incarnation,
+        "sinks": {
+            sink: [committable.to_json() for committable in committables]
+            for sink, committables in decision.committables.items()
+        },
+    }
 
 
 def parse(data: bytes, where: str) -> Entry:
@@ -188,6 +236,10 @@ def parse(data: bytes, where: str) -> Entry:
             decided=None if value["decided"] is None else _count(value["decided"]),
             unresolved=tuple(_decision(decision) for decision in _list(value["unresolved"])),
             written_at=_text(value["written_at"]),
+            abandoned=tuple(
+                Abandonment(_decision(lost), _text(lost["by"]), _text(lost["at"]))
+                for lost in _list(value.get("abandoned", []))
+            ),
         )
         batches = [decision.batch_id for decision in entry.unresolved]
         if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):
@@ -301,6 +353,10 @@ class CommitLog:
     def amend(self, decision: Decision) -> None:
         """Append an amended decision: from here on its committables count. Raises like ``decide``."""
         self._append(amended(self.tail, decision))
+
+    def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
+        """Append that a person gives up decided transactions. Raises like ``abandoned`` and ``decide``."""
+        self._append(abandoned(self.tail, batch_id, given_up, by))
 
     def close(self) -> None:
         """Record a clean stop. Raises like ``decide``."""

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twopc import Committable, Round
-from twopc.commit_log import Decision, Entry, Kind, closed, decided, opened, parse, serialise
+from twopc.commit_log import Abandonment, Decision, Entry, Kind, abandoned, closed, decided, opened, parse, serialise
 from twopc.errors import CorruptLog, LogMismatch
 
 A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
@@ -67,6 +67,58 @@ def test_a_log_of_another_query_is_refused_naming_both_queries() -> None:
         opened(opened(None, "theirs"), "ours")
 
 
+def test_what_is_given_up_leaves_the_decision_and_is_noted_with_who_and_when() -> None:
+    tail = decided(opened(None, "query"), decision(7), committed_through=6)
+    entry = abandoned(tail, 7, {"a": [A]}, "ann@ops")
+    assert (entry.kind, entry.decided, entry.committed_through) == ("abandon", 7, 6)
+    assert entry.unresolved == (Decision(Round(1, 7), {"a": (), "b": (B,)}),)
+    assert entry.abandoned == (Abandonment(Decision(Round(1, 7), {"a": (A,)}), "ann@ops", entry.written_at),)
+
+
+def test_a_decision_of_which_all_is_given_up_is_not_in_doubt_any_more() -> None:
+    entry = abandoned(ENTRY, 0, {"a": [A], "b": [B]}, "ann@ops")
+    assert (entry.decided, entry.unresolved, entry.committed_through) == (0, (), 0)
+
+
+def test_what_was_given_up_stays_on_record_in_every_later_entry() -> None:
+    tail = abandoned(ENTRY, 0, {"a": [A], "b": [B]}, "ann@ops")
+    later = closed(decided(opened(tail, "query"), decision(1), committed_through=0))
+    assert later.abandoned == tail.abandoned
+    assert abandoned(decided(later, decision(2), 1), 2, {"b": [B]}, "bob").abandoned[0] == tail.abandoned[0]
+
+
+@pytest.mark.parametrize("given_up", [{"a": [A]}, {"a": [A], "b": [B]}])
+@pytest.mark.parametrize("batch_id", [1, 2])
+def test_an_abandonment_leaves_the_other_unresolved_batches_and_an_entry_that_can_be_read(
+    batch_id: int, given_up: dict[str, list[Committable]]
+) -> None:
+    first = decided(opened(None, "query"), decision(1), committed_through=0)
+    entry = abandoned(decided(first, decision(2), committed_through=0), batch_id, given_up, "ann@ops")
+    [other] = {1, 2} - {batch_id}
+    assert decision(other) in entry.unresolved
+    assert all(
+        A not in of_sink for d in entry.unresolved if d.batch_id == batch_id for of_sink in d.committables.values()
+    )
+    assert parse(serialise(entry), "here") == entry
+
+
+@pytest.mark.parametrize("batch_id", [0, 3])
+def test_only_an_unresolved_batch_can_be_abandoned(batch_id: int) -> None:
+    first = decided(opened(None, "query"), decision(1), committed_through=0)
+    with pytest.raises(LogMismatch, match=rf"batch {batch_id} can't be abandoned.*\[1, 2\].*Nothing was changed"):
+        abandoned(decided(first, decision(2), committed_through=0), batch_id, {"a": [A]}, "ann@ops")
+
+
+def test_nothing_can_be_abandoned_where_nothing_is_in_doubt() -> None:
+    with pytest.raises(LogMismatch, match="Nothing was changed"):
+        abandoned(closed(ENTRY), 0, {"a": [A]}, "ann@ops")
+
+
+def test_a_transaction_that_is_not_in_the_decision_cannot_be_abandoned() -> None:
+    with pytest.raises(LogMismatch, match=rf"{B.transaction_id} of sink 'a' can't be abandoned"):
+        abandoned(ENTRY, 0, {"a": [B]}, "ann@ops")
+
+
 # Entries as JSON. -------------------------------------------------------------------------------------------------
 
 COUNT = st.integers(0, 2**70)
@@ -81,7 +133,7 @@ COMMITTABLES = st.lists(
 SINKS = st.dictionaries(st.text(), COMMITTABLES, max_size=3)
 
 
-KINDS: tuple[Kind, ...] = ("open", "decide", "close")
+KINDS: tuple[Kind, ...] = ("open", "decide", "amend", "abandon", "close")
 
 
 @st.composite
@@ -91,8 +143,12 @@ def entries(draw: st.DrawFn) -> Entry:
     unresolved = tuple(Decision(Round(draw(COUNT), batch), draw(SINKS)) for batch in batches)
     newest = batches[-1] if batches else draw(st.none() | COUNT)
     kind: Kind = draw(st.sampled_from(KINDS)) if not batches else "decide"
+    lost = tuple(
+        Abandonment(Decision(Round(draw(COUNT), draw(COUNT)), draw(SINKS)), draw(st.text()), draw(st.text()))
+        for _ in range(draw(st.integers(0, 2)))
+    )
     texts = [draw(st.text(min_size=1)) for _ in range(4)]
-    return Entry(kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**70)), newest, unresolved, texts[3])
+    return Entry(kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**70)), newest, unresolved, texts[3], lost)
 
 
 @given(entries())
@@ -196,6 +252,32 @@ def test_a_committable_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:
     [unresolved] = VALUE["unresolved"]
     sinks = {"a": [A.to_json() | wrong]}
     refused(json.dumps(VALUE | {"unresolved": [unresolved | {"sinks": sinks}]}).encode())
+
+
+def test_an_entry_of_an_older_version_is_read_as_one_that_gave_nothing_up() -> None:
+    assert "abandoned" not in VALUE
+    assert parse(serialise(ENTRY), "here").abandoned == ()
+
+
+ABANDONED: dict[str, Any] = json.loads(serialise(abandoned(ENTRY, 0, {"a": [A]}, "ann@ops")))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, True, 1, "text", {}, {"by": None}, {"at": 1}, {"batch_id": -1}, {"incarnation": None}, {"sinks": []}],
+)
+def test_an_abandonment_of_wrong_types_is_refused(wrong: object) -> None:
+    [lost] = ABANDONED["abandoned"]
+    refused(
+        json.dumps(ABANDONED | {"abandoned": [lost | wrong] if isinstance(wrong, dict) and wrong else wrong}).encode()
+    )
+
+
+@pytest.mark.parametrize("field", ["by", "at", "batch_id", "incarnation", "sinks"])
+def test_an_abandonment_that_lacks_a_field_is_refused(field: str) -> None:
+    [lost] = ABANDONED["abandoned"]
+    lacking = {name: value for name, value in lost.items() if name != field}
+    refused(json.dumps(ABANDONED | {"abandoned": [lacking]}).encode())
 
 
 @pytest.mark.parametrize("newest", [None, 1])

@@ -1,0 +1,243 @@
+"""What the command refuses: it says why, changes nothing, creates nothing, and shows no secret."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
+
+
+@pytest.fixture
+def every_command(shop: Any, look: Any) -> Callable[..., list[Any]]:
+    """Run each command on a log, and see that the whole folder is as it was."""
+
+    def run_all(log: object, *, sinks: Path = shop.sinks, **environment: str) -> list[Any]:
+        before = shop.snapshot()
+        with_sinks = ("--sinks", sinks, "--yes")
+        commands = [
+            ("status", log),
+            ("transactions", log, "--sink", "archive", "--sinks", sinks),
+            ("resolve", log, *with_sinks),
+            ("resolve", log, "--dry-run", *with_sinks),
+            ("abandon", log, "--batch", 1, "--accept-loss", *with_sinks),
+        ]
+        done = [look(*command, *options, **environment) for command in commands for options in ((), ("--json",))]
+        assert shop.snapshot() == before
+        return done
+
+    return run_all
+
+
+def errors(done: list[Any]) -> set[str]:
+    return {one.json["error"]["kind"] for one in done if one.out.startswith("{")}
+
+
+def test_a_folder_that_is_not_there_is_refused_and_not_made(every_command: Any, shop: Any) -> None:
+    done = every_command(shop.log)
+    assert {one.code for one in done} == {3}
+    assert errors(done) == {"ConfigurationError"}
+    assert all("no commit log" in one.out + one.err for one in done)
+    assert not shop.log.exists()
+
+
+def test_a_folder_without_entries_a_file_and_a_foreign_protocol_are_refused(
+    shop: Any, look: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / ".0123.aside").write_text("half an entry")
+    for log in (tmp_path / "empty", shop.sinks, "gopher://x/log", "memory://log"):
+        done = look("status", log)
+        assert (done.code, done.out) == (3, "")
+    assert list(tmp_path.iterdir()) == [tmp_path / "empty", shop.sinks] or len(list(tmp_path.iterdir())) == 2
+
+
+def damage_truncated(entries: list[Path]) -> None:
+    entries[-1].write_bytes(entries[-1].read_bytes()[:-40])
+
+
+def damage_emptied(entries: list[Path]) -> None:
+    entries[-1].write_bytes(b"")
+
+
+def damage_an_older_one(entries: list[Path]) -> None:
+    entries[0].write_bytes(b"{}")
+
+
+def damage_by_another_log(entries: list[Path]) -> None:
+    entries[-1].write_text(json.dumps(json.loads(entries[-1].read_text()) | {"log_id": "theirs"}))
+
+
+def damage_by_another_query(entries: list[Path]) -> None:
+    entries[-1].write_text(json.dumps(json.loads(entries[-1].read_text()) | {"owner": "theirs"}))
+
+
+def damage_by_delta(entries: list[Path]) -> None:
+    entries[-1].write_text('{"commitInfo": {"operation": "WRITE"}}\n{"add": {"path": "part-0.parquet"}}\n')
+
+
+def damage_by_removal(entries: list[Path]) -> None:
+    entries[1].unlink()
+
+
+def damage_by_an_older_incarnation(entries: list[Path]) -> None:
+    for path in entries[:-1]:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"incarnation": 2}))
+
+
+def damage_by_an_older_batch(entries: list[Path]) -> None:
+    value = json.loads(entries[0].read_text())
+    entries[0].write_text(json.dumps(value | {"decided": 7}))
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_truncated,
+        damage_emptied,
+        damage_an_older_one,
+        damage_by_another_log,
+        damage_by_another_query,
+        damage_by_delta,
+        damage_by_removal,
+        damage_by_an_older_incarnation,
+        damage_by_an_older_batch,
+    ],
+)
+def test_a_damaged_or_foreign_entry_is_refused_by_every_command_naming_the_file(
+    damage: Callable[[list[Path]], None], left: Any, every_command: Any
+) -> None:
+    damage(sorted(left.log.glob("*.json")))
+    done = every_command(left.log)
+    assert {one.code for one in done} == {3}
+    assert errors(done) == {"CorruptLog"}
+    assert all(".json" in one.out + one.err and "Nothing was changed" in one.out + one.err for one in done)
+
+
+@pytest.fixture
+def left(shop: Any) -> Any:
+    """A query whose driver was killed after its decision."""
+    shop.drive("committing")
+    return shop
+
+
+# The sinks file. --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("not toml", "is not TOML"),
+        ('archive = "files"', "has no key 'backend'"),
+        ('[archive]\npath = "x"', "has no key 'backend'"),
+        ('[archive]\nbackend = "papyrus"', "no backend is named 'papyrus'"),
+        ('[archive]\nbackend = "files"\nfolder = "x"', "no option 'folder'"),
+        ('[archive]\nbackend = "files"\npath = "${NOT_SET_HERE}"', "environment variable NOT_SET_HERE is not set"),
+        ('[archive]\nbackend = "files"\npath = "${not closed"', "'${' must begin"),
+    ],
+)
+def test_a_wrong_sinks_file_is_refused_naming_the_place(text: str, message: str, left: Any, look: Any) -> None:
+    left.sinks.write_text(text)
+    before = left.snapshot()
+    done = look("resolve", left.log, "--sinks", left.sinks, "--yes")
+    assert (done.code, done.out) == (3, "")
+    assert message in done.err
+    assert str(left.sinks) in done.err
+    assert left.snapshot() == before
+
+
+@pytest.mark.crash
+def test_a_sinks_file_without_a_sink_that_has_work_is_refused_before_anybody_is_fenced(left: Any, look: Any) -> None:
+    left.sinks.write_text(left.sinks.read_text().replace("[archive]", "[other]"))
+    before = left.snapshot()
+    for options in ((), ("--dry-run",)):
+        done = look("resolve", left.log, "--sinks", left.sinks, "--yes", *options)
+        assert done.code == 3
+        assert "sink 'archive'" in done.err
+    missing = look("transactions", left.log, "--sink", "archive", "--sinks", left.sinks)
+    assert missing.code == 3
+    assert "has no sink 'archive'; it has other" in missing.err
+    assert left.snapshot() == before
+
+
+@pytest.mark.crash
+def test_a_value_comes_from_the_environment(left: Any, look: Any) -> None:
+    left.sinks.write_text(left.sinks.read_text().replace(str(left.folder), "${BASE}"))
+    assert look("resolve", left.log, "--sinks", left.sinks, "--yes", BASE=str(left.folder)).code == 0
+
+
+def kafka_sinks(servers: str) -> str:
+    """A dotted key is one option, quoted or not."""
+    return (
+        f'[archive]\nbackend = "kafka"\ntopic = "t"\nbootstrap.servers = "{servers}"\n'
+        '"security.protocol" = "SASL_PLAINTEXT"\nsasl.mechanism = "PLAIN"\n'
+        'sasl.username = "ann"\nsasl.password = "${PASSWORD}"\n'
+    )
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    held.append(server.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.crash
+def test_a_target_that_does_not_answer_is_named_while_it_is_waited_for_and_the_wait_ends(
+    left: Any, run: Any, silent: str
+) -> None:
+    left.sinks.write_text(kafka_sinks(silent))
+    before = left.snapshot()
+    started = time.monotonic()
+    done = run("resolve", left.log, "--sinks", left.sinks, "--yes", "--timeout-s", 3, "--json", PASSWORD=SECRET)
+    assert time.monotonic() - started < 15
+    assert (done.code, done.json["error"]["kind"], done.json["opened"]) == (6, "NoAnswer", None)
+    assert "listing the transactions of archive: 2 s, 1 s left" in done.err
+    assert SECRET not in done.out + done.err
+    assert left.snapshot() == before
+
+
+@pytest.mark.crash
+def test_no_secret_is_shown_whatever_is_wrong(left: Any, look: Any) -> None:
+    for text in (
+        kafka_sinks("x:1") + 'sasl.wrong = "${PASSWORD}"\n',
+        kafka_sinks("x:1") + 'acks = "${PASSWORD}"\n',
+        '[archive]\nbackend = "${PASSWORD}"\n',
+        '[archive]\nbackend = "files"\npath = "/tmp"\nformat = "${PASSWORD}"\n',
+        '[archive]\nbackend = "files"\npath = "gopher://${PASSWORD}"\n',
+    ):
+        left.sinks.write_text(text)
+        for options in ((), ("--json",)):
+            done = look("resolve", left.log, "--sinks", left.sinks, "--yes", *options, PASSWORD=SECRET)
+            assert done.code == 3, done
+            assert SECRET not in done.out + done.err
+
+
+# Codes. -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [(), ("undo",), ("status",), ("resolve", "log"), ("status", "log", "--fast")])
+def test_wrong_usage_is_told_as_such(arguments: tuple[str, ...], look: Any) -> None:
+    done = look(*arguments)
+    assert done.code == 2
+    assert "Usage: twopc" in done.err

@@ -1,0 +1,5 @@
+"""``python -m twopc.cli``."""
+
+from twopc.cli import main
+
+main()

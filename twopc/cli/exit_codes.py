@@ -1,0 +1,46 @@
+"""Exit codes: one for each thing that whoever called the command must do differently."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from twopc.errors import CorruptLog, Fenced, InDoubt, OperatorRequired, Refused, Retriable, RoundAborted
+
+
+class ExitCode(IntEnum):
+    """Documented in docs/operating.md; programs rely on them."""
+
+    FINE = 0
+    IN_DOUBT = 1
+    USAGE = 2
+    REFUSED = 3
+    OPERATOR_REQUIRED = 4
+    FENCED = 5
+    NO_ANSWER = 6
+    DEFECT = 70
+    INTERRUPTED = 130
+
+
+_CODES: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
+    ((KeyboardInterrupt,), ExitCode.INTERRUPTED),
+    ((OperatorRequired,), ExitCode.OPERATOR_REQUIRED),
+    ((Fenced,), ExitCode.FENCED),
+    ((Retriable, InDoubt, RoundAborted, OSError), ExitCode.NO_ANSWER),
+    ((Refused,), ExitCode.REFUSED),
+)
+
+
+def exit_code(error: BaseException, opened: bool) -> ExitCode:
+    """What ``error`` means to the caller. ``opened``: the log was, so something was changed."""
+    if isinstance(error, CorruptLog) and not opened:
+        return ExitCode.REFUSED
+    if isinstance(error, Refused) and _is_unreachable(error):
+        return ExitCode.NO_ANSWER
+    return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.DEFECT)
+
+
+def _is_unreachable(error: Refused) -> bool:
+    """Whether a target's options were refused because nobody answered there. Clients mark such errors as
+    ``retriable`` (kafka-python) or raise the system's own."""
+    cause = error.__cause__
+    return isinstance(cause, ConnectionError | TimeoutError) or bool(getattr(cause, "retriable", False))

@@ -1,0 +1,98 @@
+"""A commit log as a person looks at it: every entry that is kept, read and checked, and nothing changed."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from twopc.commit_log import Entry, parse
+from twopc.errors import ConfigurationError, CorruptLog
+from twopc.log_store import LogStore, entry_name, open_store
+
+ATTEMPTS = 5
+"""A driver that runs may append and prune between the listing and the reads: then the log is read once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The entries that are kept, oldest first. The last one is the whole state of the log."""
+
+    store: LogStore
+    entries: tuple[Entry, ...]
+
+    @property
+    def tail(self) -> Entry:
+        return self.entries[-1]
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether its last coordinator stopped cleanly."""
+        return self.tail.kind == "close"
+
+    @property
+    def sinks(self) -> list[str]:
+        """The names of all sinks that a kept decision names."""
+        return sorted({name for entry in self.entries for d in entry.unresolved for name in d.committables})
+
+    def in_doubt_since(self, batch_id: int) -> str:
+        """When the oldest kept entry that has the batch unresolved was written: UTC."""
+        return next(e.written_at for e in self.entries if any(d.batch_id == batch_id for d in e.unresolved))
+
+
+def read_history(url: str) -> History:
+    """Read every entry of the log at ``url``.
+
+    Raises:
+        ConfigurationError: there is no log, or its folder can't be read.
+        CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
+    """
+    store = open_store(url)
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _read(store)
+        except (FileNotFoundError, CorruptLog) as error:
+            if attempt == ATTEMPTS:
+                if isinstance(error, CorruptLog):
+                    raise
+                raise ConfigurationError(f"the commit log at {url} changes while it is read: try again.") from error
+        except OSError as error:
+            raise ConfigurationError(
+                f"the commit log at {url} can't be read ({type(error).__name__}: {error.strerror or error})."
+                " Name the folder that the query was given as 'log', and run this as a user who may read it."
+                " Nothing was changed."
+            ) from error
+    raise AssertionError("unreachable")
+
+
+def _read(store: LogStore) -> History:
+    slots = store.slots()
+    if not slots:
+        raise ConfigurationError(
+            f"there is no commit log at {store.url}: no such folder, or no entry in it. Name the folder that the query"
+            " was given as 'log'. Nothing was created."
+        )
+    where = {slot: f"{store.url.rstrip('/')}/{entry_name(slot)}" for slot in slots}
+    entries = {slot: parse(store.read(slot), where[slot]) for slot in slots}
+    for before, slot in itertools.pairwise(slots):
+        wrong = _misfit(before, entries[before], slot, entries[slot])
+        if wrong:
+            raise CorruptLog(
+                f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Something else than a"
+                " coordinator wrote to this folder, or removed a part of it: restore it from a backup."
+            )
+    return History(store, tuple(entries.values()))
+
+
+def _misfit(slot_before: int, before: Entry, slot: int, entry: Entry) -> str | None:
+    if slot != slot_before + 1:
+        return f"{slot - slot_before - 1} entries are missing in between"
+    if (entry.log_id, entry.owner) != (before.log_id, before.owner):
+        return (
+            f"it belongs to log {entry.log_id!r} of query {entry.owner}, and the one before to log {before.log_id!r}"
+            f" of query {before.owner}"
+        )
+    if entry.incarnation < before.incarnation:
+        return f"it is of incarnation {entry.incarnation}, and the one before of the newer {before.incarnation}"
+    if (-1 if entry.decided is None else entry.decided) < (-1 if before.decided is None else before.decided):
+        return f"it has decided batch {entry.decided}, and the one before has decided batch {before.decided}"
+    return None

@@ -1,0 +1,190 @@
+"""What recovery does, without an engine: the coordinator's own code, over the sinks that the operator brings.
+
+The coordinator's recovery has no public name yet, so this is the one module that uses what is private to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tenacity
+from fsspec.core import url_to_fs
+
+import twopc
+from twopc import Coordinator
+from twopc.cli.history import History
+from twopc.cli.verdicts import Judged, judge
+from twopc.commit_log import CommitLog, opened, read_tail
+from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, TransactionLost
+from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
+from twopc.sink import TwoPhaseCommitSink
+from twopc.staging import Stage
+from twopc.transaction import Committable, JsonValue
+
+
+@dataclass
+class Work:
+    """What recovery did, as the coordinator's events told it."""
+
+    committed: list[dict[str, JsonValue]] = field(default_factory=list)
+    replayed: list[dict[str, JsonValue]] = field(default_factory=list)
+    aborted: list[dict[str, JsonValue]] = field(default_factory=list)
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        match event:
+            case TransactionCommitted(sink, batch_id, committable, _):
+                row = _row(sink, committable) | {"batch_id": batch_id}
+                if row not in self.committed:  # it is committed again after something was given up
+                    self.committed.append(row)
+            case TransactionReplayed(sink, batch_id, lost, replacement):
+                row = _row(sink, replacement) | {"batch_id": batch_id, "lost_transaction_id": lost.transaction_id}
+                self.replayed.append(row)
+            case TransactionAborted(sink, committable, _):
+                self.aborted.append(_row(sink, committable))
+            case _:
+                pass
+
+
+def _row(sink: str, committable: Committable) -> dict[str, JsonValue]:
+    return {"sink": sink, "transaction_id": committable.transaction_id, "records": committable.records}
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A decided transaction that no repeated commit brings back, and why."""
+
+    sink: str
+    committable: Committable
+    error: TransactionLost | OutcomeUnknown
+
+    def to_json(self) -> dict[str, JsonValue]:
+        reason: dict[str, JsonValue] = {"kind": type(self.error).__name__, "reason": str(self.error)}
+        return _row(self.sink, self.committable) | reason
+
+
+class Recovery:
+    """Recovery of one log, over the sinks that are there."""
+
+    def __init__(self, history: History, sinks: Mapping[str, TwoPhaseCommitSink[Any]], stage: str | None) -> None:
+        self._history = history
+        self._sinks = sinks
+        self._stage = stage
+        self._coordinator = self._start()
+
+    def _start(self) -> Coordinator:
+        return Coordinator(self._sinks, self._history.store, self._history.tail.owner, stage=self._stage)
+
+    # Without changing anything. -------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuse what recovery would fail at, before it fences anybody.
+
+        Raises:
+            LogMismatch: there is work for a sink that is not in the file.
+            ConfigurationError: the log names copies of what was written, and no folder for them was given.
+        """
+        opened(self._history.tail, self._history.tail.owner, self._sinks.keys())
+        copies = [
+            (decision.batch_id, committable.staged)
+            for decision in self._history.tail.unresolved
+            for committables in decision.committables.values()
+            for committable in committables
+            if committable.staged
+        ]
+        if self._stage is None and copies:
+            raise ConfigurationError(
+                f"batch {copies[0][0]} is decided, and there are copies of its records ({len(copies)}, such as"
+                f" {copies[0][1]}): give the folder that the query was given as 'stage', with --stage URL. Nothing was"
+                " changed."
+            )
+        if self._stage is not None and copies and not _is_folder(self._stage):
+            raise ConfigurationError(
+                f"batch {copies[0][0]} is decided, and the folder {self._stage}, where copies of its records should be"
+                f" (such as {copies[0][1]}), is not there: is --stage what the query was given as 'stage'? Nothing was"
+                " changed."
+            )
+
+    def look(self) -> list[Judged]:
+        """Every transaction of this log that is open in a target, or decided, with the verdict on it."""
+        open_ = {name: self._open_in(name) for name in self._sinks}
+        newest = read_tail(self._history.store)
+        assert newest is not None  # a log that had entries is never empty
+        return [row for n, found in open_.items() for row in judge(newest[1], self._sinks[n].transactional_ids, found)]
+
+    def _open_in(self, name: str) -> list[Committable]:
+        sink = self._sinks[name]
+        sink.bind(name, self._history.tail.log_id)
+        sink.open()
+        return list(sink.recover())
+
+    def leftover_copies(self) -> list[str]:
+        """The copies that recovery would remove, now or when their batch is committed."""
+        if self._stage is None:
+            return []
+        pools = [sink.transactional_ids for sink in self._sinks.values()]
+        return [name for name, written in Stage(self._stage).names() if any(pool.owns(written) for pool in pools)]
+
+    # What changes the log and the targets. ------------------------------------------------------------------------
+
+    @property
+    def log(self) -> CommitLog | None:
+        """The log, once it is open."""
+        return getattr(self._coordinator, "_log", None)
+
+    def run(self) -> None:
+        """Open a new incarnation, commit what is decided, abort the rest, close. Raises like ``Coordinator.run``."""
+        if self.log is not None:
+            self._coordinator = self._start()
+        with self._coordinator:
+            self._coordinator._open()  # noqa: SLF001  # see above
+
+    @property
+    def stuck(self) -> int | None:
+        """The batch at which ``run`` failed: everything older is committed. None where all batches are."""
+        return min((batch.batch_id for sink in self._sinks.values() for batch in sink.pending), default=None)
+
+    def lost(self, batch_id: int) -> list[Lost]:
+        """What can't be committed of a batch, after ``run`` failed. All else of it is committed on return, or will be
+        written again from its copy.
+
+        Raises:
+            TwoPhaseCommitError: a transaction can't be committed now, and is not lost.
+        """
+        assert self.log is not None
+        found = []
+        for decision in self.log.tail.unresolved:
+            if decision.batch_id == batch_id:
+                for name, committables in decision.committables.items():
+                    found += [lost for committable in committables if (lost := self._commit(name, committable))]
+        return found
+
+    def _commit(self, name: str, committable: Committable) -> Lost | None:
+        sink = self._sinks[name]
+        try:
+            _until_answered(sink.commit, committable)
+        except (TransactionLost, OutcomeUnknown) as error:
+            copies = [copy for copy, _ in sink.stage.names()] if sink.stage else []
+            is_replayable = isinstance(error, TransactionLost) and committable.staged in copies
+            return None if is_replayable else Lost(name, committable, error)
+        return None
+
+    def give_up(self, batch_id: int, lost: list[Lost], by: str) -> None:
+        """Write into the log that ``lost`` is given up: from here on nobody asks for it. Raises like ``run``."""
+        assert self.log is not None
+        given_up: dict[str, list[Committable]] = {}
+        for transaction in lost:
+            given_up.setdefault(transaction.sink, []).append(transaction.committable)
+        self.log.abandon(batch_id, given_up, by)
+
+
+def _is_folder(url: str) -> bool:
+    fs, path = url_to_fs(url)
+    return bool(fs.isdir(path))
+
+
+_until_answered = tenacity.Retrying(  # the caller bounds how long
+    retry=tenacity.retry_if_exception_type(Retriable), wait=tenacity.wait_exponential(multiplier=0.02, max=2)
+)

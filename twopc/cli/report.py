@@ -1,0 +1,182 @@
+"""What a command shows: one document. Programs get it as JSON, people as tables made from the same document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from twopc.cli.exit_codes import ExitCode, exit_code
+from twopc.cli.verdicts import Verdict
+
+Document: TypeAlias = "dict[str, Any]"
+
+WIDE = 200
+"""Columns where the output is no terminal: a log file or a pager can scroll, and ids should stay in one piece."""
+
+SHOWN = 50
+"""Rows of one table; a batch may have a transaction for each of thousands of partitions, and JSON has them all."""
+
+
+@dataclass
+class Report:
+    """The document of one command, as far as it got."""
+
+    document: Document = field(default_factory=dict)
+    opened: bool = False
+    code: ExitCode = ExitCode.FINE
+
+    def fail(self, error: BaseException, redact: Callable[[str], str]) -> None:
+        """Add what went wrong."""
+        self.code = exit_code(error, self.opened)
+        message = str(error) or "interrupted"
+        if self.code is ExitCode.DEFECT:
+            message += " -- this is a defect of twopc or of a plugin, please report it"
+        if self.opened and self.code is not ExitCode.OPERATOR_REQUIRED:
+            message += " The log was opened before, which fenced older drivers; running the command again is safe."
+        self.document["error"] = {"kind": type(error).__name__, "message": redact(message)}
+
+    def show(self, as_json: bool, draw: Callable[[Console, Document], None]) -> None:
+        """Results go to standard output, what went wrong to standard error as well."""
+        if as_json:
+            print(json.dumps({**self.document, "exit_code": int(self.code)}, indent=1))
+        else:
+            if "owner" in self.document:
+                draw(_console(sys.stdout), self.document)
+            if error := self.document.get("error"):
+                sys.stdout.flush()
+                say(f"{error['kind']}: {error['message']}")
+        sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """A line for a person beside the results."""
+    print(f"twopc: {text}", file=sys.stderr, flush=True)
+
+
+def _console(file: Any) -> Console:
+    return Console(file=file, width=None if file.isatty() else WIDE, highlight=False, markup=False, emoji=False)
+
+
+# Tables. ----------------------------------------------------------------------------------------------------------
+
+
+def draw_status(console: Console, document: Document) -> None:
+    """The state of a log."""
+    stop = "stopped cleanly" if document["clean_stop"] else "runs, or did not stop cleanly"
+    _facts(
+        console,
+        {
+            "log": document["log"],
+            "query": f"{document['owner']} (log id {document['log_id']})",
+            "incarnation": f"{document['incarnation']}, {stop}",
+            "newest entry": f"{document['kind']}, written {document['written_at']}; {document['entries']} entries kept",
+            "last decided batch": _batch(document["decided"]),
+            "committed through": _batch(document["committed_through"]),
+        },
+    )
+    doubt = [
+        (d["batch_id"], d["incarnation"], sink, counts["transactions"], counts["records"], d["since"])
+        for d in document["in_doubt"]
+        for sink, counts in d["sinks"].items()
+    ]
+    if document["in_doubt"]:
+        columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
+        _table(console, "In doubt: decided, and not known to be committed", columns, doubt)
+        console.print("A query that runs settles this by itself. If none does: start it again, or 'twopc resolve'.")
+    else:
+        console.print("Nothing is in doubt.")
+    lost = [
+        (a["batch_id"], sink, len(of_sink["transactions"]), of_sink["records"], a["by"], a["at"])
+        for a in document["abandoned"]
+        for sink, of_sink in a["sinks"].items()
+    ]
+    if lost:
+        columns = ("batch", "sink", "transactions", "records", "by", "at")
+        _table(console, "Given up: decided, and not in the target", columns, lost)
+
+
+def draw_transactions(console: Console, document: Document) -> None:
+    """The transactions of one sink, or of all, with the verdicts."""
+    rows = document.get("transactions")
+    if rows is None:
+        return
+    _judged(console, f"Transactions of log {document['log_id']}", rows)
+    if not rows:
+        console.print("No transaction of this log is open, and none is in doubt.")
+
+
+def draw_recovery(console: Console, document: Document) -> None:
+    """What recovery does or did."""
+    if "plan" not in document:
+        return
+    if document.get("dry_run"):
+        _judged(console, "What resolve would do (nothing was changed)", document["plan"])
+        if document["leftover_copies"]:
+            console.print(f"{document['leftover_copies']} staged copies would be removed when they are not needed.")
+        if not document["plan"]:
+            console.print("Nothing to resolve.")
+        return
+    for what in ("committed", "replayed", "aborted"):
+        rows = [(r["sink"], r["transaction_id"], _count(r["records"])) for r in document.get(what, ())]
+        if rows:
+            _table(console, what.capitalize(), ("sink", "transaction", "records"), rows)
+    lost = document.get("given_up", ())
+    if lost:
+        rows = [(r["sink"], r["transaction_id"], _count(r["records"])) for r in lost]
+        by = f"by {document['by']}" if document["noted"] else "NOT given up"
+        _table(console, f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows)
+    if "error" in document:
+        return
+    if document.get("opened") is None:
+        console.print("Nothing to resolve; nothing was changed.")
+    else:
+        console.print(f"Nothing is in doubt any more. Incarnation {document['opened']} is closed.")
+
+
+def _judged(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    if rows:
+        cells = [
+            (
+                r["sink"],
+                r["transaction_id"],
+                _batch(r["batch_id"], "-"),
+                _count(r["records"]),
+                Verdict(r["verdict"]).meaning,
+            )
+            for r in rows
+        ]
+        _table(console, title, ("sink", "transaction", "batch", "records", "verdict"), cells)
+
+
+def _facts(console: Console, facts: Mapping[str, str]) -> None:
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
+    console.print(grid)
+
+
+def _table(console: Console, title: str, columns: Iterable[str], rows: Sequence[Iterable[object]]) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows[:SHOWN]:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    console.print()
+    console.print(table)
+    if len(rows) > SHOWN:
+        console.print(f"and {len(rows) - SHOWN} more: --json has all of them")
+
+
+def _batch(batch_id: int | None, nothing: str = "none") -> str:
+    return nothing if batch_id is None or batch_id < 0 else str(batch_id)
+
+
+def _count(records: int | None) -> str:
+    return "?" if records is None else str(records)

@@ -1,0 +1,109 @@
+"""The file that says how to reach the sinks: the log holds no options and no secrets, so an operator brings them.
+
+.. code-block:: toml
+
+    [orders]
+    backend = "kafka"
+    bootstrap.servers = "broker:9092"
+    sasl.password = "${KAFKA_PASSWORD}"
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from twopc.errors import ConfigurationError
+from twopc.plugins import create_sink
+from twopc.sink import TwoPhaseCommitSink
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_SHORTEST_HIDDEN = 4
+"""What is shorter would be found in every second word."""
+
+
+class Redaction:
+    """Takes the values that came from the environment out of what is shown."""
+
+    def __init__(self) -> None:
+        self._secrets: dict[str, str] = {}
+
+    def add(self, value: str, name: str) -> None:
+        if len(value) >= _SHORTEST_HIDDEN:
+            self._secrets[value] = f"${{{name}}}"
+
+    def __call__(self, text: str) -> str:
+        for value in sorted(self._secrets, key=len, reverse=True):
+            text = text.replace(value, self._secrets[value])
+        return text
+
+
+def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[Any]]:
+    """The sinks that the file describes, by name. What comes from the environment is added to ``redact``.
+
+    Raises:
+        ConfigurationError: the file can't be read, or a sink can't be made; it names the sink and the option.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"the sinks file {path} can't be read: {type(error).__name__}. {_EXAMPLE}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"the sinks file {path} is not TOML: {error}. {_EXAMPLE}") from error
+    if not tables:
+        raise ConfigurationError(f"the sinks file {path} is empty. {_EXAMPLE}")
+    return {name: _sink(path, name, table, redact) for name, table in tables.items()}
+
+
+_EXAMPLE = 'It has a table for each sink of the query, such as: [orders] backend = "kafka" bootstrap.servers = "..."'
+
+
+def _sink(path: Path, name: str, table: object, redact: Redaction) -> TwoPhaseCommitSink[Any]:
+    if not isinstance(table, dict) or not isinstance(table.get("backend"), str):
+        raise ConfigurationError(f"{path}: {name!r} has no key 'backend'. {_EXAMPLE}")
+    options = {key: _filled(path, name, key, value, redact) for key, value in _flat(table)}
+    backend = options.pop("backend")
+    try:
+        return create_sink(str(backend), options)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{path}: sink {name!r}: {error}") from error
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """TOML reads ``bootstrap.servers = ...`` as a table in a table; to a sink it is one option."""
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{key}.")
+        else:
+            yield before + key, value
+
+
+def _filled(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
+    """``value`` with every ``${NAME}`` replaced from the environment."""
+    if not isinstance(value, str):
+        return value
+
+    def from_environment(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in os.environ:
+            raise ConfigurationError(
+                f"{path}: sink {sink!r}, option {key!r}: the environment variable {name} is not set. Set it, and run"
+                " the command again."
+            )
+        redact.add(os.environ[name], name)
+        return os.environ[name]
+
+    if "${" in _VARIABLE.sub("", value):
+        raise ConfigurationError(
+            f"{path}: sink {sink!r}, option {key!r}: '${{' must begin a ${{NAME}} of letters and _"
+        )
+    return _VARIABLE.sub(from_environment, value)

@@ -1,0 +1,92 @@
+"""Calls to targets, which may take long or for ever: on a thread of their own, with word of what is waited for.
+
+A call that runs out of time is left where it is and the process ends. To the log and the targets that is a crash, which
+every command may have at any instruction, as every driver may.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import twopc
+from twopc.errors import Retriable
+from twopc.events import CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+
+FIRST_WORD_S = 2.0
+"""When a person begins to wonder. After that the pause before the next word doubles."""
+
+ResultT = TypeVar("ResultT")
+
+
+class NoAnswer(Retriable):
+    """A target did not answer in the time that the caller gave it."""
+
+
+class Waiting:
+    """Runs calls one after the other, ``timeout_s`` for all of them together."""
+
+    def __init__(self, timeout_s: float, say: Callable[[str], None]) -> None:
+        self._timeout_s = timeout_s
+        self._left_s = timeout_s
+        self._say = say
+        self._for = ""
+
+    def call(self, what: str, function: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """``function(*arguments)``. ``what`` says what is waited for.
+
+        Raises:
+            NoAnswer: it takes too long.
+        """
+        self._for = what
+        results: list[ResultT] = []
+        errors: list[BaseException] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                results.append(function(*arguments))
+            except BaseException as error:  # noqa: BLE001  # raised again by the caller's thread
+                errors.append(error)
+            finally:
+                done.set()
+
+        started = time.monotonic()
+        threading.Thread(target=run, name="twopc-cli", daemon=True).start()
+        try:
+            self._wait(done)
+        finally:
+            self._left_s -= time.monotonic() - started
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    def _wait(self, done: threading.Event) -> None:
+        waited_s, next_word_s = 0.0, FIRST_WORD_S
+        while not done.wait(min(next_word_s, self._left_s) - waited_s):
+            waited_s = min(next_word_s, self._left_s)
+            if waited_s >= self._left_s:
+                raise NoAnswer(
+                    f"no answer within {self._timeout_s:g} s while {self._for}. Is the target up, and are its options"
+                    " in the sinks file right? To stop here is as safe as a crash: run the command again, with a longer"
+                    " --timeout-s if it was only slow."
+                )
+            self._say(f"{self._for}: {waited_s:.0f} s, {self._left_s - waited_s:.0f} s left")
+            next_word_s *= 2
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        """What the coordinator does is what is waited for."""
+        match event:
+            case PhaseEntered(phase, _):
+                self._for = f"the coordinator is {phase.value}"
+            case CallRetried(what, attempt, _, reason):
+                self._for = f"{what} (asked {attempt} times: {reason})"
+            case TransactionCommitted(sink, batch_id, committable, _):
+                self._for = f"committing batch {batch_id}, after {committable.transaction_id} of sink {sink!r}"
+            case TransactionReplayed(sink, batch_id, _, replacement):
+                self._for = f"writing batch {batch_id} again, after {replacement.transaction_id} of sink {sink!r}"
+            case _:
+                pass
