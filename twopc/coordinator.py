@@ -127,6 +127,16 @@ class Coordinator:
             self._running_in = None
             self._one_at_a_time.release()
 
+    def recover(self) -> None:
+        """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest. The first
+        ``run`` does the same. Raises like ``run``."""
+        with self._one_at_a_time:
+            try:
+                self._open()
+            except BaseException:
+                self._phase = Phase.CLOSED
+                raise
+
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
 
@@ -299,7 +309,9 @@ class Coordinator:
             return None
 
         failed = [(done, error) for done, error in zip(work, self._map(failure, work), strict=True) if error]
-        replayable = [done for done, error in failed if isinstance(error, TransactionLost) and done[1].staged]
+        replayable = [
+            done for done, error in failed if isinstance(error, TransactionLost) and done[0].stage and done[1].staged
+        ]
         for (sink, _), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
         if failed and not replayable:

@@ -26,6 +26,8 @@ Vote: TypeAlias = "dict[str, Committable]"
 class Participant:
     """Begins at most one transaction per sink, at the first record for it, and rolls all back on an exception.
 
+    Where a partition may be attempted more than once in a round, each attempt needs a ``serial`` of its own.
+
     >>> with Participant(sinks, round, partition=0) as participant:  # doctest: +SKIP
     ...     participant.write("orders", record_batch)
     ...     vote = participant.pre_commit()
@@ -36,11 +38,10 @@ class Participant:
         sinks: Mapping[str, TwoPhaseCommitSink[Any]],
         round: Round,
         partition: int,
-        attempt_number: int = 0,
-        task_attempt_id: int = 0,
+        serial: int | None = None,
     ) -> None:
         self._sinks = sinks
-        self._attempt = (round, partition, attempt_number, task_attempt_id)
+        self._attempt = (round, partition, serial)
         self._transactions: dict[str, Transaction] = {}
         self._copies: dict[str, StagedCopy] = {}
 

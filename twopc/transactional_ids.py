@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, PoolExhausted
 
@@ -34,37 +34,38 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class TransactionId:
-    """The name of one transaction: which task attempt of which round writes to which sink of which log."""
+    """The name of one transaction: which task attempt of which round writes to which sink of which log.
+
+    Attributes:
+        partition: what it writes; for people.
+        serial: tells it from every other attempt of the round.
+        replay: how often it was written again after its target had rolled it back.
+    """
 
     prefix: str
     log_id: str
     sink: str
     round: Round
     partition: int
-    attempt_number: int
-    task_attempt_id: int
+    serial: int
+    replay: int
 
     @property
     def exact(self) -> str:
         """Never used twice."""
         round = self.round
-        return f"{self._scope}.{round.incarnation}.{round.batch_id}.{self._attempt}.{self.task_attempt_id}"
+        return f"{self._scope}.{round.incarnation}.{round.batch_id}.{self.partition}.{self.serial}.{self.replay}"
 
     @property
     def pooled(self) -> str:
-        """Used again after eight incarnations or four batches; and by a retry of a whole Spark stage, whose attempts
-        count from 0 again. Then the later attempt fences the earlier, and ``seal`` finds out if that one had voted."""
+        """Used again after eight incarnations or four batches."""
         round = self.round
         slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"
-        return f"{self._scope}.{slots}.{self._attempt}"
+        return f"{self._scope}.{slots}.{self.serial}.{self.replay}"
 
     @property
     def _scope(self) -> str:
         return f"{self.prefix}.{self.log_id}.{self.sink}"
-
-    @property
-    def _attempt(self) -> str:
-        return f"{self.partition}.{self.attempt_number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +93,19 @@ class TransactionalIdPool:
         """What every name of this pool starts with, and no name of another pool does."""
         return f"{self.prefix}.{self.log_id}.{self.sink}."
 
-    def allocate(
-        self, round: Round, partition: int, attempt_number: int = 0, task_attempt_id: int = 0
-    ) -> TransactionId:
-        """The name for one task attempt of ``round``: the how-manieth of its partition, and a number that no other
-        attempt of the round has."""
-        return TransactionId(self.prefix, self.log_id, self.sink, round, partition, attempt_number, task_attempt_id)
+    def allocate(self, round: Round, partition: int, serial: int | None = None) -> TransactionId:
+        """The name for one attempt of ``round`` at ``partition``.
+
+        ``serial`` is a number that no other attempt of the round has, whatever its partition: retries, speculative
+        copies and lost tasks that wake up late would else meet in one name, and the later of two would roll back what
+        the earlier has pre-committed. By default the partition: for one attempt at each.
+        """
+        number = partition if serial is None else serial
+        return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, replay=0)
 
     def reallocate(self, lost: str, round: Round) -> TransactionId:
-        """The name for writing the transaction ``lost``, pooled or exact, once more in ``round``: its partition, and
-        the attempt after its own.
+        """The name for writing the transaction ``lost``, pooled or exact, once more in ``round``. No attempt of the
+        round has it.
 
         Raises:
             ValueError: ``lost`` was not allocated here.
@@ -109,7 +113,8 @@ class TransactionalIdPool:
         if not self.owns(lost):
             raise ValueError(f"{lost!r} is no transactional id of {self.scope!r}")
         numbers = [int(number) for number in lost.removeprefix(self.scope).split(".")]
-        return self.allocate(round, partition=numbers[2], attempt_number=numbers[3] + 1)
+        partition, serial, replay = numbers[2], numbers[-2], numbers[-1]  # a pooled name has its serial alone
+        return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
     def owns(self, transaction_id: str) -> bool:
         """Whether ``transaction_id`` was allocated here: the scope, then the numbers of a pooled or exact name."""

@@ -40,7 +40,7 @@ def run_participant(sink: FileSink, *batches: pa.RecordBatch, batch_id: int = 0)
 
 def test_begin_makes_nothing_that_a_reader_sees(folder: Path, make_sink: MakeSink) -> None:
     sink = make_sink()
-    sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0, 0, 0))
+    sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     assert [path.name for path in folder.iterdir()] == ["_twopc"]
     assert list(folder.rglob("*.parquet")) == []
 
@@ -144,7 +144,7 @@ def test_a_participant_whose_other_sink_fails_takes_back_what_it_pre_committed(
     folder: Path, make_sink: MakeSink
 ) -> None:
     sink = make_sink()
-    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0, 0, 0))
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, ROWS)
     sink.pre_commit(transaction)
     for _ in range(2):
@@ -232,7 +232,7 @@ def test_record_batches_of_one_transaction_have_one_schema(folder: Path, make_si
 
 def test_an_id_that_is_used_twice_overwrites_no_staged_file(folder: Path, make_sink: MakeSink) -> None:
     sink = make_sink()
-    name = sink.transactional_ids.allocate(Round(1, 0), 0, 0, 0)
+    name = sink.transactional_ids.allocate(Round(1, 0), 0)
     first = sink.begin(name)
     sink.write(first, ROWS)
     committable = sink.pre_commit(first)
@@ -281,4 +281,4 @@ def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeS
     folder.write_text("a file")
     sink = make_sink()
     with pytest.raises((ConfigurationError, FileExistsError), match="could not be staged"):
-        sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0, 0, 0))
+        sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))

@@ -85,7 +85,7 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topi
     class Noting(KafkaSink):
         def begin(self, transaction_id: Any) -> Any:
             with begun.open("a") as file:
-                file.write(f"{transaction_id.attempt_number}\n")
+                file.write(f"{TaskContext.get().attemptNumber()}\n")  # type: ignore[union-attr]
             return super().begin(transaction_id)
 
     # Large records, as Spark hands over no less than 64 kB at a time.
@@ -140,7 +140,7 @@ def test_of_two_attempts_at_the_same_time_only_the_vote_that_came_back_is_commit
 
     def phase_one(round: Round) -> list[Vote]:
         batch = pa.record_batch({"value": ["only once"]})
-        attempts = [Participant(sinks, round, 0, number, 40 + number) for number in (0, 1)]
+        attempts = [Participant(sinks, round, 0, serial=number) for number in (0, 1)]
         for attempt in attempts:
             for name in sinks:
                 attempt.write(name, batch)

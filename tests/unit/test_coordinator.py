@@ -527,7 +527,7 @@ def test_what_is_open_and_not_decided_is_swept_after_a_batch(world: World) -> No
     coordinator = world.coordinator()
 
     def with_a_lost_attempt(round: Round) -> list[Vote]:
-        with Participant(coordinator._sinks, round, 0, attempt_number=1, task_attempt_id=7) as lost:
+        with Participant(coordinator._sinks, round, 0, serial=7) as lost:
             lost.write("a", pa.record_batch({"value": ["of a speculative attempt"]}))
             lost.pre_commit()
         return write_all(coordinator)(round)

@@ -88,13 +88,13 @@ def test_a_sink_that_is_written_to_has_one_transaction_and_no_other_sink_has(
 
 
 def test_each_sink_has_its_own_transaction_named_by_the_attempt(sinks: dict[str, Any]) -> None:
-    with Participant(sinks, ROUND, 3, 1, 99) as participant:
+    with Participant(sinks, ROUND, 3, serial=99) as participant:
         participant.write("b", ROWS)
         participant.write("a", ROWS)
         vote = participant.pre_commit()
     assert {name: committable.transaction_id for name, committable in vote.items()} == {
-        "a": "twopc.log.a.2.7.3.1.99",
-        "b": "twopc.log.b.2.7.3.1.99",
+        "a": "twopc.log.a.2.7.3.99.0",
+        "b": "twopc.log.b.2.7.3.99.0",
     }
 
 

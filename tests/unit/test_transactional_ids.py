@@ -17,29 +17,29 @@ PREFIX = st.lists(NAME, min_size=1, max_size=3).map(".".join)
 POOL = st.builds(TransactionalIdPool, PREFIX, NAME, NAME.filter(lambda name: not name.isdecimal()))
 COUNT = st.integers(0, 10**6)
 ROUND = st.builds(Round, COUNT, COUNT)
-ATTEMPT = st.tuples(ROUND, COUNT, COUNT, COUNT)
+ATTEMPT = st.tuples(ROUND, COUNT, COUNT)
 
 POOL_OF_A = TransactionalIdPool("twopc", "log", "a")
 
 
 def test_a_name_tells_its_place_and_its_attempt() -> None:
-    name = TransactionalIdPool("team.x", "log", "orders").allocate(Round(11, 6), 5, 1, 2)
-    assert name.exact == "team.x.log.orders.11.6.5.1.2"
-    assert name.pooled == "team.x.log.orders.3.2.5.1"
+    name = TransactionalIdPool("team.x", "log", "orders").allocate(Round(11, 6), 5, 7)
+    assert name.exact == "team.x.log.orders.11.6.5.7.0"
+    assert name.pooled == "team.x.log.orders.3.2.7.0"
 
 
 @given(POOL, ATTEMPT)
-def test_a_pool_owns_what_it_allocates(pool: TransactionalIdPool, attempt: tuple[Round, int, int, int]) -> None:
+def test_a_pool_owns_what_it_allocates(pool: TransactionalIdPool, attempt: tuple[Round, int, int]) -> None:
     name = pool.allocate(*attempt)
     assert pool.owns(name.exact)
     assert pool.owns(name.pooled)
     assert (name.prefix, name.log_id, name.sink) == (pool.prefix, pool.log_id, pool.sink)
-    assert (name.round, name.partition, name.attempt_number, name.task_attempt_id) == attempt
+    assert (name.round, name.partition, name.serial) == attempt
 
 
 @given(POOL, POOL, ATTEMPT)
 def test_a_pool_owns_nothing_of_another(
-    one: TransactionalIdPool, other: TransactionalIdPool, attempt: tuple[Round, int, int, int]
+    one: TransactionalIdPool, other: TransactionalIdPool, attempt: tuple[Round, int, int]
 ) -> None:
     if one != other:
         assert not one.owns(other.allocate(*attempt).exact)
@@ -62,7 +62,7 @@ def test_a_pool_owns_nothing_of_another(
 def test_sinks_and_logs_whose_names_are_prefixes_of_each_other_own_nothing_of_each_other(
     other: TransactionalIdPool,
 ) -> None:
-    mine, theirs = POOL_OF_A.allocate(Round(1, 2), 3, 4, 5), other.allocate(Round(1, 2), 3, 4, 5)
+    mine, theirs = POOL_OF_A.allocate(Round(1, 2), 3, 4), other.allocate(Round(1, 2), 3, 4)
     assert POOL_OF_A.owns(mine.exact)
     assert other.owns(theirs.exact)
     assert not POOL_OF_A.owns(theirs.exact)
@@ -115,43 +115,50 @@ def test_a_prefix_may_have_inner_dots_and_nothing_else(bad: str) -> None:
 
 
 def test_the_pool_is_bounded_by_eight_incarnations_and_four_batches() -> None:
-    names = {POOL_OF_A.allocate(Round(i, b), 0, 0, 0).pooled for i in range(100) for b in range(100)}
+    names = {POOL_OF_A.allocate(Round(i, b), 0).pooled for i in range(100) for b in range(100)}
     assert len(names) == 8 * 4
 
 
 def test_a_name_comes_back_after_eight_incarnations_or_four_batches_and_no_sooner() -> None:
-    first = POOL_OF_A.allocate(Round(1, 1), 0, 0, 0).pooled
-    assert [i for i in range(2, 18) if POOL_OF_A.allocate(Round(i, 1), 0, 0, 0).pooled == first] == [9, 17]
-    assert [b for b in range(2, 10) if POOL_OF_A.allocate(Round(1, b), 0, 0, 0).pooled == first] == [5, 9]
+    first = POOL_OF_A.allocate(Round(1, 1), 0).pooled
+    assert [i for i in range(2, 18) if POOL_OF_A.allocate(Round(i, 1), 0).pooled == first] == [9, 17]
+    assert [b for b in range(2, 10) if POOL_OF_A.allocate(Round(1, b), 0).pooled == first] == [5, 9]
 
 
 def test_two_attempts_of_one_round_never_share_a_name() -> None:
-    attempts = [(partition, number) for partition in range(112) for number in range(112)]
-    names = [POOL_OF_A.allocate(Round(1, 1), *attempt, task_attempt_id=k) for k, attempt in enumerate(attempts)]
-    assert len({name.pooled for name in names}) == len({name.exact for name in names}) == len(attempts)
+    names = [POOL_OF_A.allocate(Round(1, 1), partition=0, serial=serial) for serial in range(10_000)]
+    assert len({name.pooled for name in names}) == len({name.exact for name in names}) == len(names)
 
 
-def test_a_retry_of_a_whole_stage_shares_the_pooled_name_and_never_the_exact_one() -> None:
-    first, retry = (POOL_OF_A.allocate(Round(1, 1), 5, 0, task_attempt_id) for task_attempt_id in (5, 205))
-    assert first.pooled == retry.pooled
-    assert first.exact != retry.exact
+def test_what_is_written_again_has_a_name_that_no_attempt_of_any_partition_has() -> None:
+    attempts = [POOL_OF_A.allocate(Round(1, 1), 5, serial) for serial in range(100)]
+    lost = POOL_OF_A.allocate(Round(1, 1), 5, 7)
+    once = [POOL_OF_A.reallocate(name, Round(1, 1)) for name in (lost.pooled, lost.exact)]
+    twice = POOL_OF_A.reallocate(once[0].pooled, Round(1, 1))
+    assert once[0].pooled == once[1].pooled == "twopc.log.a.1.1.7.1"
+    assert once[1].exact == "twopc.log.a.1.1.5.7.1"
+    assert not {once[0].pooled, twice.pooled} & {name.pooled for name in attempts}
+    assert twice.pooled == "twopc.log.a.1.1.7.2"
+
+
+def test_what_was_not_allocated_here_cannot_be_written_again() -> None:
+    with pytest.raises(ValueError, match=r"twopc\.log\.b\.1\.1\.7\.1"):
+        POOL_OF_A.reallocate("twopc.log.b.1.1.7.1", Round(1, 1))
 
 
 @given(ATTEMPT, ATTEMPT)
-def test_two_attempts_never_share_an_exact_name(
-    one: tuple[Round, int, int, int], other: tuple[Round, int, int, int]
-) -> None:
+def test_two_attempts_never_share_an_exact_name(one: tuple[Round, int, int], other: tuple[Round, int, int]) -> None:
     same = POOL_OF_A.allocate(*one).exact == POOL_OF_A.allocate(*other).exact
     assert same == (one == other)
 
 
 def test_a_round_is_not_the_sum_of_its_numbers() -> None:
-    names = {POOL_OF_A.allocate(Round(i, 7 - i), 0, 0, 0).pooled for i in range(4)}
+    names = {POOL_OF_A.allocate(Round(i, 7 - i), 0).pooled for i in range(4)}
     assert len(names) == 4
 
 
 def test_a_round_that_would_reuse_an_id_in_doubt_is_refused() -> None:
-    held = POOL_OF_A.allocate(Round(1, 2), 7, 0, 0).pooled
+    held = POOL_OF_A.allocate(Round(1, 2), 7).pooled
     with pytest.raises(PoolExhausted, match=r"batch 6, incarnation 9 of sink 'a'.*twopc\.log\.a\.1\.2\.7\.0"):
         POOL_OF_A.reserve(Round(9, 6), [held])
     for free in (Round(9, 7), Round(10, 6), Round(2, 1)):
@@ -160,7 +167,7 @@ def test_a_round_that_would_reuse_an_id_in_doubt_is_refused() -> None:
 
 def test_a_round_is_not_refused_for_what_only_looks_like_its_slot() -> None:
     others = [
-        POOL_OF_A.allocate(Round(1, 2), 0, 0, 0).pooled,
+        POOL_OF_A.allocate(Round(1, 2), 0).pooled,
         "twopc.log.a.10.1.0.0",
         "twopc.log.a.1.10.0.0",
         "twopc.log.ab.1.1.0.0",
@@ -170,4 +177,4 @@ def test_a_round_is_not_refused_for_what_only_looks_like_its_slot() -> None:
 
 def test_the_pool_travels_to_a_participant() -> None:
     assert pickle.loads(pickle.dumps(POOL_OF_A)) == POOL_OF_A  # noqa: S301  # our own bytes
-    assert isinstance(POOL_OF_A.allocate(Round(1, 1), 0, 0, 0), TransactionId)
+    assert isinstance(POOL_OF_A.allocate(Round(1, 1), 0), TransactionId)

@@ -139,7 +139,7 @@ class Recovery:
         if self.log is not None:
             self._coordinator = self._start()
         with self._coordinator:
-            self._coordinator._open()  # noqa: SLF001  # see above
+            self._coordinator.recover()
 
     @property
     def stuck(self) -> int | None:

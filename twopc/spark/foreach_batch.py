@@ -75,6 +75,8 @@ class ForeachBatch:
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
         self._validated: pa.Schema | None = None
+        self._application_id: str | None = None
+        self._first_task_attempt_id = 0
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -87,18 +89,24 @@ class ForeachBatch:
         coordinator = self._coordinator_of(context.getLocalProperty(_QUERY_ID))
         projected = batch.select(*(self._struct(name) for name in self._targets))
         self._validate(to_arrow_schema(projected.schema))
-        sinks = ", ".join(self._targets)
+        names = ", ".join(self._targets)
+        if context.applicationId != self._application_id:  # which counts its task attempts from 0
+            self._application_id, self._first_task_attempt_id = context.applicationId, 0
 
         def phase_one(round: Round) -> list[Vote]:
-            task = Task({name: target.sink for name, target in self._targets.items()}, round)
-            with _described(context, f"twopc: pre-commit batch {batch_id} of {sinks}"):
+            sinks = {name: target.sink for name, target in self._targets.items()}
+            task = Task(sinks, round, self._first_task_attempt_id)
+            with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"):
                 rows = projected.mapInArrow(task, VOTE_SCHEMA).collect()
+            # The next round's tasks come after all of these. So its names stay few, whatever has run before.
+            seen = [row.task_attempt_id + 1 for row in rows]
+            self._first_task_attempt_id = max(seen, default=self._first_task_attempt_id)
             return [load_vote(row.vote) for row in rows]
 
         if coordinator.run(batch_id, phase_one).already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
-            with _described(context, f"twopc: evaluate batch {batch_id} of {sinks} again, which is committed"):
+            with _described(context, f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = "vote string"
+VOTE_SCHEMA = "vote string, task_attempt_id long"
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,20 @@ class Task:
 
     sinks: Mapping[str, TwoPhaseCommitSink[Any]]
     round: Round
+    first_task_attempt_id: int
+    """Not above that of any task of the round. Spark counts task attempts through all jobs of an application, and
+    PySpark tells a task no other number that a retry of its whole stage would change."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        # Attempts that run at the same time, such as speculative ones, differ in one of these and so in their ids.
-        attempt = (context.partitionId(), context.attemptNumber(), context.taskAttemptId())
-        with Participant(self.sinks, self.round, *attempt) as participant:
+        serial = context.taskAttemptId() - self.first_task_attempt_id
+        with Participant(self.sinks, self.round, context.partitionId(), serial) as participant:
             for batch in batches:
                 for name in self.sinks:
                     participant.write(name, pa.RecordBatch.from_struct_array(batch.column(name)))
             vote = participant.pre_commit()
-        yield pa.record_batch({"vote": [_dump(vote)]})
+        yield pa.record_batch({"vote": [_dump(vote)], "task_attempt_id": [context.taskAttemptId()]})
 
 
 def _dump(vote: Vote) -> str:

@@ -198,7 +198,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 f"{what} was pre-committed with {names.size_bytes} bytes, and its"
                 f" {'target' if target else 'staged file'} now has {here.st_size if here else 'none'}: it"
                 " was changed by another program, or the disk lost a part. Nothing was changed. Restore it"
-                " from a copy, or decide with the twopc command that the batch is done."
+                " from a copy and start the query again, or give it up with 'twopc abandon'."
             )
         if target is None:
             # Not a hard link and an unlink, which could never overwrite: not every file system has hard

@@ -166,7 +166,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                     f"{decided}, but Kafka has rolled it back: it waited longer for its commit than"
                     f" 'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms). Its records"
                     " are not in the topic, and the query must not go on without them: write them again by other"
-                    " means from the source's offsets of this batch in the checkpoint, then start a new query."
+                    " means from the source's offsets of this batch in the checkpoint, then give the transaction up"
+                    " with 'twopc abandon' and start the query again."
                 )
             case Outcome.UNKNOWN:
                 raise OutcomeUnknown(
