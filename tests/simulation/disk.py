@@ -10,9 +10,12 @@ import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from tests.simulation.world import Fault, Op, World
+from tests.simulation.world import Actor, Fault, Op, World
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
 def _no_answer() -> Exception:
@@ -29,10 +32,11 @@ LOOK = Op("disk: look", _no_answer, changes=False)
 class Inode:
     """A file: what processes see of it, and what would be left after a power cut."""
 
-    __slots__ = ("content", "number", "synced")
+    __slots__ = ("content", "made_at", "made_by", "number", "synced")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, made_by: Actor | None = None, made_at: int = 0) -> None:
         self.number = number
+        self.made_by, self.made_at = made_by, made_at
         self.content = b""
         self.synced = b""
 
@@ -126,7 +130,7 @@ class Disk:
         entries = self.folder(names[:-1]).entries
         if names[-1] in entries:
             raise FileExistsError(errno.EEXIST, "exists", names[-1])
-        entries[names[-1]] = inode = Inode(self.number())
+        entries[names[-1]] = inode = Inode(self.number(), self.world.current, self.world.steps)
         return inode
 
     def link(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
@@ -190,7 +194,7 @@ class File:
     def close(self) -> None:
         self._disk.closed(self._descriptor)
 
-    def __enter__(self) -> File:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -276,7 +280,7 @@ class Listing:
         self._names = [path.name for path in folder.iterdir() if not (folder / path.name).is_dir()]
 
     def __enter__(self) -> Iterator[SimpleNamespace]:
-        return iter([SimpleNamespace(name=name, is_file=lambda follow_symlinks: True) for name in self._names])  # noqa: ARG005
+        return iter([SimpleNamespace(name=name, is_file=lambda follow_symlinks: True) for name in self._names])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

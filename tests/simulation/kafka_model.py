@@ -1,7 +1,7 @@
 """A model of Kafka's transaction coordinator, and the real Kafka sink on it.
 
-Every answer is one of the table in ``twopc_kafka.outcomes``, measured on a broker; ``test_conformance.py`` puts the same
-calls to both. The model stands where the sink's ``Control`` and ``Writer`` do: what is above them is the real code.
+Every answer is one of the table in ``twopc_kafka.outcomes``, measured on a broker; ``test_conformance.py`` puts the
+same calls to both. The model stands where the sink's ``Control`` and ``Writer`` do: above them is the real code.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any
 
 from tests.simulation.records import Records
-from tests.simulation.world import Fault, Op, World
+from tests.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transactional_ids import TransactionId
 from twopc_kafka.control import Control
@@ -37,12 +37,13 @@ def _not_delivered() -> Exception:
     return RoundAborted("a record was not delivered")
 
 
-END = Op("kafka: end", _no_answer, Fault.DELAYED, Fault.SLOW_MARKERS, Fault.EXPIRY, changes=True)
-DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, changes=False)
+END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.SLOW_MARKERS, Fault.EXPIRY, changes=True)
+DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
+ASK = Op("kafka: describe the broker's configuration", _no_answer)
 LIST = Op("kafka: list", _no_answer, changes=False)
 INIT = Op("kafka: init", _not_delivered, Fault.SLOW_MARKERS, Fault.EPOCHS_RUN_OUT, changes=True)
 PRODUCE = Op("kafka: produce", _not_delivered, Fault.DELAYED, changes=True)
-FLUSH = Op("kafka: flush", _not_delivered, changes=False)
+FLUSH = Op("kafka: flush", _not_delivered, Fault.SUSPENDED, changes=False)
 ABORT = Op("kafka: abort by its writer", _not_delivered, Fault.DELAYED, Fault.SLOW_MARKERS, changes=True)
 
 
@@ -64,6 +65,9 @@ class Written:
     producer_id: int
     producer_epoch: int
     started_ms: int
+    made_by: Actor | None = None
+    made_at: int = 0
+    ended_at: int | None = None
     rows: list[str] = field(default_factory=list)
     fate: Fate = Fate.OPEN
 
@@ -90,6 +94,8 @@ class Broker:
         self.visible: Counter[str] = Counter()
         self.newest: dict[tuple[str, int, int], Written] = {}
         self.before_end: Callable[[Written, Fate], None] = lambda _written, _fate: None
+        self.on_commit_asked: Callable[[str, int, int], None] = lambda _name, _producer_id, _epoch: None
+        self.described_at: dict[str, int] = {}
         self._producer_ids = 1000
 
     # What clients ask. ----------------------------------------------------------------------------------------------
@@ -101,7 +107,7 @@ class Broker:
             known = self.ids[name] = Id(name, self._new_producer_id(), -1)
         elif known.state == "Ongoing":
             known.epoch += 1
-            self._roll_back(known, Fate.REPLACED)
+            self._end(known, Fate.REPLACED)
             return "CONCURRENT_TRANSACTIONS"
         elif known.state.startswith("Prepare"):
             return "CONCURRENT_TRANSACTIONS"
@@ -112,7 +118,7 @@ class Broker:
         known.epoch += 1
         return ProducerIdentity(known.producer_id, known.epoch)
 
-    def produce(self, name: str, identity: ProducerIdentity, rows: Sequence[str]) -> str:
+    def produce(self, name: str, identity: ProducerIdentity, rows: Sequence[str], writer: Actor | None = None) -> str:
         """Add ``rows`` to the open transaction, or open one: a producer may do so under the epoch that it has."""
         known = self.ids.get(name)
         if known is None or known.producer_id != identity.producer_id:
@@ -123,12 +129,14 @@ class Broker:
             return "CONCURRENT_TRANSACTIONS"
         if known.written is None or known.state != "Ongoing":
             known.state = "Ongoing"
-            known.written = Written(name, known.producer_id, known.epoch, self.world.now_ms)
+            known.written = Written(name, known.producer_id, known.epoch, self.world.now_ms, writer, self.world.steps)
             self.newest[name, known.producer_id, known.epoch] = known.written
         known.written.rows += rows
         return "NO_ERROR"
 
-    def end(self, name: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+    def end(  # noqa: PLR0911  # one line a row of the table
+        self, name: str, producer_id: int, epoch: int, commit: bool, version: int
+    ) -> str:
         """EndTxn: the name of the error, ``NO_ERROR`` for none."""
         known = self.ids.get(name)
         if known is None or known.producer_id != producer_id:
@@ -153,6 +161,7 @@ class Broker:
         return "INVALID_TXN_STATE"
 
     def describe(self, names: Sequence[str]) -> dict[str, TransactionState]:
+        self.described_at.update(dict.fromkeys(names, self.world.steps))
         return {
             name: TransactionState(known.state, known.producer_id, known.epoch)
             for name in names
@@ -171,10 +180,13 @@ class Broker:
 
     def roll_back_what_timed_out(self) -> None:
         for known in self.ids.values():
-            if known.state == "Ongoing" and known.written is not None:
-                if self.world.now_ms - known.written.started_ms >= known.timeout_ms:
-                    known.epoch += 1
-                    self._roll_back(known, Fate.TIMED_OUT)
+            if known.state == "Ongoing" and self._age_ms(known) >= known.timeout_ms:
+                known.epoch += 1
+                self._end(known, Fate.TIMED_OUT)
+
+    def _age_ms(self, known: Id) -> int:
+        assert known.written is not None
+        return self.world.now_ms - known.written.started_ms
 
     def expire(self) -> None:
         """Let seven days go by."""
@@ -183,14 +195,12 @@ class Broker:
 
     # How. -----------------------------------------------------------------------------------------------------------
 
-    def _roll_back(self, known: Id, fate: Fate) -> None:
-        self._end(known, fate)
-
     def _end(self, known: Id, fate: Fate) -> None:
         written = known.written
         assert written is not None
         self.before_end(written, fate)
         written.fate = fate
+        written.ended_at = self.world.steps
         outcome = "Commit" if fate is Fate.COMMITTED else "Abort"
 
         def write_markers() -> None:
@@ -217,6 +227,9 @@ class ModelControl(Control):
         self._step = broker.world.step
         self.end_txn_version = broker.end_txn_version
 
+    def largest_timeout_ms(self) -> int | None:
+        return self._step(ASK, lambda: TIMEOUT_MS)
+
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         return self._step(DESCRIBE, self._broker.describe, transactional_ids)
 
@@ -224,16 +237,19 @@ class ModelControl(Control):
         return self._step(LIST, self._broker.list_ongoing, scope)
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        if commit:
+            self._broker.on_commit_asked(transactional_id, producer_id, epoch)
         return self._step(END, self._broker.end, transactional_id, producer_id, epoch, commit, version)
 
 
 class ModelWriter(Writer):
-    """The sink's producer, to the model. As librdkafka it ends transactions by a version that leaves the epoch alone."""
+    """The sink's producer, to the model. As librdkafka's, its own aborts leave the epoch alone."""
 
     def __init__(self, broker: Broker, name: str) -> None:
         self._broker = broker
         self._step = broker.world.step
         self._name = name
+        self._process = broker.world.current
         while True:
             answer = self._step(INIT, broker.init, name)
             if isinstance(answer, ProducerIdentity):
@@ -241,7 +257,8 @@ class ModelWriter(Writer):
                 return
 
     def write(self, batch: Any) -> None:
-        while (error := self._step(PRODUCE, self._broker.produce, self._name, self._mine, batch.rows)) != "NO_ERROR":
+        call = (self._broker.produce, self._name, self._mine, batch.rows, self._process)
+        while (error := self._step(PRODUCE, *call)) != "NO_ERROR":
             if error != "CONCURRENT_TRANSACTIONS":
                 raise RoundAborted(f"not delivered: {error}")
 
@@ -250,7 +267,7 @@ class ModelWriter(Writer):
         return self._mine
 
     def abort(self) -> None:
-        self._step(ABORT, self._broker.end, self._name, *self._mine_as_pair, False, 1)  # noqa: FBT003
+        self._step(ABORT, self._broker.end, self._name, *self._mine_as_pair, False, 1)
 
     @property
     def _mine_as_pair(self) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class RowsFormat:
     def check_type(self, schema: object) -> None:
         """Every type will do."""
 
-    def open(self, file: File, schema: object) -> RowsWriter:  # noqa: ARG002
+    def open(self, file: File, schema: object) -> RowsWriter:
         return RowsWriter(file)
 
 

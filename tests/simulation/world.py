@@ -7,10 +7,13 @@ reproduces a run exactly, and a fault can be left out of it to see whether it ma
 
 from __future__ import annotations
 
+import contextlib
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
@@ -24,6 +27,21 @@ SHORT_SLEEP_STEPS = 9
 LONG_SLEEP_STEPS = 70
 DELAY_STEPS = 23
 FOR_EVER = 1 << 40
+
+
+CRASH_POINTS: set[tuple[str, ...]] = set()
+"""Every place in the real code at which a process has died: its lines, from the outermost call to the innermost."""
+
+
+def _real_code() -> tuple[str, ...]:
+    lines = []
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/twopc" in file and "site-packages" not in file:
+            lines.append(f"{file.rsplit('/', 1)[1]}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(reversed(lines))
 
 
 class Killed(BaseException):
@@ -45,10 +63,11 @@ class Fault(Enum):
     SLEEP_SHORT = "the process sleeps for a few steps of the others, which take it for dead"
     SLEEP_LONG = "the process sleeps for many steps of the others, which take it for dead"
     SLEEP_THROUGH = "the process sleeps until nobody else has anything to do"
-    PREEMPT = "others go on first"
+    PREEMPT = "others go on first, above all who sleeps"
     DRIVER_DIES = "the driver of this task dies, and the task goes on"
     STAGE_RETRY = "all tasks of the stage are begun anew, and this one goes on"
     TIME_OUT = "so much time goes by that every open transaction times out"
+    SUSPENDED = "as much time goes by, and the clocks of drivers and tasks, whose machines are suspended, stand still"
     EXPIRY = "so much time goes by that every idle transactional id is forgotten"
     SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
@@ -57,20 +76,24 @@ class Fault(Enum):
 
 
 _ANYWHERE = (Fault.CRASH_BEFORE, Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.TIME_OUT)
-OF_TASKS = (Fault.DRIVER_DIES, Fault.STAGE_RETRY, Fault.PREEMPT)
+_OF_TASKS = (Fault.DRIVER_DIES, Fault.STAGE_RETRY)
 
 
 class Op:
     """A kind of step: what it is called in a trace, which faults it can have, and the error of a lost reply."""
 
-    __slots__ = ("faults", "faults_of_tasks", "lost", "name")
+    __slots__ = ("lost", "name", "possible")
 
-    def __init__(self, name: str, lost: Callable[[], Exception], *faults: Fault, changes: bool) -> None:
+    def __init__(self, name: str, lost: Callable[[], Exception] | None, *faults: Fault, changes: bool = False) -> None:
         self.name = name
-        self.lost = lost
-        own = (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.CRASH_AFTER) if changes else (Fault.LOST_BEFORE,)
-        self.faults = (*_ANYWHERE, *own, *faults)
-        self.faults_of_tasks = (*self.faults, *OF_TASKS)
+        self.lost = lost or TimeoutError
+        own: tuple[Fault, ...] = (Fault.CRASH_AFTER,) if changes else ()
+        if lost:
+            own += (Fault.LOST_BEFORE, Fault.LOST_AFTER) if changes else (Fault.LOST_BEFORE,)
+        alone = (*_ANYWHERE, *own, *faults)
+        beside_others = (*alone, Fault.PREEMPT)
+        # Of drivers, then of tasks: alone, beside others.
+        self.possible = ((alone, beside_others), ((*alone, *_OF_TASKS), (*beside_others, *_OF_TASKS)))
 
     def __repr__(self) -> str:
         return self.name
@@ -79,16 +102,29 @@ class Op:
 class Actor:
     """One process: a driver or a task attempt."""
 
-    __slots__ = ("dead", "is_task", "name", "on_suspicion", "owner", "routine", "waits_for", "wakes_at")
+    __slots__ = (
+        "dead",
+        "ended_at",
+        "is_task",
+        "name",
+        "on_stage_retry",
+        "on_suspicion",
+        "owner",
+        "routine",
+        "waits_for",
+        "wakes_at",
+    )
 
     def __init__(self, name: str, owner: Actor | None, body: Callable[[], None], hub: greenlet) -> None:
         self.name = name
         self.owner = owner
         self.is_task = owner is not None
         self.dead = False
+        self.ended_at: int | None = None
         self.wakes_at = 0
         self.waits_for: Callable[[], bool] | None = None
         self.on_suspicion: Callable[[], None] = lambda: None
+        self.on_stage_retry: Callable[[], None] = lambda: None
         self.routine = greenlet(body, hub)
 
 
@@ -150,6 +186,7 @@ class World:
     records_trace: bool = False
     steps: int = 0
     now_ms: int = 0
+    suspended_ms: int = 0
     happened: dict[int, Fault] = field(default_factory=dict)
     trace: list[Step] = field(default_factory=list)
     violation: str | None = None
@@ -160,6 +197,7 @@ class World:
         self._delayed: list[tuple[int, Callable[[], object]]] = []
         self.current: Actor | None = None
         self.on_time_out: Callable[[], None] = lambda: None
+        self.on_suspension: Callable[[], None] = lambda: None
         self.on_expiry: Callable[[], None] = lambda: None
         self.on_power_cut: Callable[[bool], None] = lambda _: None
         self.special: Fault | None = None  # a fault that the effect itself must know of
@@ -177,20 +215,25 @@ class World:
         if actor.dead:
             raise Killed
         if self.records_trace:
-            self.trace.append(Step(actor.name, op.name, op.faults_of_tasks if actor.is_task else op.faults))
+            self.trace.append(Step(actor.name, op.name, self._possible(actor, op)))
         if self._delayed and self._delayed[0][0] <= number:
             self._delayed.pop(0)[1]()
         if number < self.faults.next_step:
             if number > STEPS_AT_MOST:
                 raise Violation(f"does not end: {actor.name} is at {op.name}")
             return effect(*args)
-        fault = self.faults.at(number, op.faults_of_tasks if actor.is_task else op.faults)
+        fault = self.faults.at(number, self._possible(actor, op))
         if fault is None:
             return effect(*args)
         self.happened[number] = fault
         return self._disturbed(actor, fault, op, effect, args)
 
-    def _disturbed(self, actor: Actor, fault: Fault, op: Op, effect: Callable[..., T], args: tuple[Any, ...]) -> T:
+    def _possible(self, actor: Actor, op: Op) -> tuple[Fault, ...]:
+        return op.possible[actor.is_task][len(self._actors) > 1]
+
+    def _disturbed(  # noqa: C901, PLR0912  # one case a fault
+        self, actor: Actor, fault: Fault, op: Op, effect: Callable[..., T], args: tuple[Any, ...]
+    ) -> T:
         match fault:
             case Fault.CRASH_BEFORE:
                 self._die(actor)
@@ -212,14 +255,18 @@ class World:
             case Fault.SLEEP_THROUGH:
                 self._sleep(actor, FOR_EVER)
             case Fault.PREEMPT:
+                self._wake_sleeper()
                 self._yield(actor)
             case Fault.STAGE_RETRY | Fault.DRIVER_DIES:
                 self._befall_driver(actor, fault)
             case Fault.TIME_OUT:
                 self.on_time_out()
+            case Fault.SUSPENDED:
+                self.on_suspension()
             case Fault.EXPIRY:
                 self.on_expiry()
             case Fault.POWER_CUT | Fault.POWER_CUT_KEEPS_NAMES:
+                CRASH_POINTS.add(_real_code())
                 for other in self._actors:
                     other.dead = True
                 self.on_power_cut(fault is Fault.POWER_CUT_KEEPS_NAMES)
@@ -233,6 +280,7 @@ class World:
 
     def _die(self, actor: Actor) -> None:
         """A process dies, and its tasks with it."""
+        CRASH_POINTS.add(_real_code())
         for other in self._actors:
             if other is actor or other.owner is actor:
                 other.dead = True
@@ -243,7 +291,7 @@ class World:
             if fault is Fault.DRIVER_DIES:
                 task.owner.dead = True
             else:
-                task.on_suspicion()
+                task.on_stage_retry()
 
     def _sleep(self, actor: Actor, until: int) -> None:
         actor.wakes_at = until
@@ -281,11 +329,14 @@ class World:
             try:
                 body()
             except Killed:
-                return
+                actor.dead = True
+                if owner is not None and not owner.dead:
+                    actor.on_suspicion()
             except Violation as violation:
                 self.violation = self.violation or str(violation)
             finally:
                 actor.dead = True
+                actor.ended_at = self.steps
 
         actor = Actor(name, owner, routine, self._hub)
         self._actors.insert(0 if first else len(self._actors), actor)
@@ -297,14 +348,17 @@ class World:
 
     def run(self, when_idle: Callable[[], bool]) -> None:
         """Until nobody has anything to do. ``when_idle`` may start somebody, and says whether it did."""
-        while self.violation is None:
-            actor = self._next()
-            if actor is not None:
-                self.current = actor
-                actor.routine.switch()
-                self.current = None
-            elif not (when_idle() or self._wake()):
-                return
+        try:
+            while self.violation is None:
+                actor = self._next()
+                if actor is not None:
+                    self.current = actor
+                    actor.routine.switch()
+                    self.current = None
+                elif not (when_idle() or self._wake()):
+                    return
+        except Violation as violation:  # of an effect that came late
+            self.violation = str(violation)
 
     def _next(self) -> Actor | None:
         for actor in tuple(self._actors):
@@ -327,17 +381,23 @@ class World:
         if self._delayed:
             self._delayed.pop(0)[1]()
             return True
-        asleep = [actor for actor in self._actors if actor.wakes_at > self.steps]
-        if asleep:
-            min(asleep, key=lambda actor: actor.wakes_at).wakes_at = 0
-        return bool(asleep)
+        return self._wake_sleeper()
+
+    def _wake_sleeper(self) -> bool:
+        """The one that would wake next, or went to sleep first."""
+        asleep = [actor for actor in self._actors if actor.wakes_at > self.steps and not actor.dead]
+        if not asleep:
+            return False
+        first = min(asleep, key=lambda actor: actor.wakes_at)
+        first.wakes_at = 0
+        self._actors.remove(first)
+        self._actors.insert(0, first)
+        return True
 
 
 def _ignoring_errors(effect: Callable[..., object], args: tuple[Any, ...]) -> Callable[[], None]:
     def delayed() -> None:
-        try:
+        with contextlib.suppress(Exception):  # its answer reaches nobody
             effect(*args)
-        except Exception:  # noqa: BLE001, S110  # its answer reaches nobody
-            pass
 
     return delayed

@@ -1,0 +1,89 @@
+"""Which schedules are run: small spaces one after the other, larger ones by seed; and what a failure is cut down to."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+
+from tests.simulation.schedule import Result, Scenario, run_schedule
+from tests.simulation.world import Fault, Step
+
+SMALL = (
+    Scenario(sinks="kf"),
+    Scenario(sinks="kf", log="disk"),
+    Scenario(sinks="kk", batches=2, partitions=(1, 2), entries_kept=1),
+    Scenario(sinks="kf", batches=2, partitions=(2, 1), end_txn_version=4),
+    Scenario(sinks="kf", stage=True),
+    Scenario(sinks="ff", log="disk", batches=2, entries_kept=1),
+)
+"""The spaces that are enumerated: every fault at every step."""
+
+SMALLEST = (
+    Scenario(sinks="kf", partitions=(1,), rows_a_batch=1),
+    Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, log="disk"),
+    Scenario(sinks="k", partitions=(1,), rows_a_batch=2, entries_kept=1, end_txn_version=4),
+)
+"""Those of which every pair of faults is enumerated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A schedule that broke a promise, as short as it could be made."""
+
+    scenario: Scenario
+    schedule: Mapping[int, Fault]
+    violation: str
+    seed: int | None = None
+
+    def __str__(self) -> str:
+        result = run_schedule(self.scenario, self.schedule, traced=True)
+        places = ", ".join(
+            f"{step}: Fault.{fault.name}" + (f" at {_place(result.trace[step])}" if step < len(result.trace) else "")
+            for step, fault in sorted(self.schedule.items())
+        )
+        seed = "" if self.seed is None else f" (seed {self.seed})"
+        return f"{self.violation}{seed}\n    {self.scenario}\n    {{{places}}}"
+
+
+def _place(step: Step) -> str:
+    return f"{step.actor}, {step.op}"
+
+
+def singles(scenario: Scenario, only: Container[Fault] = tuple(Fault)) -> Iterator[dict[int, Fault]]:
+    """Every fault at every step of an undisturbed run."""
+    for number, step in enumerate(run_schedule(scenario, {}, traced=True).trace):
+        for fault in step.faults:
+            if fault in only:
+                yield {number: fault}
+
+
+def pairs(
+    scenario: Scenario, stride: int = 1, offset: int = 0, only: Container[Fault] = tuple(Fault)
+) -> Iterator[dict[int, Fault]]:
+    """After every single fault, every fault at every later step of that run. With a stride, one first fault in so
+    many."""
+    for first in itertools.islice(singles(scenario, only), offset, None, stride):
+        [at] = first
+        for number, step in enumerate(run_schedule(scenario, first, traced=True).trace):
+            if number > at:
+                for fault in step.faults:
+                    if fault in only:
+                        yield {**first, number: fault}
+
+
+def shortest(scenario: Scenario, result: Result, seed: int | None = None) -> Failure:
+    """Leave out one fault after the other, and whatever makes the scenario larger, while it still fails."""
+    assert result.violation
+    schedule, violation = dict(result.schedule), result.violation
+    for at in sorted(schedule):
+        fewer = {step: fault for step, fault in schedule.items() if step != at}
+        tried = run_schedule(scenario, fewer)
+        if tried.violation:
+            schedule, violation = fewer, tried.violation
+    return Failure(scenario, schedule, violation, seed)
+
+
+def reproduced(failure: Failure) -> bool:
+    """Whether the schedule fails again in the same way."""
+    return run_schedule(failure.scenario, failure.schedule).violation == failure.violation

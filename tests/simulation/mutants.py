@@ -1,0 +1,541 @@
+"""Mutants: small defects put into the real code, each of which the simulation must catch.
+
+A mutant replaces text in the source of one or more functions of the real code, in this process and for one run only.
+One that survives says that the simulation lacks something.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import importlib
+import inspect
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Container, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.exploration import SMALL, Failure, pairs, shortest, singles
+from tests.simulation.schedule import Result, Scenario, run_drawn, run_schedule, simulated
+from tests.simulation.world import Fault
+
+SEEDS_AT_MOST = 10_000
+"""Tried against a mutant that no single fault of its scenarios catches."""
+
+PAIRS_AT_MOST = 40_000
+
+ASLEEP = (Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.PREEMPT)
+LOST = (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.DELAYED)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """``old`` becomes ``new`` in the source of ``where``: module, colon, qualified name."""
+
+    where: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A defect.
+
+    Attributes:
+        name: what is wrong, in a few words.
+        edits: the text that makes it so.
+        scenarios: whose single faults are tried first; then pairs of the faults ``in_pairs``, then seeds.
+    """
+
+    name: str
+    edits: tuple[Edit, ...]
+    scenarios: tuple[Scenario, ...] = SMALL[:2]
+    in_pairs: Container[Fault] = ()
+
+
+COORDINATOR = "twopc.coordinator:Coordinator"
+KAFKA = "twopc_kafka.sink:KafkaSink"
+FILES = "twopc_files.sink:FileSink"
+LOG = "twopc.commit_log"
+
+PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
+ON_DISK = Scenario(sinks="f", log="disk", partitions=(1,), rows_a_batch=1)
+ONE = Scenario(sinks="k", partitions=(1,), rows_a_batch=1)
+TWO = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=2)
+BACKLOG = Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, batches=2, backlog=True)
+STAGED = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, stage=True)
+
+MUTANTS = (
+    Mutant(
+        "the decision comes before the seal",
+        (
+            Edit(
+                f"{COORDINATOR}._run",
+                "committables = self._seal(round, votes, started)",
+                """self._enter(Phase.SEALING, round.batch_id)
+            committables = {
+                name: tuple(
+                    replace(vote[name], handle={**vote[name].handle, "end_txn_version": 5})
+                    for vote in votes
+                    if name in vote
+                )
+                for name in self._sinks
+            }""",
+            ),
+            Edit(
+                f"{COORDINATOR}._run",
+                "self._enter(Phase.COMMITTING, round.batch_id)",
+                """for name, sink in self._sinks.items():
+            _sealed(sink, committables[name], started)
+        self._enter(Phase.COMMITTING, round.batch_id)""",
+            ),
+        ),
+    ),
+    Mutant(
+        "seal vetoes nothing",
+        (Edit(f"{KAFKA}.seal", "if state != TransactionState(", "if False and (state,"),),
+    ),
+    Mutant(
+        "a commit comes before the decision",
+        (
+            Edit(
+                f"{COORDINATOR}._run",
+                "self._decide(Decision(round, committables))",
+                """for name, sink in self._sinks.items():
+            for committable in committables[name]:
+                sink.commit(committable)
+        self._decide(Decision(round, committables))""",
+            ),
+        ),
+    ),
+    Mutant(
+        "batches are committed out of order",
+        (Edit(f"{COORDINATOR}._commit_through", "sorted(pending)", "sorted(pending, reverse=True)"),),
+        (BACKLOG,),
+    ),
+    Mutant(
+        "a decided batch is written again",
+        (Edit(f"{COORDINATOR}._is_decided", "return batch_id == newest", "return False"),),
+    ),
+    Mutant(
+        "phase two is left out",
+        (Edit(f"{COORDINATOR}._run", "self._commit_through(round.batch_id, recovered=False)", "pass"),),
+    ),
+    Mutant(
+        "recovery commits nothing",
+        (Edit(f"{COORDINATOR}._open", "self._commit_through(self._log.tail.decided, recovered=True)", "pass"),),
+    ),
+    Mutant(
+        "the sweep after a batch is forgotten",
+        (
+            Edit(
+                f"{COORDINATOR}._run", '_until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)', ""
+            ),
+        ),
+    ),
+    Mutant(
+        "the sweep at recovery is forgotten",
+        (Edit(f"{COORDINATOR}._open", '_until_answered("sweep at recovery", self._sweep, True)', ""),),
+    ),
+    Mutant(
+        "the sweep at a clean stop is forgotten",
+        (Edit(f"{COORDINATOR}.close", '_until_answered("sweep at the end", self._sweep, False)', ""),),
+    ),
+    Mutant(
+        "the sweep does not read the log's tail again",
+        (Edit(f"{COORDINATOR}._sweep", "self._log.verify()", ""),),
+        (ONE,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "the sweep reads the log's tail before it lists",
+        (
+            Edit(f"{COORDINATOR}._sweep", "self._log.verify()", ""),
+            Edit(f"{COORDINATOR}._sweep", "open_ = [", "self._log.verify()\n        open_ = ["),
+        ),
+        (ONE,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "recovery sweeps before it commits, and spares nothing",
+        (
+            Edit(
+                f"{COORDINATOR}._open",
+                "self._commit_through(self._log.tail.decided, recovered=True)",
+                """_until_answered("sweep at recovery", self._sweep, True)
+        self._commit_through(self._log.tail.decided, recovered=True)""",
+            ),
+            Edit(
+                f"{COORDINATOR}._sweep",
+                "if not any(transaction.is_same_transaction",
+                "if not any(False and transaction.is_same_transaction",
+            ),
+        ),
+    ),
+    Mutant(
+        "an ambiguous append is followed by an abort",
+        (
+            Edit(
+                f"{COORDINATOR}._run",
+                "self._decide(Decision(round, committables))",
+                """try:
+            self._decide(Decision(round, committables))
+        except Fenced:
+            raise
+        except Exception as error:
+            self._roll_back(round, error)""",
+            ),
+        ),
+        (ONE,),
+        in_pairs=LOST,
+    ),
+    Mutant(
+        "one commit that fails leaves the others undone",
+        (
+            Edit(
+                f"{COORDINATOR}._attempt_commits",
+                "return error\n            return None",
+                "raise\n            return None",
+            ),
+        ),
+        (Scenario(sinks="kf", partitions=(2,)),),
+    ),
+    Mutant(
+        "a transaction that is lost is passed over",
+        (Edit(f"{COORDINATOR}._attempt_commits", "if failed and not replayable:", "if False:"),),
+    ),
+    Mutant(
+        "what is written again is not in the log",
+        (Edit(f"{COORDINATOR}._replay", "self._log.amend(Decision(decision.round, committables))", "pass"),),
+        (STAGED,),
+    ),
+    Mutant(
+        "open fences nobody",
+        (
+            Edit(
+                f"{LOG}:CommitLog.open",
+                "            try:\n",
+                "            if tail is not None:\n"
+                "                return cls(store, slot, replace(tail, incarnation=tail.incarnation + 1))\n"
+                "            try:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "open carries nothing forward",
+        (Edit(f"{LOG}:opened", 'return _next(tail, "open",', 'return _next(tail, "open", unresolved=(),'),),
+    ),
+    Mutant(
+        "a slot that is taken counts as written",
+        (Edit(f"{LOG}:_append", "if not _is_at(store, slot, entry):", "if False:"),),
+    ),
+    Mutant(
+        "the entry before an append is not looked at",
+        (
+            Edit(
+                f"{LOG}:_append",
+                "if not (_is_alone(store, slot) if after is None else _is_at(store, slot - 1, after)):",
+                "if False:",
+            ),
+        ),
+        (PRUNED,),
+    ),
+    Mutant(
+        "a lost reply of an append counts as success",
+        (Edit(f"{LOG}:_put", "raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__", "return"),),
+        (ONE,),
+        in_pairs=LOST,
+    ),
+    Mutant(
+        "no reply to an append counts as failure",
+        (
+            Edit(
+                f"{LOG}:_append",
+                "_put(store, slot, entry)",
+                """try:
+            _put_once(store, slot, serialise(entry))
+        except _UnknownOutcome as unknown:
+            raise _fenced(store, slot, entry) from unknown""",
+            ),
+        ),
+    ),
+    Mutant(
+        "the log is pruned newest first",
+        (Edit(f"{LOG}:_prune", "for slot in store.slots():", "for slot in reversed(store.slots()):"),),
+        (replace(PRUNED, entries_kept=2),),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "an entry of the log overwrites another",
+        (
+            Edit(
+                "twopc.log_store:LocalStore.put_if_absent",
+                "os.link(aside, self._folder / entry_name(slot))",
+                "aside.rename(self._folder / entry_name(slot))",
+            ),
+        ),
+        (ON_DISK,),
+    ),
+    Mutant(
+        "the log's folder is not synced",
+        (Edit("twopc.log_store:LocalStore.put_if_absent", "sync_folder(self._folder)", "pass"),),
+        (ON_DISK,),
+    ),
+    Mutant(
+        "an entry of the log is not synced",
+        (Edit("twopc.log_store:LocalStore._written_aside", "os.fsync(file.fileno())", "pass"),),
+        (ON_DISK,),
+    ),
+    Mutant(
+        "a staged file is not synced",
+        (Edit(f"{FILES}.pre_commit", "os.fsync(file.fileno())", "pass"),),
+    ),
+    Mutant(
+        "the staging folder is not synced",
+        (Edit(f"{FILES}.pre_commit", "sync_folder(self._staging)", "pass"),),
+    ),
+    Mutant(
+        "a committed file's name is not synced",
+        (Edit(f"{FILES}.commit", "sync_folder(self._folder)", "pass"),),
+    ),
+    Mutant(
+        "a file that was committed before is not synced again",
+        (
+            Edit(
+                f"{FILES}.commit",
+                "self._publish(committable, names, what)",
+                "if _status(self._staging / names.staged) is None:\n"
+                "                return\n"
+                "            self._publish(committable, names, what)",
+            ),
+        ),
+        (ON_DISK,),
+        in_pairs=(Fault.CRASH_AFTER, Fault.POWER_CUT),
+    ),
+    Mutant(
+        "FENCED counts as committed",
+        (
+            Edit(
+                f"{KAFKA}.commit",
+                "match ANSWERS.get(error, Answer.DESCRIBE):",
+                'match Answer.DONE if error == "PRODUCER_FENCED" else ANSWERS.get(error, Answer.DESCRIBE):',
+            ),
+        ),
+        (Scenario(sinks="k", end_txn_version=4),),
+    ),
+    Mutant(
+        "CompleteAbort counts as committed",
+        (Edit("twopc_kafka.sink:outcome", "return Outcome.ROLLED_BACK", "return Outcome.COMMITTED"),),
+    ),
+    Mutant(
+        "no answer to a commit counts as committed",
+        (
+            Edit(
+                f"{KAFKA}.commit",
+                "error = self._control.end(name, producer_id, epoch, commit=True, version=version)",
+                "try:\n"
+                "            error = self._control.end(name, producer_id, epoch, commit=True, version=version)\n"
+                "        except Retriable:\n"
+                "            return",
+            ),
+        ),
+    ),
+    Mutant(
+        "an abort goes by id and not by epoch",
+        (
+            Edit(
+                f"{KAFKA}._abort",
+                "error = self._control.end(name, *_identity(committable), commit=False, version=version)",
+                "now = self._control.describe([name]).get(name)\n"
+                "        if now is None:\n"
+                "            return\n"
+                "        error = self._control.end(name, now.producer_id, now.producer_epoch, False, version)",
+            ),
+        ),
+        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, names_recur=True, orphans=True),),
+    ),
+    Mutant(
+        "ids are used again by every round",
+        (
+            Edit(
+                "twopc.transactional_ids:TransactionId.pooled",
+                'slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"',
+                'slots = "0.0"',
+            ),
+        ),
+        (ONE,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a round is the sum of incarnation and batch, modulo the pool",
+        (
+            Edit(
+                "twopc.transactional_ids:TransactionId.pooled",
+                'slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"',
+                'slots = f"0.{(round.incarnation + round.batch_id) % BATCH_SLOTS}"',
+            ),
+        ),
+        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=4),),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "the attempt is no part of an id",
+        (
+            Edit(
+                "twopc.transactional_ids:TransactionId.pooled",
+                'return f"{self._scope}.{slots}.{self.serial}.{self.replay}"',
+                'return f"{self._scope}.{slots}.{self.partition}.{self.replay}"',
+            ),
+        ),
+        (ONE,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "one partition's vote is left out of the decision",
+        (
+            Edit(
+                f"{COORDINATOR}._seal",
+                "[vote[name] for vote in votes if name in vote]",
+                "[vote[name] for vote in votes[:2] if name in vote]",
+            ),
+        ),
+        (Scenario(sinks="k", partitions=(3,)),),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """How a mutant was caught: by a schedule that does no harm to the code as it is."""
+
+    mutant: Mutant
+    tried: int
+    failure: Failure
+
+
+def catch(mutant: Mutant) -> Catch | None:
+    """Look for a schedule that catches ``mutant``. Within ``simulated``."""
+    candidates = enumerate(_candidates(mutant), 1)
+    while True:
+        with applied(mutant):
+            found = next(((tried, result) for tried, result in candidates if result.violation), None)
+            if found is None:
+                return None
+            tried, result = found
+            failure = shortest(result.scenario, result)
+        if run_schedule(failure.scenario, failure.schedule).violation is None:
+            return Catch(mutant, tried, failure)
+
+
+def _candidates(mutant: Mutant) -> Iterator[Result]:
+    for scenario in mutant.scenarios:
+        for schedule in ({}, *singles(scenario)):
+            yield run_schedule(scenario, schedule)
+    for scenario in mutant.scenarios:
+        for schedule in itertools.islice(pairs(scenario, only=mutant.in_pairs), PAIRS_AT_MOST):
+            yield run_schedule(scenario, schedule)
+    for seed in range(SEEDS_AT_MOST):
+        for scenario in mutant.scenarios:
+            yield run_drawn(scenario, seed)
+
+
+@contextlib.contextmanager
+def applied(mutant: Mutant) -> Iterator[None]:
+    """Put the defect into the code, for a while."""
+    undo = []
+    sources: dict[str, str] = {}
+    try:
+        for edit in mutant.edits:
+            owner, name, original = _found(edit.where)
+            undo.append((owner, name, original))
+            setattr(owner, name, _edited(original, name, edit, sources))
+        yield
+    finally:
+        for owner, name, original in reversed(undo):
+            setattr(owner, name, original)
+
+
+def _found(where: str) -> tuple[Any, str, Any]:
+    module, qualified = where.split(":")
+    owner: Any = importlib.import_module(module)
+    *outer, name = qualified.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name, inspect.getattr_static(owner, name)
+
+
+def _edited(original: Any, name: str, edit: Edit, sources: dict[str, str]) -> Any:
+    function = getattr(original, "__func__", None) or getattr(original, "fget", None) or original
+    function = inspect.unwrap(function)
+    source = sources.get(edit.where) or inspect.getsource(function)
+    if edit.old not in source:
+        raise LookupError(f"{edit.where} has no {edit.old!r}: the code has changed, so change its mutant")
+    sources[edit.where] = source = source.replace(edit.old, edit.new, 1)
+    whole = f"if True:\n{source}" if source.startswith(" ") else source
+    scope: dict[str, Any] = {}
+    flags = __future__.annotations.compiler_flag
+    exec(compile(whole, function.__code__.co_filename, "exec", flags), function.__globals__, scope)  # noqa: S102
+    return scope[name]
+
+
+CAUGHT = Path(__file__).with_name("caught.json")
+"""Mutant → the schedule that caught it last, written by ``make mutants``. Steps move when the code does; then the
+mutant is searched for anew."""
+
+
+def recorded() -> dict[str, Failure]:
+    """What stands in ``caught.json``."""
+    return {
+        name: Failure(
+            Scenario(**{**row["scenario"], "partitions": tuple(row["scenario"]["partitions"])}),
+            {int(step): Fault[fault] for step, fault in row["schedule"].items()},
+            row["violation"],
+        )
+        for name, row in json.loads(CAUGHT.read_text()).items()
+    }
+
+
+def is_caught_by(mutant: Mutant, known: Failure) -> bool:
+    """Whether a schedule catches ``mutant`` and does no harm to the code as it is."""
+    with applied(mutant):
+        violation = run_schedule(known.scenario, known.schedule).violation
+    return violation is not None and run_schedule(known.scenario, known.schedule).violation is None
+
+
+def main(report: Path) -> int:
+    """Catch every mutant, and write the tables: for programs the report, for the tests ``caught.json``."""
+    started = time.monotonic()
+    with multiprocessing.Pool() as pool:
+        caught = pool.map(_catch_alone, range(len(MUTANTS)), chunksize=1)
+    rows = {
+        one.mutant.name: {
+            "where": one.mutant.edits[0].where,
+            "schedule": {step: fault.name for step, fault in sorted(one.failure.schedule.items())},
+            "scenario": asdict(one.failure.scenario),
+            "violation": one.failure.violation,
+            "schedules_tried": one.tried,
+        }
+        for one in caught
+        if one
+    }
+    survivors = [mutant.name for mutant in MUTANTS if mutant.name not in rows]
+    CAUGHT.write_text(json.dumps(rows, indent=1) + "\n")
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps({"mutants": rows, "survivors": survivors}, indent=1))
+    for one in filter(None, caught):
+        faults = sorted(one.failure.schedule.items())
+        schedule = ", ".join(f"{step} {fault.name}" for step, fault in faults) or "no fault"
+        print(f"| {one.mutant.name} | `{one.mutant.edits[0].where.split(':')[1]}` | {schedule} |")
+    for name in survivors:
+        print(f"SURVIVES {name}")
+    print(f"{len(rows)} of {len(MUTANTS)} mutants caught in {time.monotonic() - started:.0f} s; {report}")
+    return 1 if survivors else 0
+
+
+def _catch_alone(number: int) -> Catch | None:
+    with simulated():
+        return catch(MUTANTS[number])

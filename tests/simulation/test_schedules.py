@@ -1,0 +1,81 @@
+"""A slice of what ``make simulate`` runs: every fault at every step, some pairs, and the first seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+
+from tests.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
+from tests.simulation.mutants import MUTANTS, Mutant, catch, is_caught_by, recorded
+from tests.simulation.schedule import Scenario, run_schedule, run_seed, simulated
+from tests.simulation.world import Fault
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    with simulated():
+        yield
+
+
+def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> list[str]:
+    found = []
+    for schedule in schedules:
+        result = run_schedule(scenario, schedule)
+        if result.violation:
+            found.append(str(shortest(scenario, result)))
+    return found
+
+
+@pytest.mark.parametrize("scenario", SMALL[:1], ids=str)
+def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
+    assert failures(scenario, singles(scenario)) == []
+
+
+@pytest.mark.parametrize("scenario", SMALLEST, ids=str)
+def test_no_second_fault_after_some_first_breaks_a_promise(scenario: Scenario) -> None:
+    """One first fault in a hundred; ``make simulate`` takes all."""
+    assert failures(scenario, pairs(scenario, stride=151, offset=7)) == []
+
+
+def test_no_seed_breaks_a_promise() -> None:
+    for seed in range(1200):
+        scenario, result = run_seed(seed)
+        assert result.violation is None, str(shortest(scenario, result, seed))
+
+
+def test_a_seed_reproduces_its_run_and_so_does_the_schedule_that_it_drew() -> None:
+    for seed in range(40):
+        scenario, first = run_seed(seed)
+        assert run_seed(seed) == (scenario, first)
+        assert run_schedule(scenario, first.schedule) == first
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_defect_in_the_code_is_caught(mutant: Mutant) -> None:
+    """By the schedule in ``caught.json``, or else by a search that takes seconds: ``make mutants`` renews the file."""
+    known = recorded().get(mutant.name)
+    assert (known and is_caught_by(mutant, known)) or catch(mutant)
+
+
+def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
+    scenario = Scenario(sinks="k", stage_retries_count_on=False)
+    needed = dict(next(stage_retries(scenario)).schedule)
+    with_more = {**needed, max(needed) + 3: Fault.LOST_BEFORE}
+    assert shortest(scenario, run_schedule(scenario, with_more)).schedule == needed
+
+
+def test_a_lost_task_of_an_earlier_stage_attempt_rolls_nothing_back_that_is_decided() -> None:
+    assert list(stage_retries(Scenario(sinks="k"))) == []
+
+
+def stage_retries(scenario: Scenario) -> Iterator[Failure]:
+    """The stage is begun anew while a task is about to start, and the driver sleeps between decision and commit."""
+    trace = run_schedule(scenario, {}, traced=True).trace
+    for first, step in enumerate(trace):
+        if Fault.STAGE_RETRY in step.faults:
+            second = run_schedule(scenario, {first: Fault.STAGE_RETRY}, traced=True).trace
+            for number in range(first + 1, len(second)):
+                result = run_schedule(scenario, {first: Fault.STAGE_RETRY, number: Fault.SLEEP_LONG})
+                if result.violation:
+                    yield Failure(scenario, result.schedule, result.violation)
