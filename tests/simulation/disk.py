@@ -76,7 +76,7 @@ class Disk:
         self.root = Folder(0)
         self._numbers = 0
         self._open: dict[int, Entry] = {}
-        self.renamed: Callable[[str, str], None] = lambda _source, _target: None
+        self.renamed: Callable[[tuple[str, ...], tuple[str, ...]], None] = lambda _source, _target: None
         self.folder_synced: Callable[[Folder], None] = lambda _folder: None
 
     def path(self, *names: str) -> Path:
@@ -143,7 +143,7 @@ class Disk:
         inode = self.file(source)
         del self.folder(source[:-1]).entries[source[-1]]
         self.folder(target[:-1]).entries[target[-1]] = inode
-        self.renamed(source[-1], target[-1])
+        self.renamed(source, target)
 
     def unlink(self, names: tuple[str, ...]) -> None:
         entries = self.folder(names[:-1]).entries

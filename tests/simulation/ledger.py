@@ -128,9 +128,9 @@ class Ledger:
         if fate in (Fate.ABORTED, Fate.REPLACED) and is_decided:
             raise Violation(f"{key} is decided, and {fate.value}")
 
-    def file_is_renamed(self, source: str, target: str) -> None:
-        if source not in self._staged:
-            raise Violation(f"{target} is visible without a durable decision")
+    def file_is_renamed(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
+        if target[0] == "data" and source[-1] not in self._staged:
+            raise Violation(f"{target[-1]} is visible without a durable decision")
 
     def query_stops(self, error: OperatorRequired) -> None:
         """Invariant 2: a query stops for a person only where something is really lost, or can't be known."""

@@ -279,6 +279,7 @@ MUTANTS = (
             ),
         ),
         (ON_DISK,),
+        in_pairs=ASLEEP,
     ),
     Mutant(
         "the log's folder is not synced",

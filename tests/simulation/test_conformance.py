@@ -224,6 +224,7 @@ def real() -> Iterator[Callable[[int], Real]]:
         options = {"bootstrap.servers": broker.bootstrap_servers, "topic": "conformance"}
         sink = KafkaSink(options)
         yield lambda timeout_ms: Real(sink._control, sink._options.with_transaction_timeout(timeout_ms))
+        sink._control.close()
 
 
 @pytest.fixture(scope="module")

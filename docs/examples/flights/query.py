@@ -109,15 +109,13 @@ class Observer:
     def __init__(self, settings: Settings) -> None:
         self._is_moment = MOMENTS.get(settings.die_at or "", lambda _: False)
         self._events = (Path(settings.folder) / "events.jsonl").open("a", encoding="utf-8")
-        self._batches = 0
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
         """Called by the coordinator for all that happens."""
         if isinstance(event, (BatchFinished, TransactionCommitted, TransactionAborted)):
             self._write(type(event).__name__, asdict(event))
-        self._batches += isinstance(event, BatchFinished)
-        if self._batches and getattr(event, "batch_id", None) is not None and self._is_moment(event):
+        if getattr(event, "batch_id", None) is not None and self._is_moment(event):
             time.sleep(EXPOSED_S)
             os.killpg(os.getpgrp(), signal.SIGKILL)
 

@@ -6,6 +6,8 @@ afterwards. The topic is read with kafka-python, the files with DuckDB: neither 
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -111,6 +113,8 @@ def watching(watchers: list[TopicWatcher | FolderWatcher]) -> Iterator[None]:
     stop = threading.Event()
 
     def watch(watcher: TopicWatcher | FolderWatcher) -> None:
+        if sys.platform == "linux":  # where each thread has a priority of its own: give way to what is watched
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not stop.wait(POLL_S):
             watcher.poll()
 
