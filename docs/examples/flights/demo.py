@@ -64,7 +64,7 @@ def main() -> int:
             source="flights",
             target="enriched",
             baseline="baseline",
-            records_per_batch=max(1000, arguments.records // 20),
+            records_per_batch=max(1000, arguments.records // 32),
         )
         return run(settings, arguments.records, chance, started)
 
