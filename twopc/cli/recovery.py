@@ -1,6 +1,6 @@
 """What recovery does, without an engine: the coordinator's own code, over the sinks that the operator brings.
 
-The coordinator's recovery has no public name yet, so this is the one module that uses what is private to it.
+Of the coordinator's private names it reads one, the open log, in which an operator gives transactions up.
 """
 
 from __future__ import annotations
