@@ -15,31 +15,29 @@ After any error the coordinator closes itself. The next call opens a new incarna
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-import tenacity
-
-from twopc.commit_log import CommitLog, Decision
+from twopc.commit_log import CommitLog
+from twopc.entries import Decision
 from twopc.errors import (
     ConfigurationError,
     Fenced,
     LogMismatch,
     OperatorRequired,
     Refused,
-    Retriable,
     RoundAborted,
     TransactionLost,
 )
 from twopc.events import (
     BatchFinished,
-    CallRetried,
     PhaseEntered,
     TransactionAborted,
     TransactionCommitted,
@@ -49,6 +47,7 @@ from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.plugins import notify
+from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import Stage
 from twopc.transaction import Committable
@@ -111,50 +110,51 @@ class Coordinator:
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other of the tree in ``twopc.errors``, which says what to do.
         """
-        if not self._one_at_a_time.acquire(blocking=False):
-            raise ConfigurationError(f"batch {batch_id} came while another runs: a coordinator runs one at a time")
-        self._running_in = threading.get_ident()
-        try:
+        with self._alone(f"batch {batch_id}", waits=False):
             if self._phase is Phase.CLOSED:
                 self._open()
             if self._is_decided(batch_id):
                 return self._finished(BatchFinished(batch_id, True, {}, {}, 0.0, 0.0))
             return self._finished(self._run(Round(self._log.incarnation, batch_id), phase_one))
+
+    def recover(self) -> None:
+        """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest. The first
+        ``run`` does the same. Waits for a batch that runs. Raises like ``run``."""
+        with self._alone("recover", waits=True):
+            self._open()
+
+    def close(self) -> None:
+        """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
+
+        Raises:
+            TwoPhaseCommitError: like ``run``. The next start recovers.
+        """
+        with self._alone("close", waits=True):
+            try:
+                if self._phase is Phase.IDLE:
+                    # A lost attempt may have begun after the last batch's sweep.
+                    until_answered("sweep at the end", self._sweep, False)
+                    self._log.close()
+                    self._enter(Phase.CLOSED)
+            finally:
+                for sink in self._sinks.values():
+                    sink.close()
+
+    @contextlib.contextmanager
+    def _alone(self, what: str, waits: bool) -> Iterator[None]:
+        """One call at a time. After any error the coordinator is closed, and the next call recovers first."""
+        within = self._running_in == threading.get_ident()
+        if within or not self._one_at_a_time.acquire(blocking=waits):
+            raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
+        self._running_in = threading.get_ident()
+        try:
+            yield
         except BaseException:
             self._phase = Phase.CLOSED
             raise
         finally:
             self._running_in = None
             self._one_at_a_time.release()
-
-    def recover(self) -> None:
-        """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest. The first
-        ``run`` does the same. Raises like ``run``."""
-        with self._one_at_a_time:
-            try:
-                self._open()
-            except BaseException:
-                self._phase = Phase.CLOSED
-                raise
-
-    def close(self) -> None:
-        """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
-
-        Raises:
-            ConfigurationError: called from within a batch, which it would wait for.
-        """
-        if self._running_in == threading.get_ident():
-            raise ConfigurationError("close was called from within a batch: call it when the batch has ended")
-        with self._one_at_a_time:
-            try:
-                if self._phase is Phase.IDLE:
-                    self._enter(Phase.CLOSED)
-                    # A lost attempt may have begun after the last batch's sweep.
-                    _until_answered("sweep at the end", self._sweep, False)
-                    self._log.close()
-            finally:
-                for sink in self._sinks.values():
-                    sink.close()
 
     def __enter__(self) -> Self:
         return self
@@ -172,17 +172,16 @@ class Coordinator:
         self._log = CommitLog.open(self._store, self._owner, self._sinks.keys())
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
-            _until_answered(f"look at the target of sink {name}", sink.open)
+            until_answered(f"look at the target of sink {name}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
-        _until_answered("sweep at recovery", self._sweep, True)
+        until_answered("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 
     def _remember(self, decision: Decision) -> None:
-        for name, committables in decision.committables.items():
-            if committables:
-                self._sinks[name].pending.add(decision.batch_id, committables)
+        for name, sink in self._sinks.items():
+            sink.pending.add(decision.batch_id, decision.committables.get(name, ()))
 
     def _is_decided(self, batch_id: int) -> bool:
         """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
@@ -217,7 +216,7 @@ class Coordinator:
         self._commit_through(round.batch_id, recovered=False)
         committed = time.perf_counter()
         self._enter(Phase.SWEEPING, round.batch_id)
-        _until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)
+        until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)
         self._enter(Phase.IDLE, round.batch_id)
         return BatchFinished(
             batch_id=round.batch_id,
@@ -281,7 +280,9 @@ class Coordinator:
     def _commit_batch(self, batch_id: int, recovered: bool) -> None:
         while lost := self._attempt_commits(batch_id, recovered):
             self._replay(batch_id, lost)
-        for sink in self._sinks.values():
+        for name, sink in self._sinks.items():
+            what = f"batch {batch_id} is committed; its completion in sink {name}"
+            until_answered(what, sink.complete, batch_id, _of_batch(sink, batch_id))
             sink.pending.settle(batch_id)
 
     def _attempt_commits(self, batch_id: int, recovered: bool) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
@@ -291,15 +292,10 @@ class Coordinator:
             Those that their targets had rolled back and of which there is a copy.
 
         Raises:
+            Fenced: a newer coordinator goes on with this batch.
             Exception: a transaction can't be committed. All others have been: nothing else is left undone.
         """
-        work = [
-            (sink, committable)
-            for sink in self._sinks.values()
-            for batch in sink.pending
-            if batch.batch_id == batch_id
-            for committable in batch.committables
-        ]
+        work = [(sink, committable) for sink in self._sinks.values() for committable in _of_batch(sink, batch_id)]
 
         def failure(sink: TwoPhaseCommitSink[Any], committable: Committable) -> Exception | None:
             try:
@@ -315,6 +311,8 @@ class Coordinator:
         for (sink, _), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
         if failed and not replayable:
+            # A newer coordinator may have settled them, and their names may have been used again since.
+            self._log.verify()
             raise max((error for _, error in failed), key=lambda error: isinstance(error, OperatorRequired))
         return replayable
 
@@ -347,7 +345,15 @@ class Coordinator:
 
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
-        _until_answered(what, sink.commit, committable)
+        try:
+            until_answered(what, sink.commit, committable)
+        except TransactionLost as error:
+            if committable.staged and sink.stage is None:
+                raise TransactionLost(
+                    f"{error} There is a copy of its records, {committable.staged}: start the query again with the"
+                    " 'stage' that it had, and they are written again from it."
+                ) from error
+            raise
         notify(TransactionCommitted(_name(sink), batch_id, committable, recovered))
 
     def _sweep(self, recovered: bool) -> None:
@@ -401,6 +407,10 @@ def _sealed(
     return sealed
 
 
+def _of_batch(sink: TwoPhaseCommitSink[Any], batch_id: int) -> tuple[Committable, ...]:
+    return next((batch.committables for batch in sink.pending if batch.batch_id == batch_id), ())
+
+
 def _name(sink: TwoPhaseCommitSink[Any]) -> str:
     return sink.transactional_ids.sink
 
@@ -431,20 +441,3 @@ def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Roun
         ) from error
     [sealed] = _sealed(sink, [vote], started)
     return sealed
-
-
-def _until_answered(what: str, call: Callable[..., None], *arguments: object) -> None:
-    """Repeat ``call`` until the target answers, without limit: only its definite word ends a decided transaction."""
-
-    def tell(state: tenacity.RetryCallState) -> None:
-        reason = str(state.outcome.exception()) if state.outcome else ""
-        logger.warning("%s: no answer (%s), again in %.1f s", what, reason, state.upcoming_sleep)
-        notify(CallRetried(what, state.attempt_number, state.upcoming_sleep, reason))
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(Retriable),
-        wait=tenacity.wait_exponential(multiplier=0.01, max=5) + tenacity.wait_random(0, 0.01),
-        stop=tenacity.stop_never,
-        before_sleep=tell,
-    )
-    retrying(call, *arguments)

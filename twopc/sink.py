@@ -2,8 +2,8 @@
 
 A sink says how one system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing: the coordinator does, by one append to the commit log. On the participants (Spark's tasks) run ``begin``,
-``write``, ``pre_commit`` and ``abort``; on the coordinator ``validate``, ``seal``, ``commit``, ``abort`` and
-``recover``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs
+``write``, ``pre_commit`` and ``abort``; on the coordinator ``validate``, ``seal``, ``commit``, ``complete``, ``abort``
+and ``recover``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs
 into a ``Transaction`` or is made where it is used.
 """
 
@@ -108,6 +108,13 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
             Exception: a transaction can't be committed any more. The round is aborted.
         """
         return committables
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        """On the coordinator: every transaction of a batch is committed, in this sink and all others.
+
+        For what readers of whole batches look at. Called for every decided batch, in order, also for one without
+        transactions; and again after a crash, so it must be idempotent. Raises like ``commit``.
+        """
 
     def close(self) -> None:
         """Release what this process holds for the sink. It can be used again afterwards."""

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from tests.simulation.disk import Disk, Folder, Inode
 from tests.simulation.kafka_model import Broker, Fate, Written
 from tests.simulation.world import Actor, Violation
-from twopc import commit_log
+from twopc import entries
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log_store import entry_name
 
@@ -43,7 +43,7 @@ class Ledger:
         """Invariant 3: at most one decision a batch and a slot, and none by a coordinator that is fenced."""
         if slot <= self._top:
             return  # a zombie that slept on its number fills a pruned slot: nothing may follow from it
-        entry = commit_log.parse(data, "the simulated log")
+        entry = entries.parse(data, "the simulated log")
         if slot != self._top + 1:
             raise Violation(f"slot {slot} is filled after slot {self._top}")
         self._top = slot
@@ -62,7 +62,7 @@ class Ledger:
         elif entry.kind == "amend":
             self._amended(entry.unresolved)
 
-    def _decided(self, decision: commit_log.Decision) -> None:
+    def _decided(self, decision: entries.Decision) -> None:
         expected = 0 if self.decided_batch is None else self.decided_batch + 1
         if decision.batch_id != expected:
             raise Violation(f"batch {decision.batch_id} is decided when {expected} was due")
@@ -71,7 +71,7 @@ class Ledger:
         for key in self._keys(decision):
             self._is_decided_now(key)
 
-    def _amended(self, unresolved: Iterable[commit_log.Decision]) -> None:
+    def _amended(self, unresolved: Iterable[entries.Decision]) -> None:
         """Only what the target had rolled back is written again."""
         amended = {key: decision.batch_id for decision in unresolved for key in self._keys(decision)}
         for key in [key for key, batch in self._batch_of.items() if batch in amended.values() and key not in amended]:
@@ -84,7 +84,7 @@ class Ledger:
                 self._is_decided_now(key)
                 self._batch_of[key] = batch
 
-    def _keys(self, decision: commit_log.Decision) -> list[DecidedKey]:
+    def _keys(self, decision: entries.Decision) -> list[DecidedKey]:
         """Kafka's transactions of a decision; its staged files are noted."""
         keys = []
         for committables in decision.committables.values():
@@ -259,7 +259,7 @@ class FolderAsLog:
         name = max(name for name in self._folder.entries if name.endswith(".json"))
         entry = self._folder.entries[name]
         assert isinstance(entry, Inode)
-        return commit_log.parse(entry.content, name).incarnation
+        return entries.parse(entry.content, name).incarnation
 
     def synced(self, folder: Folder) -> None:
         if folder is not self._folder:

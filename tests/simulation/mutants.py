@@ -131,19 +131,15 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep after a batch is forgotten",
-        (
-            Edit(
-                f"{COORDINATOR}._run", '_until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)', ""
-            ),
-        ),
+        (Edit(f"{COORDINATOR}._run", 'until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)', ""),),
     ),
     Mutant(
         "the sweep at recovery is forgotten",
-        (Edit(f"{COORDINATOR}._open", '_until_answered("sweep at recovery", self._sweep, True)', ""),),
+        (Edit(f"{COORDINATOR}._open", 'until_answered("sweep at recovery", self._sweep, True)', ""),),
     ),
     Mutant(
         "the sweep at a clean stop is forgotten",
-        (Edit(f"{COORDINATOR}.close", '_until_answered("sweep at the end", self._sweep, False)', ""),),
+        (Edit(f"{COORDINATOR}.close", 'until_answered("sweep at the end", self._sweep, False)', ""),),
     ),
     Mutant(
         "the sweep does not read the log's tail again",
@@ -166,7 +162,7 @@ MUTANTS = (
             Edit(
                 f"{COORDINATOR}._open",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
-                """_until_answered("sweep at recovery", self._sweep, True)
+                """until_answered("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
             Edit(

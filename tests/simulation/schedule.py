@@ -21,7 +21,8 @@ from tests.simulation.records import Records, RowsFormat, rows_of, share
 from tests.simulation.spark_model import DRIVERS_AT_MOST, Spark
 from tests.simulation.stage import SimulatedStage
 from tests.simulation.world import Drawn, Fault, Faults, Op, Planned, Step, Violation, World
-from twopc import commit_log, coordinator, log_store, pending, transactional_ids
+from twopc import commit_log, coordinator, entries, log_store, pending, transactional_ids
+from twopc.errors import Retriable
 from twopc.log_store import LocalStore, LogStore
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
@@ -109,27 +110,14 @@ _CLOCK = _Clock()
 _OS = OperatingSystem()
 
 
-class _Retrying:
+def _until_answered(_what: str, call: Callable[..., None], *arguments: object) -> None:
     """As much of tenacity as the coordinator uses: a third of the time of a run would go into its own."""
+    while True:
+        try:
+            return call(*arguments)
+        except Retriable:
+            _CLOCK.sleep(0)
 
-    def __init__(self, retry: type[Exception], **_: object) -> None:
-        self._retriable = retry
-
-    def __call__(self, call: Callable[..., None], *arguments: object) -> None:
-        while True:
-            try:
-                return call(*arguments)
-            except self._retriable:
-                _CLOCK.sleep(0)
-
-
-_TENACITY = SimpleNamespace(
-    Retrying=_Retrying,
-    retry_if_exception_type=lambda kind: kind,
-    wait_exponential=lambda **_: 0,
-    wait_random=lambda *_: 0,
-    stop_never=None,
-)
 
 # An entry that is indented is not encoded in C; and the same few entries are parsed in every run.
 _JSON = SimpleNamespace(dumps=lambda value, indent: json.dumps(value), loads=json.loads)
@@ -157,18 +145,20 @@ def simulated() -> Iterator[None]:
     """Put the world in the place of clock, disk and randomness, for the code under test alone."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
+    parse = functools.lru_cache(maxsize=20_000)(entries.parse)
     uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
     with (
         mock.patch.object(coordinator, "time", _CLOCK),
         mock.patch.object(pending, "time", _CLOCK),
-        mock.patch.object(coordinator, "tenacity", _TENACITY),
-        mock.patch.object(commit_log, "json", _JSON),
-        mock.patch.object(commit_log, "parse", functools.lru_cache(maxsize=20_000)(commit_log.parse)),
+        mock.patch.object(coordinator, "until_answered", _until_answered),
+        mock.patch.object(entries, "json", _JSON),
+        mock.patch.object(commit_log, "parse", parse),
+        mock.patch.object(entries, "parse", parse),
         mock.patch.object(commit_log, "ENTRIES_KEPT", commit_log.ENTRIES_KEPT),
         mock.patch.object(transactional_ids, "INCARNATION_SLOTS", transactional_ids.INCARNATION_SLOTS),
         mock.patch.object(transactional_ids, "BATCH_SLOTS", transactional_ids.BATCH_SLOTS),
-        mock.patch.object(commit_log, "_new_id", _IDS.new),
-        mock.patch.object(commit_log, "_now", _one_moment),
+        mock.patch.object(entries, "_new_id", _IDS.new),
+        mock.patch.object(entries, "_now", _one_moment),
         mock.patch.object(log_store, "os", _OS),
         mock.patch.object(log_store, "uuid", uuids),
         mock.patch.object(file_sink, "os", _OS),
@@ -290,9 +280,9 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
 def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
     """Two decided batches that nobody has committed yet, as an incarnation leaves them that commits late; or a round
     that was not decided, as one leaves it that was killed."""
-    tail = commit_log.opened(None, "query")
+    tail = entries.opened(None, "query")
     coordinator, sinks = spark.coordinator()
-    entries = [tail]
+    written = [tail]
     for batch_id in range(2 if scenario.backlog else 1):
         votes = []
         for partition in range(scenario.partitions[0]):
@@ -308,10 +298,10 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
         sealed = {
             name: tuple(sink.seal([vote[name] for vote in votes if name in vote], 0.0)) for name, sink in sinks.items()
         }
-        tail = commit_log.decided(tail, commit_log.Decision(Round(1, batch_id), sealed), None)
-        entries.append(tail)
-    for slot, entry in enumerate(entries):
-        coordinator._store.put_if_absent(slot, commit_log.serialise(entry))
+        tail = entries.decided(tail, entries.Decision(Round(1, batch_id), sealed), None)
+        written.append(tail)
+    for slot, entry in enumerate(written):
+        coordinator._store.put_if_absent(slot, entries.serialise(entry))
     if scenario.backlog:
         spark.noted = 1
         spark.batches = max(2, scenario.batches)

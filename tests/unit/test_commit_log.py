@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from twopc import Committable, Round
-from twopc.commit_log import ENTRIES_KEPT, CommitLog, Decision, opened, read_tail, serialise
+from twopc.commit_log import ENTRIES_KEPT, CommitLog, read_tail
+from twopc.entries import Decision, opened, serialise
 from twopc.errors import CorruptLog, Fenced, InDoubt, LogMismatch
 from twopc.log_store import LogStore, open_store
 

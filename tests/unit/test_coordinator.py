@@ -23,7 +23,8 @@ from twopc import (
     register_observer,
     unregister_observer,
 )
-from twopc.commit_log import CommitLog, read_tail, serialise
+from twopc.commit_log import CommitLog, read_tail
+from twopc.entries import serialise
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -50,6 +51,7 @@ class Sink(MemorySink):
         super().__init__(target)
         self.during: dict[str, Callable[[], None]] = {}
         self.closed = 0
+        self.completed: list[tuple[int, int]] = []
 
     def _at(self, call: str) -> None:
         self.during.get(call, lambda: None)()
@@ -71,6 +73,10 @@ class Sink(MemorySink):
         found = list(super().recover())
         self._at("recover")
         return found
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        self._at("complete")
+        self.completed.append((batch_id, len(committables)))
 
     def close(self) -> None:
         self.closed += 1
@@ -292,6 +298,35 @@ def test_every_sink_is_closed_though_the_log_cannot_be(world: World) -> None:
     assert sink(coordinator, "a").closed == sink(coordinator, "b").closed == 1
 
 
+def test_a_stop_that_failed_leaves_the_rest_to_the_next_start(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    sink(coordinator, "a").during["recover"] = raises(OSError("the target is gone"))
+    with pytest.raises(OSError, match="gone"):
+        coordinator.close()
+    assert coordinator.phase is Phase.CLOSED
+    del sink(coordinator, "a").during["recover"]
+    run(coordinator, 1)
+    assert coordinator._log.incarnation == 2
+
+
+@pytest.mark.parametrize("call", ["run", "recover", "close"])
+def test_no_call_comes_from_within_a_batch(world: World, call: str) -> None:
+    coordinator = world.coordinator()
+    calls: dict[str, Callable[[], object]] = {
+        "run": lambda: run(coordinator, 0),
+        "recover": coordinator.recover,
+        "close": coordinator.close,
+    }
+
+    def within(_: Round) -> list[Vote]:
+        calls[call]()
+        return []
+
+    with pytest.raises(ConfigurationError, match="when the batch has ended"):
+        coordinator.run(0, within)
+
+
 def test_a_stop_sweeps_what_a_lost_attempt_began_after_the_last_sweep(world: World) -> None:
     coordinator = world.coordinator()
     run(coordinator, 0)
@@ -450,6 +485,49 @@ def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: Wor
         run(coordinator, 0)
     assert coordinator._log.tail.decided is None
     assert world.open() == []
+
+
+# What is complete. ------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_complete_when_all_sinks_have_committed_it(world: World) -> None:
+    coordinator = world.coordinator()
+    seen: list[tuple[list[str], list[str]]] = []
+    for name in "ab":
+        sink(coordinator, name).during["complete"] = lambda: seen.append((world.visible("a"), world.visible("b")))
+    run(coordinator, 0)
+    assert seen == [(["0-0", "0-1"], ["0-0", "0-1"])] * 2
+    assert sink(coordinator, "a").completed == [(0, PARTITIONS)]
+
+
+def test_a_batch_without_records_is_completed_like_any_other(world: World) -> None:
+    coordinator = world.coordinator()
+    coordinator.run(0, lambda _: [])
+    run(coordinator, 1)
+    assert sink(coordinator, "a").completed == [(0, 0), (1, PARTITIONS)]
+
+
+def test_a_completion_that_a_crash_prevented_is_made_up_for_at_recovery(world: World) -> None:
+    killed = world.coordinator()
+    sink(killed, "b").during["complete"] = raises(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, 0)
+    coordinator = world.coordinator()
+    coordinator.recover()
+    assert sink(coordinator, "a").completed == sink(coordinator, "b").completed == [(0, PARTITIONS)]
+
+
+def test_a_completion_that_cannot_be_answered_is_repeated(world: World) -> None:
+    coordinator = world.coordinator()
+    errors = [Retriable("the store is slow")]
+
+    def slow() -> None:
+        if errors:
+            raise errors.pop()
+
+    sink(coordinator, "a").during["complete"] = slow
+    run(coordinator, 0)
+    assert sink(coordinator, "a").completed == [(0, PARTITIONS)]
 
 
 # Failures after the decision. -------------------------------------------------------------------------------------
@@ -642,6 +720,20 @@ def test_an_older_coordinator_writes_and_then_learns_that_it_is_fenced(world: Wo
     run(newer, 2)
     assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1", "2-0", "2-1"]
     assert world.open() == []
+
+
+@pytest.mark.parametrize("error", [TransactionLost("rolled back"), OutcomeUnknown("the name was used again")])
+def test_who_is_fenced_in_phase_two_is_not_told_that_records_are_lost(world: World, error: Exception) -> None:
+    """Its successor has committed them, and the target may have forgotten since."""
+    coordinator = world.coordinator()
+
+    def overtaken() -> None:
+        CommitLog.open(world.log, "query")
+        raise error
+
+    sink(coordinator, "a").during["commit 0"] = overtaken
+    with pytest.raises(Fenced):
+        run(coordinator, 0)
 
 
 @pytest.mark.parametrize("at", ["recovery", "sweep", "roll back"])

@@ -142,6 +142,17 @@ def test_without_a_stage_the_query_stops_and_nothing_else_is_left_undone(world: 
         world.run(0, stage=False)
 
 
+def test_a_driver_that_was_restarted_without_the_stage_is_told_to_give_it_back(world: World) -> None:
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run(0)
+    world.roll_back()
+    with pytest.raises(TransactionLost, match=r"start the query again with the 'stage' that it had"):
+        world.run(1, stage=False)
+    world.run(1)
+    assert world.visible("a") == world.visible("b") == ["0-0", "0-1", "1-0", "1-1"]
+
+
 def test_a_copy_that_is_gone_stops_the_query_and_is_named(world: World) -> None:
     world.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):

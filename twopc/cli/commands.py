@@ -21,7 +21,7 @@ from twopc.cli.recovery import Recovery, Work
 from twopc.cli.report import Document, Report, draw_recovery, draw_status, draw_transactions, say
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.cli.waiting import NoAnswer, Waiting
-from twopc.commit_log import Decision
+from twopc.entries import Decision
 from twopc.errors import ConfigurationError, OperatorRequired, Refused
 
 TIMEOUT_S = 60.0

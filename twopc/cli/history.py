@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from twopc.commit_log import Entry, parse
+from twopc.entries import Entry, parse
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log_store import LogStore, entry_name, open_store
 

@@ -9,16 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import tenacity
 from fsspec.core import url_to_fs
 
 import twopc
 from twopc import Coordinator
 from twopc.cli.history import History
 from twopc.cli.verdicts import Judged, judge
-from twopc.commit_log import CommitLog, opened, read_tail
-from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, TransactionLost
+from twopc.commit_log import CommitLog, read_tail
+from twopc.entries import opened
+from twopc.errors import ConfigurationError, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
+from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import Stage
 from twopc.transaction import Committable, JsonValue
@@ -164,7 +165,7 @@ class Recovery:
     def _commit(self, name: str, committable: Committable) -> Lost | None:
         sink = self._sinks[name]
         try:
-            _until_answered(sink.commit, committable)
+            until_answered(f"commit of {committable.transaction_id}", sink.commit, committable)
         except (TransactionLost, OutcomeUnknown) as error:
             copies = [copy for copy, _ in sink.stage.names()] if sink.stage else []
             is_replayable = isinstance(error, TransactionLost) and committable.staged in copies
@@ -183,8 +184,3 @@ class Recovery:
 def _is_folder(url: str) -> bool:
     fs, path = url_to_fs(url)
     return bool(fs.isdir(path))
-
-
-_until_answered = tenacity.Retrying(  # the caller bounds how long
-    retry=tenacity.retry_if_exception_type(Retriable), wait=tenacity.wait_exponential(multiplier=0.02, max=2)
-)

@@ -94,8 +94,7 @@ class ForeachBatch:
             self._application_id, self._first_task_attempt_id = context.applicationId, 0
 
         def phase_one(round: Round) -> list[Vote]:
-            sinks = {name: target.sink for name, target in self._targets.items()}
-            task = Task(sinks, round, self._first_task_attempt_id)
+            task = Task(self._sinks(), round, self._first_task_attempt_id)
             with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"):
                 rows = projected.mapInArrow(task, VOTE_SCHEMA).collect()
             # The next round's tasks come after all of these. So its names stay few, whatever has run before.
@@ -131,9 +130,11 @@ class ForeachBatch:
             self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
         return self._coordinator
 
+    def _sinks(self) -> dict[str, Sink]:
+        return {name: target.sink for name, target in self._targets.items()}
+
     def _new_coordinator(self, query_id: str) -> Coordinator:
-        sinks = {name: target.sink for name, target in self._targets.items()}
-        return Coordinator(sinks, self._log, query_id, self._first_batch_id, self._stage)
+        return Coordinator(self._sinks(), self._log, query_id, self._first_batch_id, self._stage)
 
     def __reduce__(self) -> tuple[object, ...]:
         return ForeachBatch, (self._targets, self._log, self._stage, self._first_batch_id)

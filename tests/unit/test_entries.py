@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twopc import Committable, Round
-from twopc.commit_log import Abandonment, Decision, Entry, Kind, abandoned, closed, decided, opened, parse, serialise
+from twopc.entries import Abandonment, Decision, Entry, Kind, abandoned, closed, decided, opened, parse, serialise
 from twopc.errors import CorruptLog, LogMismatch
 
 A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
@@ -75,9 +75,10 @@ def test_what_is_given_up_leaves_the_decision_and_is_noted_with_who_and_when() -
     assert entry.abandoned == (Abandonment(Decision(Round(1, 7), {"a": (A,)}), "ann@ops", entry.written_at),)
 
 
-def test_a_decision_of_which_all_is_given_up_is_not_in_doubt_any_more() -> None:
+def test_a_decision_of_which_all_is_given_up_is_still_to_be_completed() -> None:
     entry = abandoned(ENTRY, 0, {"a": [A], "b": [B]}, "ann@ops")
-    assert (entry.decided, entry.unresolved, entry.committed_through) == (0, (), 0)
+    assert entry.unresolved == (Decision(Round(1, 0), {"a": (), "b": ()}),)
+    assert closed(entry).committed_through == 0
 
 
 def test_what_was_given_up_stays_on_record_in_every_later_entry() -> None:

@@ -1,0 +1,280 @@
+"""The entries of a commit log, as values: what the next one is, and how each is written as JSON. No I/O.
+
+Each entry repeats the newest decided batch and the decisions not known to be committed, so the newest alone tells all
+that recovery needs.
+
+``open``    a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
+``decide``  a batch is decided, with every committable of every sink.
+``amend``   a decided batch has other committables: the target had rolled some back, and they were written again.
+``abandon`` a person gave up transactions of a decided batch, which no target will ever show.
+``close``   a clean stop.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import Any, Literal, get_args
+
+from twopc.errors import CorruptLog, LogMismatch
+from twopc.transaction import Committable, JsonValue
+from twopc.transactional_ids import Round
+
+FORMAT = 1
+Kind = Literal["open", "decide", "amend", "abandon", "close"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided for one batch: the committables of every sink, by the sink's name."""
+
+    round: Round
+    committables: Mapping[str, tuple[Committable, ...]]
+
+    @property
+    def batch_id(self) -> int:
+        return self.round.batch_id
+
+
+@dataclass(frozen=True, slots=True)
+class Abandonment:
+    """What a person gave up of a decided batch, and who did so when: ``at`` is UTC, for people."""
+
+    given_up: Decision
+    by: str
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry, and with it the whole state of the log at that point.
+
+    Attributes:
+        entry_id: unique; tells whether an append whose reply was lost has succeeded.
+        log_id: names the log in transactional ids; chosen when the log is made.
+        owner: the query that the log belongs to.
+        incarnation: which start of a coordinator wrote this; the first is 1.
+        decided: the newest decided batch, or None before the first.
+        unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this says
+            through which batch everything is committed.
+        written_at: UTC, for people. Nothing is decided by it.
+        abandoned: what people have given up, oldest first. It is carried forward, as entries are pruned and what is
+            missing from a target must stay on record.
+    """
+
+    kind: Kind
+    entry_id: str
+    log_id: str
+    owner: str
+    incarnation: int
+    decided: int | None
+    unresolved: tuple[Decision, ...]
+    written_at: str
+    abandoned: tuple[Abandonment, ...] = ()
+
+    @property
+    def committed_through(self) -> int | None:
+        """The newest batch known to be committed with all before it, or None where there is none."""
+        return self.unresolved[0].batch_id - 1 if self.unresolved else self.decided
+
+
+# Pure: what the next entry is. -----------------------------------------------------------------------------------
+
+
+def opened(tail: Entry | None, owner: str, sinks: Collection[str] | None = None) -> Entry:
+    """The entry of a coordinator that starts after ``tail``. ``sinks``: those it has; None if it only looks after the
+    log.
+
+    Raises:
+        LogMismatch: the log belongs to another owner, or has work left for a sink that is not among ``sinks``.
+    """
+    if tail is None:
+        return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now())
+    if tail.owner != owner:
+        raise LogMismatch(
+            f"the commit log belongs to query {tail.owner}, and this is query {owner}. Nothing was written."
+            " A query gets a new id when its checkpoint is new or was deleted, and its batches count from 0 again."
+            " Give the query its old checkpoint back, or a log folder of its own (then what it reads again from its"
+            " source is written again)."
+        )
+    for decision in tail.unresolved:
+        undone = {name for name, committables in decision.committables.items() if committables}
+        if sinks is not None and (missing := sorted(undone - set(sinks))):
+            raise LogMismatch(
+                f"batch {decision.batch_id} is decided and not yet committed to sink {missing[0]!r}, which this query"
+                f" does not have (it has {', '.join(sorted(sinks))}). Nothing was written. Start it once more with"
+                " that sink."
+            )
+    return _next(tail, "open", incarnation=tail.incarnation + 1)
+
+
+def decided(tail: Entry, decision: Decision, committed_through: int | None) -> Entry:
+    """The entry that decides ``decision``, carrying forward what is not committed yet."""
+    carried = _unresolved(tail, committed_through)
+    return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision))
+
+
+def amended(tail: Entry, decision: Decision) -> Entry:
+    """The entry that puts ``decision`` in the place of the unresolved one of the same batch."""
+    unresolved = tuple(decision if d.batch_id == decision.batch_id else d for d in tail.unresolved)
+    return _next(tail, "amend", unresolved=unresolved)
+
+
+def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Entry:
+    """The entry that takes transactions out of an unresolved decision, and notes who gave them up.
+
+    Raises:
+        LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of them.
+    """
+    unresolved = {decision.batch_id: decision for decision in tail.unresolved}
+    if batch_id not in unresolved:
+        raise LogMismatch(
+            f"batch {batch_id} can't be abandoned: only what is decided and not known to be committed can"
+            f" ({list(unresolved)}). Nothing was changed."
+        )
+    decision = unresolved[batch_id]
+    for sink, committables in given_up.items():
+        for committable in committables:
+            if committable not in decision.committables.get(sink, ()):
+                raise LogMismatch(
+                    f"transaction {committable.transaction_id} of sink {sink!r} can't be abandoned: the decision of"
+                    f" batch {batch_id} does not name it. Nothing was changed."
+                )
+    rest = {
+        sink: tuple(committable for committable in committables if committable not in given_up.get(sink, ()))
+        for sink, committables in decision.committables.items()
+    }
+    unresolved[batch_id] = Decision(decision.round, rest)
+    loss = Decision(decision.round, {sink: tuple(committables) for sink, committables in given_up.items()})
+    entry = _next(tail, "abandon", unresolved=tuple(unresolved.values()))
+    return replace(entry, abandoned=(*tail.abandoned, Abandonment(loss, by, entry.written_at)))
+
+
+def closed(tail: Entry) -> Entry:
+    """The entry of a clean stop: everything decided is committed."""
+    return _next(tail, "close", unresolved=())
+
+
+def _unresolved(tail: Entry, committed_through: int | None) -> tuple[Decision, ...]:
+    return tuple(d for d in tail.unresolved if committed_through is None or d.batch_id > committed_through)
+
+
+def _next(tail: Entry, kind: Kind, **changes: object) -> Entry:
+    return replace(tail, kind=kind, entry_id=_new_id(), written_at=_now(), **changes)  # type: ignore[arg-type]
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+# Pure: entries as JSON. -------------------------------------------------------------------------------------------
+
+
+def serialise(entry: Entry) -> bytes:
+    """Indented, so that a person can read it with any pager."""
+    value: dict[str, JsonValue] = {
+        "format": FORMAT,
+        "kind": entry.kind,
+        "entry_id": entry.entry_id,
+        "log_id": entry.log_id,
+        "owner": entry.owner,
+        "incarnation": entry.incarnation,
+        "decided": entry.decided,
+        "committed_through": entry.committed_through,
+        "unresolved": [_decision_to_json(decision) for decision in entry.unresolved],
+        "written_at": entry.written_at,
+    }
+    if entry.abandoned:  # the first logs have no such field
+        value["abandoned"] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
+    return json.dumps(value, indent=1).encode()
+
+
+def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
+    return {
+        "batch_id": decision.batch_id,
+        "incarnation": decision.round.incarnation,
+        "sinks": {
+            sink: [committable.to_json() for committable in committables]
+            for sink, committables in decision.committables.items()
+        },
+    }
+
+
+def parse(data: bytes, where: str) -> Entry:
+    """The entry in ``data``. ``where`` names it in errors.
+
+    Raises:
+        CorruptLog: anything but what ``serialise`` writes, or a later format.
+    """
+    try:
+        value = json.loads(data)
+        if _count(value["format"]) != FORMAT:
+            raise ValueError(f"format {value['format']!r}, and this version reads format {FORMAT}")
+        entry = Entry(
+            kind=_one_of(value["kind"]),
+            entry_id=_text(value["entry_id"]),
+            log_id=_text(value["log_id"]),
+            owner=_text(value["owner"]),
+            incarnation=_count(value["incarnation"]),
+            decided=None if value["decided"] is None else _count(value["decided"]),
+            unresolved=tuple(_decision(decision) for decision in _list(value["unresolved"])),
+            written_at=_text(value["written_at"]),
+            abandoned=tuple(
+                Abandonment(_decision(lost), _text(lost["by"]), _text(lost["at"]))
+                for lost in _list(value.get("abandoned", []))
+            ),
+        )
+        batches = [decision.batch_id for decision in entry.unresolved]
+        if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):
+            raise ValueError(f"unresolved batches {batches} do not lead up to the decided {entry.decided}")
+        return entry
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CorruptLog(
+            f"{where} is not an entry of a commit log: {type(error).__name__}: {error}. Nothing was changed."
+            " Restore the entry from a backup; don't delete it: it says which transactions are decided."
+        ) from error
+
+
+def _decision(value: Mapping[str, JsonValue]) -> Decision:
+    sinks = value["sinks"]
+    if not isinstance(sinks, dict):
+        raise TypeError("'sinks' must be an object")
+    return Decision(
+        Round(_count(value["incarnation"]), _count(value["batch_id"])),
+        {
+            sink: tuple(Committable.from_json(committable) for committable in _list(committables))
+            for sink, committables in sinks.items()
+        },
+    )
+
+
+def _one_of(value: object) -> Kind:
+    for kind in get_args(Kind):
+        if kind == value:
+            return kind  # type: ignore[no-any-return]
+    raise ValueError(f"unknown kind {value!r}")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not text")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is not a list")
+    return value
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is not a count")
+    return value
