@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Mapping
 
-from twopc.entries import Decision, Entry, abandoned, amended, closed, decided, opened, parse, serialise
+from twopc.entries import Decision, Entry, abandoned, amended, closed, decided, opened, parse, renamed, serialise
 from twopc.errors import Fenced, InDoubt
 from twopc.log_store import LogStore, entry_name
 from twopc.transaction import Committable
@@ -23,10 +23,13 @@ ENTRIES_KEPT = 32
 def read_tail(store: LogStore) -> tuple[int, Entry] | None:
     """The newest slot and its entry, or None where the log is empty."""
     while slots := store.slots():
-        try:
-            return slots[-1], parse(store.read(slots[-1]), _where(store, slots[-1]))
-        except FileNotFoundError:
-            continue  # pruned between the listing and the read: there is a newer tail
+        newest = slots[-1]
+        # Gone, or overtaken: the slot may have been pruned between the listing and the read, and filled by a zombie
+        # whose entry never counted. The tail is never pruned, so what is the newest before and after is the log's own.
+        with contextlib.suppress(FileNotFoundError):
+            entry = parse(store.read(newest), _where(store, newest))
+            if store.slots()[-1:] == [newest]:
+                return newest, entry
     return None
 
 
@@ -58,7 +61,7 @@ class CommitLog:
             slot, tail = newest or (-1, None)
             entry = opened(tail, owner, sinks)
             try:
-                _append(store, slot + 1, entry, after=tail)
+                entry = _append(store, slot + 1, entry, after=tail)
             except Fenced:
                 continue  # another coordinator opened at the same moment; the newer of the two goes on
             _prune(store, slot + 1)
@@ -100,15 +103,16 @@ class CommitLog:
             raise _fenced(self._store, self._slot, self.tail)
 
     def _append(self, entry: Entry) -> None:
-        _append(self._store, self._slot + 1, entry, after=self.tail)
-        self._slot, self.tail = self._slot + 1, entry
+        self.tail = _append(self._store, self._slot + 1, entry, after=self.tail)
+        self._slot += 1
         if self._slot % ENTRIES_KEPT == 0:
             _prune(self._store, self._slot)
 
 
-def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> None:
+def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> Entry:
+    """The entry as it stands in the log: a repeated put gives it another id."""
     try:
-        _put(store, slot, entry)
+        entry = _put(store, slot, entry)
     except FileExistsError:
         if not _is_at(store, slot, entry):
             raise _fenced(store, slot, entry) from None
@@ -116,16 +120,17 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> No
     # is compared because another zombie may have filled the pruned slot before this one.
     if not (_is_alone(store, slot) if after is None else _is_at(store, slot - 1, after)):
         raise _fenced(store, slot, entry)
+    return entry
 
 
-def _put(store: LogStore, slot: int, entry: Entry) -> None:
+def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
     """Put the entry if the slot is free. An unknown outcome is settled by putting once more: either the entry is
-    written now, or the slot is taken, and its entry tells by whom."""
-    data = serialise(entry)
+    written now, or the slot is taken, and its entry tells by whom. The second has an id of its own: should the first
+    land when both slot and entry are long pruned, it must not pass for the entry that counted."""
     with contextlib.suppress(_UnknownOutcome):
-        return _put_once(store, slot, data)
+        return _put_once(store, slot, entry)
     try:
-        _put_once(store, slot, data)
+        return _put_once(store, slot, renamed(entry))
     except _UnknownOutcome as unknown:
         raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__
 
@@ -134,13 +139,14 @@ class _UnknownOutcome(Exception):
     pass
 
 
-def _put_once(store: LogStore, slot: int, data: bytes) -> None:
+def _put_once(store: LogStore, slot: int, entry: Entry) -> Entry:
     try:
-        store.put_if_absent(slot, data)
+        store.put_if_absent(slot, serialise(entry))
     except FileExistsError:
         raise
     except Exception as error:
         raise _UnknownOutcome from error
+    return entry
 
 
 def _is_at(store: LogStore, slot: int, entry: Entry) -> bool:

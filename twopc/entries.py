@@ -158,6 +158,11 @@ def closed(tail: Entry) -> Entry:
     return _next(tail, "close", unresolved=())
 
 
+def renamed(entry: Entry) -> Entry:
+    """The same entry by another id."""
+    return replace(entry, entry_id=_new_id())
+
+
 def _unresolved(tail: Entry, committed_through: int | None) -> tuple[Decision, ...]:
     return tuple(d for d in tail.unresolved if committed_through is None or d.batch_id > committed_through)
 

@@ -15,6 +15,7 @@ from typing import Any
 from tests.simulation.records import Records
 from tests.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
+from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionId
 from twopc_kafka.control import Control
 from twopc_kafka.options import parse_options
@@ -95,6 +96,7 @@ class Broker:
         self.newest: dict[tuple[str, int, int], Written] = {}
         self.before_end: Callable[[Written, Fate], None] = lambda _written, _fate: None
         self.on_commit_asked: Callable[[str, int, int], None] = lambda _name, _producer_id, _epoch: None
+        self.on_complete: Callable[[str, int], None] = lambda _sink, _batch_id: None
         self.described_at: dict[str, int] = {}
         self._producer_ids = 1000
 
@@ -296,6 +298,9 @@ class SimulatedKafkaSink(KafkaSink):
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
         return KafkaTransaction(transaction_id, ModelWriter(self._broker, transaction_id.pooled))
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        self._broker.on_complete(self.transactional_ids.sink, batch_id)
 
 
 __all__ = ["Broker", "Fate", "Records", "SimulatedKafkaSink", "Written"]

@@ -30,11 +30,14 @@ class Ledger:
         self._batch_of: dict[DecidedKey, int] = {}
         self._ever_decided: set[DecidedKey] = set()
         self._staged: dict[str, int] = {}
+        self._completed: dict[str, int] = {}
+        self.first_completed = 0
         self.opened_at = 0
         self.decided_at = 0
         self.expired = False
         broker.on_commit_asked = self.commit_is_asked
         broker.before_end = self.transaction_ends
+        broker.on_complete = self.batch_is_complete
         disk.renamed = self.file_is_renamed
 
     # As it happens. -------------------------------------------------------------------------------------------------
@@ -132,10 +135,27 @@ class Ledger:
         if target[0] == "data" and source[-1] not in self._staged:
             raise Violation(f"{target[-1]} is visible without a durable decision")
 
-    def query_stops(self, error: OperatorRequired) -> None:
+    def batch_is_complete(self, sink: str, batch_id: int) -> None:
+        """A sink is told so when everything of the batch is committed, in order, and of no batch for the first time
+        before it is told of the one before."""
+        undone: list[object] = [
+            key for key, batch in self._batch_of.items() if batch <= batch_id and not self._is_committed(key)
+        ]
+        undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
+        if undone:
+            raise Violation(f"batch {batch_id} is said to be complete, and not committed is {undone}")
+        newest = self._completed.get(sink, self.first_completed - 1)
+        if batch_id > newest + 1:
+            raise Violation(f"batch {batch_id} is said to be complete in sink {sink} after {newest}")
+        self._completed[sink] = max(newest, batch_id)
+
+    def _is_committed(self, key: DecidedKey) -> bool:
+        return self._written[key].fate is Fate.COMMITTED
+
+    def query_stops(self, error: OperatorRequired, has_copies: bool) -> None:
         """Invariant 2: a query stops for a person only where something is really lost, or can't be known."""
         timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values())
-        if isinstance(error, TransactionLost) and timed_out:
+        if isinstance(error, TransactionLost) and timed_out and not has_copies:
             return
         if isinstance(error, OutcomeUnknown) and (timed_out or self.expired):
             return
@@ -149,6 +169,11 @@ class Ledger:
         wanted = Counter(expected)
         if found != wanted:
             raise Violation(f"missing {sorted(wanted - found)[:4]}, too many {sorted(found - wanted)[:4]}")
+
+    def check_completions(self, sinks: Iterable[str], newest: int) -> None:
+        """Every sink knows of every batch."""
+        if any(self._completed.get(sink) != newest for sink in sinks):
+            raise Violation(f"of batches up to {newest} sinks know as complete only those up to {self._completed}")
 
     def check_contents_after_a_stop(self) -> None:
         """What is lost is lost as a whole, and nothing else that is decided is left undone."""

@@ -205,6 +205,47 @@ MUTANTS = (
         (Edit(f"{COORDINATOR}._attempt_commits", "if failed and not replayable:", "if False:"),),
     ),
     Mutant(
+        "a driver gives up what its successor has settled",
+        (Edit(f"{COORDINATOR}._attempt_commits", "self._log.verify()", ""),),
+    ),
+    Mutant(
+        "a batch is complete before it is committed",
+        (
+            Edit(
+                f"{COORDINATOR}._commit_batch",
+                "while lost",
+                """for sink in self._sinks.values():
+            sink.complete(batch_id, ())
+        while lost""",
+            ),
+        ),
+    ),
+    Mutant(
+        "a batch without transactions is never complete",
+        (
+            Edit(
+                f"{COORDINATOR}._remember",
+                "sink.pending.add(",
+                "decision.committables.get(name) and sink.pending.add(",
+            ),
+        ),
+        (Scenario(sinks="kf", rows_a_batch=0),),
+    ),
+    Mutant(
+        "a staged copy is removed before its batch is committed",
+        (
+            Edit(f"{COORDINATOR}._sweep", "if not any(copy == c.staged", "if not any(False and copy == c.staged"),
+            Edit(
+                f"{COORDINATOR}._open",
+                "self._commit_through(self._log.tail.decided, recovered=True)",
+                """until_answered("sweep at recovery", self._sweep, True)
+        self._commit_through(self._log.tail.decided, recovered=True)""",
+            ),
+        ),
+        (STAGED,),
+        in_pairs=(Fault.TIME_OUT, Fault.CRASH_AFTER, Fault.CRASH_BEFORE),
+    ),
+    Mutant(
         "what is written again is not in the log",
         (Edit(f"{COORDINATOR}._replay", "self._log.amend(Decision(decision.round, committables))", "pass"),),
         (STAGED,),
@@ -216,6 +257,7 @@ MUTANTS = (
                 f"{LOG}:CommitLog.open",
                 "            try:\n",
                 "            if tail is not None:\n"
+                "                from dataclasses import replace\n"
                 "                return cls(store, slot, replace(tail, incarnation=tail.incarnation + 1))\n"
                 "            try:\n",
             ),
@@ -242,7 +284,11 @@ MUTANTS = (
     ),
     Mutant(
         "a lost reply of an append counts as success",
-        (Edit(f"{LOG}:_put", "raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__", "return"),),
+        (
+            Edit(
+                f"{LOG}:_put", "raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__", "return entry"
+            ),
+        ),
         (ONE,),
         in_pairs=LOST,
     ),
@@ -251,9 +297,9 @@ MUTANTS = (
         (
             Edit(
                 f"{LOG}:_append",
-                "_put(store, slot, entry)",
+                "entry = _put(store, slot, entry)",
                 """try:
-            _put_once(store, slot, serialise(entry))
+            _put_once(store, slot, entry)
         except _UnknownOutcome as unknown:
             raise _fenced(store, slot, entry) from unknown""",
             ),
@@ -263,6 +309,12 @@ MUTANTS = (
         "the log is pruned newest first",
         (Edit(f"{LOG}:_prune", "for slot in store.slots():", "for slot in reversed(store.slots()):"),),
         (replace(PRUNED, entries_kept=2),),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "the tail is read without a second look",
+        (Edit(f"{LOG}:read_tail", "if store.slots()[-1:] == [newest]:", "if True:"),),
+        (PRUNED,),
         in_pairs=ASLEEP,
     ),
     Mutant(

@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ from twopc.errors import Retriable
 from twopc.log_store import LocalStore, LogStore
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 from twopc_files import sink as file_sink
 from twopc_files.sink import FileSink
@@ -82,9 +83,13 @@ class Result:
 class SimulatedFileSink(FileSink):
     """The real sink, on the simulated disk."""
 
-    def __init__(self, disk: Disk, name: str) -> None:
+    def __init__(self, broker: Broker, disk: Disk, name: str) -> None:
+        self._broker = broker
         self._folder = disk.path("data", name)  # type: ignore[assignment]
         self._format = RowsFormat()  # type: ignore[assignment]
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        self._broker.on_complete(self.transactional_ids.sink, batch_id)
 
 
 class _Clock:
@@ -189,6 +194,7 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
         log=rng.choice(("object store", "object store", "disk")),
         batches=rng.choice((1, 2, 2, 3)),
         partitions=rng.choice(((1,), (2,), (1, 2), (2, 1), (3, 2))),
+        rows_a_batch=rng.choice((3, 3, 2, 0)),
         entries_kept=rng.choice((32, 1, 2)),
         end_txn_version=rng.choice((5, 5, 4)),
         stage=rng.random() < 0.25,
@@ -269,6 +275,7 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
             raise Violation(f"the query had stopped and then went on: {had_stopped}")
         if spark.noted < spark.batches:
             raise Violation(f"batch {spark.noted} can't be run any more, {len(spark.drivers)} drivers")
+        ledger.check_completions(_names(scenario), spark.batches - 1)
         ledger.check_quiescent()
         disk.power_cut(keeps_names=False)
         rows = [row for batch in range(spark.batches) for row in rows_of(batch, scenario.rows_a_batch)]
@@ -313,7 +320,7 @@ def _names(scenario: Scenario) -> list[str]:
 
 def _sinks_of(scenario: Scenario, broker: Broker, disk: Disk) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     return {
-        name: SimulatedKafkaSink(broker) if name.endswith("k") else SimulatedFileSink(disk, name)
+        name: SimulatedKafkaSink(broker) if name.endswith("k") else SimulatedFileSink(broker, disk, name)
         for name in _names(scenario)
     }
 

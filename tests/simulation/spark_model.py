@@ -108,7 +108,7 @@ class Spark:
         return self._partitions[round.incarnation % len(self._partitions)]
 
     def stop(self, error: OperatorRequired) -> None:
-        self._ledger.query_stops(error)
+        self._ledger.query_stops(error, has_copies=self._stage is not None)
         self.stopped = error
 
     def forget_stop(self) -> OperatorRequired | None:

@@ -41,6 +41,7 @@ class Faults:
     before: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
     after: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    put: list[bytes] = field(default_factory=list)
     url: str = "faults://log"
 
     def _at(self, plan: dict[str, list[Callable[[], None]]], operation: str) -> None:
@@ -63,6 +64,7 @@ class Faults:
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
         self.calls.append(f"put {slot}")
+        self.put.append(data)
         self._at(self.before, "put")
         self.behind.put_if_absent(slot, data)
         self._at(self.after, "put")
@@ -362,6 +364,30 @@ def test_what_a_zombie_left_in_a_pruned_slot_misleads_nobody(memory: LogStore) -
         zombie.decide(decision(0), None)
     log = CommitLog.open(memory, "query")
     assert log.tail.decided == newer.tail.decided
+
+
+def test_what_a_zombie_left_in_a_slot_that_was_pruned_before_it_was_read_misleads_nobody(memory: LogStore) -> None:
+    zombie = CommitLog.open(memory, "query")
+    CommitLog.open(memory, "query")
+    newer: list[CommitLog] = []
+
+    def meanwhile() -> None:
+        newer.append(run_until_pruned(memory, 1))
+        with pytest.raises(Fenced):
+            zombie.decide(decision(0), None)
+
+    log = CommitLog.open(Faults(memory, after={"slots": [meanwhile]}), "query")
+    assert (log.incarnation, log.tail.decided) == (newer[0].incarnation + 1, newer[0].tail.decided)
+
+
+def test_a_put_that_lands_when_its_slot_is_long_pruned_does_not_wake_a_zombie(memory: LogStore) -> None:
+    store = Faults(memory, before={"put": [lambda: None, times_out]})
+    zombie = CommitLog.open(store, "query")
+    zombie.decide(decision(0), None)
+    run_until_pruned(memory, 2)
+    memory.put_if_absent(1, store.put[1])
+    with pytest.raises(Fenced):
+        zombie.decide(decision(1), 0)
 
 
 # Pruning. ---------------------------------------------------------------------------------------------------------
