@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.queues import Queue
 from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from rich.progress import Progress, TextColumn
 
 from tests.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
 from tests.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
@@ -20,6 +26,8 @@ PAIRS_SHARE = 0.6
 """Of the time, at most: what is left goes to seeds. Ten minutes on two cores are enough for all pairs."""
 
 VIOLATIONS_AT_MOST = 20
+
+TELL_EVERY_S = 2.0
 
 
 @dataclass
@@ -31,13 +39,15 @@ class Share:
     seeds: int = 0
     stopped: int = 0
     pairs: int = 0
-    pairs_complete: bool = True
+    pairs_complete: bool = False
     steps: int = 0
     violations: list[str] = field(default_factory=list)
     crash_points: set[tuple[str, ...]] = field(default_factory=set)
 
     def count(self, scenario: Scenario, result: Result, seed: int | None = None) -> None:
         self.schedules += 1
+        self.seeds += seed is not None
+        self.pairs += seed is None and len(result.schedule) > 1
         self.steps += result.steps
         self.faults_injected += len(result.schedule)
         self.stopped += result.stopped
@@ -45,26 +55,33 @@ class Share:
             self.violations.append(str(shortest(scenario, result, seed)))
 
 
-def explore(worker: int, workers: int, seeds: range, deadline: float, pairs_deadline: float) -> Share:
-    """One process's share: single faults, pairs, then seeds."""
-    share = Share()
+def explore(worker: int, workers: int, seeds: range, deadline: float, pairs_deadline: float) -> Iterator[Share]:
+    """One process's share: single faults, pairs, then seeds. Told every few seconds, and at the end."""
+    share = Share(crash_points=CRASH_POINTS)
+    tell_at = time.monotonic()
     with simulated():
-        for scenario, schedule in _enumerated(worker, workers):
-            if len(share.violations) >= VIOLATIONS_AT_MOST:
+        for seed, run_next in _planned(worker, workers, seeds, pairs_deadline, share):
+            now = time.monotonic()
+            if now > deadline or len(share.violations) >= VIOLATIONS_AT_MOST:
                 break
-            if len(schedule) > 1:
-                if time.monotonic() > pairs_deadline:
-                    share.pairs_complete = False
-                    break
-                share.pairs += 1
-            share.count(scenario, run_schedule(scenario, schedule))
-        for seed in seeds[worker::workers]:
-            if time.monotonic() > deadline or len(share.violations) >= VIOLATIONS_AT_MOST:
-                break
-            share.seeds += 1
-            share.count(*run_seed(seed), seed)
-    share.crash_points = CRASH_POINTS
-    return share
+            if now > tell_at:
+                tell_at = now + TELL_EVERY_S
+                yield share
+            share.count(*run_next(), seed)
+    yield share
+
+
+def _planned(
+    worker: int, workers: int, seeds: range, pairs_deadline: float, share: Share
+) -> Iterator[tuple[int | None, Callable[[], tuple[Scenario, Result]]]]:
+    for scenario, schedule in _enumerated(worker, workers):
+        if len(schedule) > 1 and time.monotonic() > pairs_deadline:
+            break
+        yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # run before the next
+    else:
+        share.pairs_complete = True
+    for seed in seeds[worker::workers]:
+        yield seed, lambda: run_seed(seed)  # noqa: B023
 
 
 def _enumerated(worker: int, workers: int) -> Iterator[tuple[Scenario, Mapping[int, Fault]]]:
@@ -77,20 +94,50 @@ def _enumerated(worker: int, workers: int) -> Iterator[tuple[Scenario, Mapping[i
 
 
 def run(seeds: range, seconds: float, workers: int, report: Path) -> int:
-    """Explore and report. Returns the exit code."""
+    """Explore and report, also while it goes on. Returns the exit code."""
     started = time.monotonic()
     limits = (seeds, started + seconds, started + seconds * PAIRS_SHARE)
-    with multiprocessing.Pool(workers) as pool:
-        shares = pool.starmap(explore, [(worker, workers, *limits) for worker in range(workers)])
-    took = time.monotonic() - started
+    shares: dict[int, Share] = {}
+    told: Queue[tuple[int, Share]] = multiprocessing.Queue()
+    processes = [
+        multiprocessing.Process(target=_work, args=(told, worker, workers, *limits)) for worker in range(workers)
+    ]
+    for process in processes:
+        process.start()
+    report.parent.mkdir(parents=True, exist_ok=True)
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[found]}")) as progress:
+        bar = progress.add_task("schedules", total=seconds, found="")
+        while any(process.is_alive() for process in processes) or not told.empty():
+            with contextlib.suppress(Empty):
+                worker, share = told.get(timeout=1)
+                shares[worker] = share
+                document = _document(list(shares.values()), seeds, workers, time.monotonic() - started)
+                report.write_text(json.dumps(document, indent=1))
+                found = f"{document['schedules']:,} schedules, {len(document['violations'])} violations"
+                progress.update(bar, completed=document["seconds"], found=found)
+    if [process.exitcode for process in processes] != [0] * workers:
+        raise SystemExit("a process of the simulation failed")
+    document = json.loads(report.read_text())
+    for violation in document["violations"]:
+        print(f"VIOLATION {violation}")
+    shown = {name: value for name, value in document.items() if name not in ("lines_crashed_at", "violations")}
+    print(f"{json.dumps(shown)}\n{len(document['violations'])} violations; {report}")
+    return 1 if document["violations"] else 0
+
+
+def _work(told: Queue[tuple[int, Share]], worker: int, workers: int, *limits: Any) -> None:
+    for share in explore(worker, workers, *limits):
+        told.put((worker, share))
+
+
+def _document(shares: Sequence[Share], seeds: range, workers: int, seconds: float) -> dict[str, Any]:
     points = set[tuple[str, ...]]().union(*(share.crash_points for share in shares))
-    violations = [violation for share in shares for violation in share.violations]
-    told = {
+    return {
         "schedules": sum(share.schedules for share in shares),
         "faults_injected": sum(share.faults_injected for share in shares),
         "crash_points_covered": len(points),
-        "violations": violations,
-        "seconds": round(took, 1),
+        "violations": [violation for share in shares for violation in share.violations],
+        "seconds": round(seconds, 1),
         "seeds": sum(share.seeds for share in shares),
         "first_seed": seeds.start,
         "pairs": sum(share.pairs for share in shares),
@@ -100,13 +147,6 @@ def run(seeds: range, seconds: float, workers: int, report: Path) -> int:
         "processes": workers,
         "lines_crashed_at": sorted({point[-1] for point in points if point}),
     }
-    report.parent.mkdir(parents=True, exist_ok=True)
-    report.write_text(json.dumps(told, indent=1))
-    for violation in violations:
-        print(f"VIOLATION {violation}")
-    shown = {name: value for name, value in told.items() if name not in ("lines_crashed_at", "violations")}
-    print(f"{json.dumps(shown)}\n{len(violations)} violations; {report}")
-    return 1 if violations else 0
 
 
 def main() -> int:

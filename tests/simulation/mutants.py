@@ -207,6 +207,8 @@ MUTANTS = (
     Mutant(
         "a driver gives up what its successor has settled",
         (Edit(f"{COORDINATOR}._attempt_commits", "self._log.verify()", ""),),
+        (replace(TWO, names_recur=True),),
+        in_pairs=ASLEEP,
     ),
     Mutant(
         "a batch is complete before it is committed",
