@@ -205,12 +205,6 @@ MUTANTS = (
         (Edit(f"{COORDINATOR}._attempt_commits", "if failed and not replayable:", "if False:"),),
     ),
     Mutant(
-        "a driver gives up what its successor has settled",
-        (Edit(f"{COORDINATOR}._attempt_commits", "self._log.verify()", ""),),
-        (replace(TWO, names_recur=True),),
-        in_pairs=ASLEEP,
-    ),
-    Mutant(
         "a batch is complete before it is committed",
         (
             Edit(
