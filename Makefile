@@ -75,6 +75,10 @@ SEED ?= 1
 storm: $(STAMP) ## kill everything at random for SECONDS (300), by SEED (1); lose nothing
 	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED)
 
+.PHONY: bench
+bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
+	$(WITH_JAVA) $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)
+
 .PHONY: clean
 clean: ## remove .venv, build/ and the tools' caches; downloads stay in the cache folder
 	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis

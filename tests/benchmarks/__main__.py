@@ -1,0 +1,47 @@
+"""``make bench``: contestants beside each other in one run, each figure a ratio to its peer; a table and a report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks import staging
+from tests.benchmarks.measuring import Row
+
+BENCHMARKS = {"staging": staging.run}
+
+
+def main() -> None:
+    """Run what is named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="which; all if none is named")
+    parser.add_argument("--quick", action="store_true", help="less data and fewer repeats, for a first look")
+    parser.add_argument("--report", type=Path, default=Path("build/bench/report.json"))
+    given = parser.parse_args()
+    console = Console()
+    report = json.loads(given.report.read_text()) if given.report.exists() else {}
+    for name in given.names or BENCHMARKS:
+        with console.status(f"{name} ..."):
+            rows = BENCHMARKS[name](given.quick)
+        report[name] = [row.to_json() for row in rows]
+        given.report.parent.mkdir(parents=True, exist_ok=True)
+        given.report.write_text(json.dumps(report, indent=1))
+        console.print(_table(name, rows))
+    console.print(f"in full: {given.report}")
+
+
+def _table(name: str, rows: list[Row]) -> Table:
+    table = Table(title=name)
+    for column in ("what", "minimum", "median", "maximum", "unit", "runs"):
+        table.add_column(column)
+    for row in rows:
+        table.add_row(row.what, *(f"{value:.3g}" for value in row.spread), row.unit, str(len(row.values)))
+    return table
+
+
+if __name__ == "__main__":
+    main()
