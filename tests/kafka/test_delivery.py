@@ -17,6 +17,7 @@ from kafka.partitioner.default import murmur2
 from twopc import Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, RoundAborted
 from twopc_kafka import control
+from twopc_kafka.writer import Writer
 
 pytestmark = pytest.mark.kafka
 
@@ -202,6 +203,44 @@ def test_a_partition_that_the_topic_does_not_have_makes_the_vote_no(topic: Any, 
     batch = pa.record_batch({"value": ["a"], "partition": pa.array([7], pa.int32())})
     with pytest.raises(RoundAborted, match=r"Column 'partition' names one that the topic does not have"):
         written(make_sink(topic), batch)
+
+
+# Another producer took over. ------------------------------------------------------------------------------------------
+
+TAKEN_OVER = "another producer took over its transactional id"
+
+
+@pytest.fixture
+def fenced(topic: Any, make_sink: Any) -> Writer:
+    """A writer with a record on its way when another has written by the same transactional id."""
+    options = make_sink(topic, linger_ms=1000)._options
+    old, new = (Writer(options, f"fenced-{topic.name}") for _ in range(2))
+    new.write(text("new"))
+    new.finish()
+    old.write(text("old"))
+    return old
+
+
+def test_a_writer_whose_id_another_took_over_votes_no_and_says_so(fenced: Writer) -> None:
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        fenced.finish()
+
+
+def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait: Any) -> None:
+    def writes_on() -> bool:
+        fenced.write(text("b"))
+        return False
+
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        wait.until("the writer is told", writes_on)
+
+
+@pytest.mark.parametrize("learns_of_it_before", [False, True])
+def test_what_another_producer_took_over_is_aborted_already(learns_of_it_before: bool, fenced: Writer) -> None:
+    if learns_of_it_before:
+        with pytest.raises(RoundAborted):
+            fenced.finish()
+    fenced.abort()
 
 
 # Within bounded time. -------------------------------------------------------------------------------------------------

@@ -201,16 +201,16 @@ def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], deliver
     try:
         confluent_kafka.Producer(offline, logger=_SILENT)
     except confluent_kafka.KafkaException as error:
-        raise ConfigurationError(
-            f"the kafka sink's options are wrong: {_without_values(error.args[0].str())}"
-        ) from None
+        raise wrong_options(error.args[0].str()) from None
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the kafka sink's options are wrong: {_without_values(str(error))}") from None
+        raise wrong_options(str(error)) from None
 
 
-def _without_values(message: str) -> str:
-    """Some values are quoted by librdkafka, and one may be a secret that was given to the wrong option."""
-    return re.sub(r'value "[^"]*"', "value", message)
+def wrong_options(message: str) -> ConfigurationError:
+    """The error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong option:
+    they are left out, and the error that told them must not be the cause."""
+    without_values = re.sub(r'value "[^"]*"', "value", message)
+    return ConfigurationError(f"the kafka sink's options are wrong: {without_values}")
 
 
 class _Silent:
