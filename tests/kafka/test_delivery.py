@@ -122,6 +122,31 @@ def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_
     assert topic.visible() == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("delivery", "options", "idempotent"),
+    [
+        ("exactly-once", {}, True),
+        ("at-least-once", {}, True),
+        ("at-least-once", {"enable_idempotence": False}, False),
+        ("none", {}, False),
+    ],
+)
+def test_retries_of_librdkafka_double_no_record_where_records_are_waited_for(
+    delivery: str,
+    options: dict[str, Any],
+    idempotent: bool,
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    wait: Any,
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    written(make_sink(topic, delivery=delivery, **options), text("a"))
+    wait.until("the record is stored", lambda: len(second_broker.segment(topic)) > 0)  # 'none' waits for nothing
+    (producer_id,) = struct.unpack_from(">q", second_broker.segment(topic), 43)
+    assert (producer_id >= 0) is idempotent, "by its id and sequence numbers the broker knows a repeat"
+
+
 def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic: Any, make_sink: Any) -> None:
     values = [str(n) for n in range(1000)]
     sink = make_sink(topic, delivery="none", linger_ms=500)

@@ -38,7 +38,6 @@ DEFAULTS: Mapping[str, Any] = {
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
     "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
-    "enable.idempotence": "it follows from 'delivery'",
     "logger": "librdkafka logs to the logger 'twopc_kafka.writer'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
@@ -134,7 +133,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
         _refuse_what_control_cannot_honour(name)
     _refuse_what_has_no_meaning_for_both(properties)
-    merged = _with_defaults(properties)
+    merged = _with_defaults(properties, delivery)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
     return KafkaOptions(
         topic=None if topic is None else str(topic),
@@ -156,8 +155,9 @@ def _margin_ms(margin: object, timeout_ms: int) -> int:
     return int(str(margin))
 
 
-def _with_defaults(properties: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**DEFAULTS, **properties}
+def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, Any]:
+    # librdkafka's own retries then double no record and keep the order; a transaction has that anyhow.
+    merged = {**DEFAULTS, "enable.idempotence": delivery != NONE, **properties}
     if "delivery.timeout.ms" in merged:  # librdkafka's other name of it: the default must not stand beside it
         merged["message.timeout.ms"] = merged.pop("delivery.timeout.ms")
     elif "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
