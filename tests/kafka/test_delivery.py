@@ -6,6 +6,7 @@ import gc
 import struct
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,23 @@ def test_a_partition_that_the_topic_does_not_have_makes_the_vote_no(topic: Any, 
     batch = pa.record_batch({"value": ["a"], "partition": pa.array([7], pa.int32())})
     with pytest.raises(RoundAborted, match=r"Column 'partition' names one that the topic does not have"):
         written(make_sink(topic), batch)
+
+
+def test_a_nul_in_a_topic_or_in_the_key_of_a_header_makes_the_vote_no(topic: Any, make_sink: Any) -> None:
+    with pytest.raises(RoundAborted, match="'topic' has a NUL"):
+        written(make_sink(topic, topic=None), pa.record_batch({"value": ["a"], "topic": ["a\0b"]}))
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    headers = pa.array([[{"key": "a\0b", "value": b"1"}]], pa.list_(header))
+    with pytest.raises(RoundAborted, match="'headers'"):
+        written(make_sink(topic), pa.record_batch({"value": ["a"], "headers": headers}))
+
+
+def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(topic: Any, make_sink: Any) -> None:
+    options = make_sink(topic)._options
+    tls = {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}
+    elsewhere = replace(options, properties={**options.properties, **tls})
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
+        Writer(elsewhere, "never-begun")
 
 
 # Another producer took over. ------------------------------------------------------------------------------------------

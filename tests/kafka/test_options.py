@@ -105,6 +105,16 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown
     assert SECRET not in message
 
 
+@pytest.mark.parametrize("servers", ["broker:abc", "broker:", "a:1,b:c"])
+def test_what_is_no_address_is_refused(servers: str) -> None:
+    assert "'bootstrap.servers' must be addresses" in refusal(bootstrap_servers=servers)
+
+
+@pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
+def test_a_wait_without_end_is_refused(name: str) -> None:
+    assert "'message.timeout.ms' must not be 0" in refusal(**{name: "0"})
+
+
 def test_an_empty_topic_is_refused() -> None:
     assert "'topic'" in refusal(topic="")
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import confluent_kafka
+from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
 
@@ -133,6 +134,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
         _refuse_what_control_cannot_honour(name)
     _refuse_what_has_no_meaning_for_both(properties)
+    _refuse_what_is_no_address(properties["bootstrap.servers"])
     merged = _with_defaults(properties, delivery)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
     return KafkaOptions(
@@ -163,6 +165,8 @@ def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, An
     elif "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
         with contextlib.suppress(ValueError):  # what is no number, librdkafka refuses by its name
             merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
+    if str(merged["message.timeout.ms"]) == "0":
+        raise ConfigurationError("'message.timeout.ms' must not be 0: a task would wait for a lost broker for ever")
     return merged
 
 
@@ -171,6 +175,15 @@ def _refuse_what_is_no_text(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if not isinstance(value, str | int | float) and not (name == "topic" and value is None):
             raise ConfigurationError(f"{name!r} must be text or a number, not {type(value).__name__}")
+
+
+def _refuse_what_is_no_address(servers: object) -> None:
+    try:
+        collect_hosts(str(servers))
+    except ValueError:
+        raise ConfigurationError(
+            "'bootstrap.servers' must be addresses such as 'broker1:9092,broker2:9092', with a number for the port"
+        ) from None
 
 
 def _refuse_what_has_no_meaning_for_both(properties: Mapping[str, Any]) -> None:
