@@ -218,6 +218,20 @@ def test_a_target_that_does_not_answer_is_named_while_it_is_waited_for_and_the_w
 
 
 @pytest.mark.crash
+def test_a_target_where_nobody_listens_is_told_by_its_address(
+    left: Any, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_kafka.control.CONNECT_TIMEOUT_MS", 100)  # the rest of the wait is not for every run
+    left.sinks.write_text(kafka_sinks("127.0.0.1:1"))
+    before = left.snapshot()
+    for command in (("resolve", left.log, "--yes"), ("transactions", left.log, "--sink", "archive")):
+        done = look(*command, "--sinks", left.sinks, "--json", PASSWORD=SECRET)
+        assert (done.code, done.json["error"]["kind"]) == (6, "Retriable")
+        assert "no broker answered at 127.0.0.1:1" in done.json["error"]["message"]
+    assert left.snapshot() == before
+
+
+@pytest.mark.crash
 def test_no_secret_is_shown_whatever_is_wrong(left: Any, look: Any) -> None:
     for text in (
         kafka_sinks("x:1") + 'sasl.wrong = "${PASSWORD}"\n',

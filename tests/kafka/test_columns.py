@@ -140,5 +140,7 @@ def test_headers_keep_their_order_repeated_keys_and_null_values() -> None:
 @pytest.mark.parametrize("header", [None, {"key": None, "value": b"x"}])
 def test_a_header_without_a_key_fails_and_the_message_says_where(header: Any) -> None:
     batch = pa.record_batch({"value": ["v"], "headers": pa.array([[header]], pa.list_(HEADER))})
-    with pytest.raises(RoundAborted, match="record 0 of a batch has a header without a key in column 'headers'"):
+    with pytest.raises(
+        RoundAborted, match="record 0 of a batch has a header without a key, or with a NUL in it, in column 'headers'"
+    ):
         as_produced(batch)

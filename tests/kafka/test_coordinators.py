@@ -15,11 +15,12 @@ import pytest
 import twopc
 from twopc import Coordinator, Participant, Round
 from twopc.commit_log import CommitLog
-from twopc.errors import Fenced, RoundAborted
+from twopc.errors import Fenced, Retriable, RoundAborted
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.log_store import open_store
 from twopc.participant import Vote
 from twopc.phases import Phase
+from twopc_kafka import control, writer
 
 pytestmark = pytest.mark.kafka
 
@@ -136,6 +137,51 @@ def test_what_was_pre_committed_before_the_broker_was_killed_is_committed_after_
     topic.becomes(["a"])
 
 
+def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
+    second_broker: Any,
+    make_topic: Any,
+    start: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
+    topic = make_topic(on=second_broker.broker)
+    second_broker.broker.kill()
+    restart = threading.Thread(target=second_broker.broker.start)
+    retried: list[CallRetried] = []
+
+    def restart_when_told(event: Event) -> None:
+        if isinstance(event, CallRetried):
+            retried.append(event)
+            if len(retried) == 1:
+                restart.start()
+
+    query = start(topic, "a")
+    query.sink.validate(pa.schema([("value", pa.string())]))  # as twopc.spark does
+    with observing(restart_when_told):
+        query.run(0)
+    restart.join()
+    assert {event.what for event in retried} >= {"look at the target of sink orders"}
+    assert caplog.text.count("look at the target of sink orders: no answer (no broker answered at ") >= 1
+    topic.becomes(["a"])
+
+
+def test_a_participant_that_can_not_roll_back_says_that_nobody_answers(
+    second_broker: Any, make_topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "ABORT_TIMEOUT_S", 0.5)
+    topic = make_topic(on=second_broker.broker)
+    live = writer.Writer(make_sink(topic)._options, f"live-{topic.name}")
+    live.write(pa.record_batch({"value": ["a"]}))
+    live.finish()
+    second_broker.broker.kill()
+    try:
+        with pytest.raises(Retriable, match=rf"live-{topic.name} could not be rolled back.*sweep"):
+            live.abort()
+    finally:
+        second_broker.broker.start()
+
+
 def test_a_commit_is_repeated_until_the_broker_is_back_and_the_observer_is_told(
     second_broker: Any, make_topic: Any, start: Any
 ) -> None:
@@ -146,7 +192,7 @@ def test_a_commit_is_repeated_until_the_broker_is_back_and_the_observer_is_told(
     def kill_and_restart(event: Event) -> None:
         if event == PhaseEntered(Phase.COMMITTING, 0):
             second_broker.broker.kill()
-        elif isinstance(event, CallRetried):
+        elif isinstance(event, CallRetried) and "commit of" in event.what:  # not of a restart before
             retried.append(event)
             if len(retried) == 1:
                 restart.start()

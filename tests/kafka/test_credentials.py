@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import kafka.errors
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import (
@@ -17,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from twopc import Committable, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka import control
 
 pytestmark = pytest.mark.kafka
@@ -95,6 +96,17 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
         sink.commit(Committable(f"{prefix}.log.orders.1.0.0.0", handle, 1))
 
 
+def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_sink(topic, client_id=topic.name, **as_user(second_broker, "granted"))  # a connection of its own
+    refused = kafka.errors.SaslAuthenticationFailedError("user unknown")
+    [server] = sink._control._manager.cluster.bootstrap_brokers()
+    sink._control._manager._auth_failures[server.node_id] = refused  # kafka-python keeps it
+    with pytest.raises(OperatorRequired, match=r"refuse the login.*user unknown"):
+        sink.recover()
+    assert sink.recover() == []
+
+
 def test_the_password_is_in_no_log_error_repr_or_committable(
     second_broker: Any,
     make_topic: Any,
@@ -108,7 +120,7 @@ def test_the_password_is_in_no_log_error_repr_or_committable(
     caplog.set_level(logging.DEBUG)
     wrong = "wrong-hunter2"
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
-    control._connected.cache_clear()  # this test sees the connection being made
+    monkeypatch.setattr(control, "_controls", {})  # this test sees the connection being made
     topic = make_topic(on=second_broker.broker)
     grant(second_broker, "granted", topic.name, prefix)
     right = make_sink(topic, **as_user(second_broker, "granted"), debug="all")
@@ -117,7 +129,7 @@ def test_the_password_is_in_no_log_error_repr_or_committable(
     wait.repeated(lambda: right.commit(committable))
     refused = make_sink(topic, **as_user(second_broker, "granted", wrong), message_timeout_ms=1000, debug="all")
     errors = []
-    with pytest.raises(ConfigurationError) as unreachable:
+    with pytest.raises((Retriable, OperatorRequired)) as unreachable:
         list(refused.recover())
     with pytest.raises(RoundAborted) as aborted:
         pre_committed(refused)

@@ -6,6 +6,7 @@ import gc
 import struct
 import sys
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pyarrow as pa
 import pytest
 from kafka.partitioner.default import murmur2
 
-from twopc import Coordinator, Participant, Round
-from twopc.errors import ConfigurationError, RoundAborted
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc_kafka import control
+from twopc_kafka.writer import Writer
 
 pytestmark = pytest.mark.kafka
 
@@ -121,6 +123,31 @@ def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_
     assert topic.visible() == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("delivery", "options", "idempotent"),
+    [
+        ("exactly-once", {}, True),
+        ("at-least-once", {}, True),
+        ("at-least-once", {"enable_idempotence": False}, False),
+        ("none", {}, False),
+    ],
+)
+def test_retries_of_librdkafka_double_no_record_where_records_are_waited_for(
+    delivery: str,
+    options: dict[str, Any],
+    idempotent: bool,
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    wait: Any,
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    written(make_sink(topic, delivery=delivery, **options), text("a"))
+    wait.until("the record is stored", lambda: len(second_broker.segment(topic)) > 0)  # 'none' waits for nothing
+    (producer_id,) = struct.unpack_from(">q", second_broker.segment(topic), 43)
+    assert (producer_id >= 0) is idempotent, "by its id and sequence numbers the broker knows a repeat"
+
+
 def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic: Any, make_sink: Any) -> None:
     values = [str(n) for n in range(1000)]
     sink = make_sink(topic, delivery="none", linger_ms=500)
@@ -204,6 +231,61 @@ def test_a_partition_that_the_topic_does_not_have_makes_the_vote_no(topic: Any, 
         written(make_sink(topic), batch)
 
 
+def test_a_nul_in_a_topic_or_in_the_key_of_a_header_makes_the_vote_no(topic: Any, make_sink: Any) -> None:
+    with pytest.raises(RoundAborted, match="'topic' has a NUL"):
+        written(make_sink(topic, topic=None), pa.record_batch({"value": ["a"], "topic": ["a\0b"]}))
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    headers = pa.array([[{"key": "a\0b", "value": b"1"}]], pa.list_(header))
+    with pytest.raises(RoundAborted, match="'headers'"):
+        written(make_sink(topic), pa.record_batch({"value": ["a"], "headers": headers}))
+
+
+def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(topic: Any, make_sink: Any) -> None:
+    options = make_sink(topic)._options
+    tls = {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}
+    elsewhere = replace(options, properties={**options.properties, **tls})
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
+        Writer(elsewhere, "never-begun")
+
+
+# Another producer took over. ------------------------------------------------------------------------------------------
+
+TAKEN_OVER = "another producer took over its transactional id"
+
+
+@pytest.fixture
+def fenced(topic: Any, make_sink: Any) -> Writer:
+    """A writer with a record on its way when another has written by the same transactional id."""
+    options = make_sink(topic, linger_ms=1000)._options
+    old, new = (Writer(options, f"fenced-{topic.name}") for _ in range(2))
+    new.write(text("new"))
+    new.finish()
+    old.write(text("old"))
+    return old
+
+
+def test_a_writer_whose_id_another_took_over_votes_no_and_says_so(fenced: Writer) -> None:
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        fenced.finish()
+
+
+def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait: Any) -> None:
+    def writes_on() -> bool:
+        fenced.write(text("b"))
+        return False
+
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        wait.until("the writer is told", writes_on)
+
+
+@pytest.mark.parametrize("learns_of_it_before", [False, True])
+def test_what_another_producer_took_over_is_aborted_already(learns_of_it_before: bool, fenced: Writer) -> None:
+    if learns_of_it_before:
+        with pytest.raises(RoundAborted):
+            fenced.finish()
+    fenced.abort()
+
+
 # Within bounded time. -------------------------------------------------------------------------------------------------
 
 
@@ -222,16 +304,44 @@ def test_a_topic_that_a_column_names_and_that_does_not_exist_makes_the_vote_no(t
         written(sink, pa.record_batch({"value": ["a"], "topic": ["no-such-topic"]}))
 
 
-def test_a_broker_that_can_not_be_reached_is_told_by_the_settings_name_within_20_seconds(
-    make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("server", [CLOSED_PORT, "no-such-host.invalid:9092"])
+def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_address(
+    server: str, make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = make_sink(topic, bootstrap_servers=CLOSED_PORT)
-    assert control.CONNECT_TIMEOUT_MS < 20_000
-    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 1000)  # the rest of the wait is not for every run
-    started = time.monotonic()
-    with pytest.raises(ConfigurationError, match=rf"'bootstrap.servers' \({CLOSED_PORT}\)"):
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 100)  # the rest of the wait is not for every run
+    sink = make_sink(topic, bootstrap_servers=server)
+    handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
+    decided = Committable("a.transaction", handle, 1)
+    for ask in (
+        sink.open,
+        sink.recover,
+        lambda: sink.seal([decided], age_s=0),
+        lambda: sink.commit(decided),
+        lambda: sink.abort(decided),
+    ):
+        for _ in range(2):  # a repeat tells no less
+            with pytest.raises(Retriable, match=rf"no broker answered at {server} .* Is 'bootstrap.servers' right"):
+                ask()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_topic_that_could_not_be_asked_for_is_asked_for_when_the_sink_is_opened(
+    exists: bool, make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that is started while the brokers are down waits for them; what is wrong it is told before it writes."""
+    sink = make_sink(topic) if exists else make_sink(topic, topic="no-such-topic")
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 100)
+    with monkeypatch.context() as down:
+        nobody = control.connect({"bootstrap_servers": [CLOSED_PORT]})
+        down.setattr(type(sink), "_control", property(lambda _: nobody))
         sink.validate(VALUE)
-    assert time.monotonic() - started < 6
+        with pytest.raises(Retriable):
+            sink.open()
+    if exists:
+        sink.open()
+    else:
+        with pytest.raises(ConfigurationError, match=r"'no-such-topic' .* does not exist"):
+            sink.open()
 
 
 @pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal

@@ -40,7 +40,6 @@ def test_bootstrap_servers_are_needed(servers: str) -> None:
     "name",
     [
         "transactional.id",
-        "enable.idempotence",
         "delivery.report.only.error",
         "statistics.interval.ms",
         "metadata.broker.list",
@@ -106,6 +105,16 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown
     assert SECRET not in message
 
 
+@pytest.mark.parametrize("servers", ["broker:abc", "broker:", "a:1,b:c"])
+def test_what_is_no_address_is_refused(servers: str) -> None:
+    assert "'bootstrap.servers' must be addresses" in refusal(bootstrap_servers=servers)
+
+
+@pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
+def test_a_wait_without_end_is_refused(name: str) -> None:
+    assert "'message.timeout.ms' must not be 0" in refusal(**{name: "0"})
+
+
 def test_an_empty_topic_is_refused() -> None:
     assert "'topic'" in refusal(topic="")
 
@@ -113,7 +122,13 @@ def test_an_empty_topic_is_refused() -> None:
 def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_any_task_runs() -> None:
     assert "message.timeout.ms" in refusal(transaction_timeout_ms=1000, message_timeout_ms=2000)
     assert "acks" in refusal(acks=1)
-    parse_options({**SERVERS, "delivery": "at-least-once", "acks": 1})
+    assert "enable.idempotence" in refusal(enable_idempotence="false")
+    parse_options({**SERVERS, "delivery": "none", "acks": 1})
+
+
+def test_at_least_once_gives_up_idempotence_only_when_told_to() -> None:
+    assert "enable.idempotence" in refusal(delivery="at-least-once", acks=1)
+    parse_options({**SERVERS, "delivery": "at-least-once", "acks": 1, "enable.idempotence": "false"})
 
 
 def test_two_names_of_one_option_are_refused_together() -> None:

@@ -268,6 +268,53 @@ def test_a_coordinator_that_moved_is_found_again(topic: Any, make_sink: Any, pre
     topic.becomes(["a"])
 
 
+def test_brokers_that_came_back_at_other_addresses_are_found_again(topic: Any, wait: Any) -> None:
+    control = Control({"bootstrap_servers": [topic.servers]})
+    control.list_ongoing("twopc")
+    [broker] = control._manager.cluster.brokers()
+    port, broker.port = broker.port, 1  # as where it was before
+    control._manager._conns.clear()
+    with pytest.raises(Retriable):
+        control.list_ongoing("twopc")
+    wait.repeated(lambda: control.list_ongoing("twopc"))
+    assert [broker.port for broker in control._manager.cluster.brokers()] == [port]
+    control.close()
+
+
+def test_a_broker_that_joined_after_the_connection_was_made_is_asked_too(
+    topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    committable = pre_commit(make_sink(topic), ["a"])
+    control = Control({"bootstrap_servers": [topic.servers]})
+    control.list_ongoing("twopc")
+    control._manager.cluster._brokers.clear()  # as before it joined
+    found: list[str] = []
+    wait.repeated(lambda: found.extend(control.list_ongoing(committable.transaction_id)))
+    assert found == [committable.transaction_id]
+    control.close()
+
+
+def test_coordinators_that_another_thread_forgets_meanwhile_are_known_to_this_one(
+    topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic)
+    names = {pre_commit(make_sink(topic), ["a"], partition=number).transaction_id for number in range(2)}
+    control = Control({"bootstrap_servers": [topic.servers]})
+    control.describe([min(names)])
+    find = control._find
+
+    async def found_while_another_call_fails(*asked: Any) -> Any:
+        found = await find(*asked)
+        control._coordinators.clear()
+        return found
+
+    monkeypatch.setattr(control, "_find", found_while_another_call_fails)
+    assert control.describe(sorted(names)).keys() == names
+    control.close()
+    for left in sink.recover():
+        sink.abort(left)
+
+
 def test_threads_that_ask_at_once_share_one_connection(topic: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 

@@ -25,7 +25,7 @@ from twopc.entries import Decision
 from twopc.errors import ConfigurationError, OperatorRequired, Refused
 
 TIMEOUT_S = 60.0
-"""Longer than a client takes to find out that nobody is there (15 s), and than most brokers take to restart."""
+"""Longer than a client takes to find out that nobody is there (10 s), and than most brokers take to restart."""
 
 _log = click.argument("log")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")

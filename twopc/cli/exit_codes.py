@@ -34,13 +34,4 @@ def exit_code(error: BaseException, opened: bool) -> ExitCode:
     """What ``error`` means to the caller. ``opened``: the log was, so something was changed."""
     if isinstance(error, CorruptLog) and not opened:
         return ExitCode.REFUSED
-    if isinstance(error, Refused) and _is_unreachable(error):
-        return ExitCode.NO_ANSWER
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.DEFECT)
-
-
-def _is_unreachable(error: Refused) -> bool:
-    """Whether a target's options were refused because nobody answered there. Clients mark such errors as
-    ``retriable`` (kafka-python) or raise the system's own."""
-    cause = error.__cause__
-    return isinstance(cause, ConnectionError | TimeoutError) or bool(getattr(cause, "retriable", False))

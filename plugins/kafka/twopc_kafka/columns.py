@@ -121,6 +121,8 @@ def _topics(batch: pa.RecordBatch) -> list[str]:
             f"record {topics.index(None)} of a batch has a null in column 'topic', and the kafka sink has no option"  # type: ignore[arg-type]
             " 'topic'. Filter such records or set the option."
         )
+    if any("\0" in topic for topic in topics):
+        raise RoundAborted("a record's column 'topic' has a NUL in it, which no topic's name can have")
     return topics
 
 
@@ -136,9 +138,10 @@ def _epoch_ms(column: pa.Array) -> pa.Array:
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:
     for position, headers in enumerate(column.to_pylist()):
-        if headers is not None and any(header is None or header["key"] is None for header in headers):
+        # librdkafka would cut a key off at its NUL.
+        if headers is not None and any(h is None or h["key"] is None or "\0" in h["key"] for h in headers):
             raise RoundAborted(
-                f"record {position} of a batch has a header without a key in column 'headers', which Kafka does not"
-                " allow. Filter such headers."
+                f"record {position} of a batch has a header without a key, or with a NUL in it, in column 'headers',"
+                " which can't be written. Filter such headers."
             )
         yield None if headers is None else [(header["key"], header["value"]) for header in headers]

@@ -29,8 +29,11 @@ from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 
 logger = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_MS = 15_000
-"""How long the first connection may take before 'bootstrap.servers' is taken to be wrong."""
+CONNECT_TIMEOUT_MS = 10_000
+"""How long to look for a broker before a person is told. Whoever needs one repeats the call.
+
+That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
+a refused login for a lost connection, as the brokers close it at once."""
 
 RECONNECT_BACKOFF_MAX_MS = 1_000
 """A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
@@ -44,7 +47,13 @@ ResultT = TypeVar("ResultT")
 
 
 class Control:
-    """One connection set to a cluster. Safe to use from several threads."""
+    """One connection set to a cluster, made when it is first needed. Safe to use from several threads.
+
+    Every question may raise:
+        Retriable: no broker answered, or none could now.
+        ConfigurationError: the brokers are too old.
+        OperatorRequired: they refuse the login, or deny a right.
+    """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._servers = properties["bootstrap_servers"]
@@ -58,15 +67,9 @@ class Control:
             **properties,
         )
         self._coordinators: dict[str, int] = {}
-        try:
-            self._manager.bootstrap(CONNECT_TIMEOUT_MS)
-        except kafka.errors.KafkaError as error:
-            self.close()
-            raise ConfigurationError(
-                f"no broker answered at 'bootstrap.servers' ({', '.join(self._servers)}) within"
-                f" {CONNECT_TIMEOUT_MS // 1000} s: {type(error).__name__}: {error}. Check that the address is right,"
-                " that the brokers run, and that 'security.protocol' and what belongs to it fit their listener."
-            ) from error
+        self._knows_brokers = False
+        self.is_refused = False
+        """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -110,15 +113,37 @@ class Control:
 
     def _run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
         try:
+            if not self._knows_brokers:
+                self._find_brokers()
+                self._knows_brokers = True
             return self._manager.run(asked, *args)  # type: ignore[no-any-return]
-        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
+        except kafka.errors.SaslAuthenticationFailedError as error:
+            self.is_refused = True
+            raise OperatorRequired(
+                f"the brokers refuse the login: {error}. Correct 'sasl.username' and 'sasl.password', or what the"
+                " brokers know of this user, and start again: recovery goes on where this stopped."
+            ) from error
+        except kafka.errors.AuthorizationError as error:
             raise denied(str(error)) from error
         except kafka.errors.UnsupportedVersionError as error:
             raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
         except (kafka.errors.KafkaError, OSError) as error:
-            # A broker that is gone coordinates nothing any more: the next call asks anew who does.
+            # Brokers may have gone, with what they coordinated, or come back elsewhere: the next call asks anew.
+            self._knows_brokers = False
             self._coordinators.clear()
-            raise Retriable(f"the cluster did not answer: {type(error).__name__}: {error}") from error
+            raise Retriable(f"the cluster did not answer: {_told(error)}") from error
+
+    def _find_brokers(self) -> None:
+        """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
+        would not find a cluster of which every address has changed."""
+        try:
+            self._manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
+        except kafka.errors.KafkaTimeoutError as error:
+            raise Retriable(
+                f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s. Is"
+                " 'bootstrap.servers' right, do the brokers run, and do 'security.protocol', login and certificates"
+                " fit their listener? The loggers below 'kafka' tell how each try ended."
+            ) from error
 
     # How. -------------------------------------------------------------------------------------------------------
 
@@ -180,6 +205,7 @@ class Control:
         filters: dict[str, Any] = {"state_filters": ["Ongoing"], "producer_id_filters": []}
         if by_pattern:
             filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
+        await self._manager.cluster.refresh_metadata()  # what a broker coordinates that has joined since counts, too
         brokers = [broker.node_id for broker in self._manager.cluster.brokers()]
         asked = [self._manager.send(ListTransactionsRequest(**filters), node_id=node) for node in brokers]
         found = []
@@ -206,13 +232,15 @@ class Control:
         return str(error.message)
 
     async def _coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
-        unknown = [name for name in transactional_ids if name not in self._coordinators]
+        # Another call may forget coordinators at any 'await': what this one needs is its own.
+        known = {name: self._coordinators[name] for name in transactional_ids if name in self._coordinators}
+        unknown = [name for name in transactional_ids if name not in known]
         bulk = self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK
         for names in [unknown] if bulk and unknown else [[name] for name in unknown]:
             for name, coordinator in await self._find(names, bulk):
                 self._raise(kafka.errors.for_code(coordinator.error_code), name)
-                self._coordinators[name] = coordinator.node_id
-        return {name: self._coordinators[name] for name in transactional_ids}
+                self._coordinators[name] = known[name] = coordinator.node_id
+        return known
 
     async def _find(self, names: list[str], bulk: bool) -> list[tuple[str, Any]]:
         kind = CoordinatorType.TRANSACTION.value
@@ -228,6 +256,10 @@ class Control:
             self._coordinators.pop(name, None)
         if error is not kafka.errors.NoError:
             raise error(name)
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, kafka.errors.KafkaError) else f"{type(error).__name__}: {error}"
 
 
 def denied(reason: str) -> OperatorRequired:
@@ -252,22 +284,18 @@ class _HidesCredentials(logging.Filter):
 for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
 
-_connecting = threading.Lock()  # phase two's threads ask at once, and one connection is enough for all
-
-
-@functools.lru_cache(maxsize=8)
-def _connected(properties: tuple[tuple[str, Any], ...]) -> Control:
-    return Control({name: list(value) if isinstance(value, tuple) else value for name, value in properties})
+_controls: dict[tuple[tuple[str, Any], ...], Control] = {}
+_connecting = threading.Lock()  # phase two's threads ask at once, and one connection set is enough for all
 
 
 def connect(properties: Mapping[str, Any]) -> Control:
-    """The control connection of this process to the cluster that ``properties`` (kafka-python's) name.
-
-    Raises:
-        ConfigurationError: no broker answered.
-    """
-    frozen = tuple(
-        sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in properties.items())
-    )
+    """The control connection of this process to the cluster that ``properties`` (kafka-python's) name."""
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
+    key = tuple(sorted(frozen.items()))
     with _connecting:
-        return _connected(frozen)
+        control = _controls.get(key)
+        if control is None or control.is_refused:
+            if control is not None:
+                control.close()
+            _controls[key] = control = Control(properties)
+        return control

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import confluent_kafka
+from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
 
@@ -38,7 +39,6 @@ DEFAULTS: Mapping[str, Any] = {
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
     "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
-    "enable.idempotence": "it follows from 'delivery'",
     "logger": "librdkafka logs to the logger 'twopc_kafka.writer'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
@@ -134,7 +134,8 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
         _refuse_what_control_cannot_honour(name)
     _refuse_what_has_no_meaning_for_both(properties)
-    merged = _with_defaults(properties)
+    _refuse_what_is_no_address(properties["bootstrap.servers"])
+    merged = _with_defaults(properties, delivery)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
     return KafkaOptions(
         topic=None if topic is None else str(topic),
@@ -156,13 +157,16 @@ def _margin_ms(margin: object, timeout_ms: int) -> int:
     return int(str(margin))
 
 
-def _with_defaults(properties: Mapping[str, Any]) -> dict[str, Any]:
-    merged = {**DEFAULTS, **properties}
+def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, Any]:
+    # librdkafka's own retries then double no record and keep the order; a transaction has that anyhow.
+    merged = {**DEFAULTS, "enable.idempotence": delivery != NONE, **properties}
     if "delivery.timeout.ms" in merged:  # librdkafka's other name of it: the default must not stand beside it
         merged["message.timeout.ms"] = merged.pop("delivery.timeout.ms")
     elif "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
         with contextlib.suppress(ValueError):  # what is no number, librdkafka refuses by its name
             merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
+    if str(merged["message.timeout.ms"]) == "0":
+        raise ConfigurationError("'message.timeout.ms' must not be 0: a task would wait for a lost broker for ever")
     return merged
 
 
@@ -171,6 +175,15 @@ def _refuse_what_is_no_text(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if not isinstance(value, str | int | float) and not (name == "topic" and value is None):
             raise ConfigurationError(f"{name!r} must be text or a number, not {type(value).__name__}")
+
+
+def _refuse_what_is_no_address(servers: object) -> None:
+    try:
+        collect_hosts(str(servers))
+    except ValueError:
+        raise ConfigurationError(
+            "'bootstrap.servers' must be addresses such as 'broker1:9092,broker2:9092', with a number for the port"
+        ) from None
 
 
 def _refuse_what_has_no_meaning_for_both(properties: Mapping[str, Any]) -> None:
@@ -201,16 +214,16 @@ def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], deliver
     try:
         confluent_kafka.Producer(offline, logger=_SILENT)
     except confluent_kafka.KafkaException as error:
-        raise ConfigurationError(
-            f"the kafka sink's options are wrong: {_without_values(error.args[0].str())}"
-        ) from None
+        raise wrong_options(error.args[0].str()) from None
     except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"the kafka sink's options are wrong: {_without_values(str(error))}") from None
+        raise wrong_options(str(error)) from None
 
 
-def _without_values(message: str) -> str:
-    """Some values are quoted by librdkafka, and one may be a secret that was given to the wrong option."""
-    return re.sub(r'value "[^"]*"', "value", message)
+def wrong_options(message: str) -> ConfigurationError:
+    """The error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong option:
+    they are left out, and the error that told them must not be the cause."""
+    without_values = re.sub(r'value "[^"]*"', "value", message)
+    return ConfigurationError(f"the kafka sink's options are wrong: {without_values}")
 
 
 class _Silent:

@@ -11,14 +11,15 @@ import json
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 
-from twopc.errors import ConfigurationError, RoundAborted
+from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc_kafka.columns import records
-from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions
+from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,27 +64,31 @@ class Writer:
         """Begin.
 
         Raises:
-            ConfigurationError: the broker refuses the producer for good.
+            ConfigurationError: the broker refuses the producer for good, or its options don't fit this machine.
             RoundAborted: it could not be reached, or another producer is using the id.
         """
         self._options = options
         self._reports = _Reports()
         self._transactional = options.delivery == EXACTLY_ONCE
-        self._producer = confluent_kafka.Producer(self._properties(transactional_id), logger=logger)
+        self._transactional_id = transactional_id
+        try:
+            self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
+        except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
+            raise wrong_options(error.args[0].str()) from None
         if self._transactional:
             try:
                 # Without a limit of its own librdkafka would ask a broker that is gone for ever.
                 self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
             except confluent_kafka.KafkaException as error:
-                raise self._refused(error.args[0], transactional_id) from error
+                raise self._refused(error.args[0]) from error
 
-    def _properties(self, transactional_id: str) -> dict[str, Any]:
+    def _properties(self) -> dict[str, Any]:
         properties = dict(self._options.properties)
         # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
         properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
         if self._transactional:
-            properties |= {"transactional.id": transactional_id}
+            properties |= {"transactional.id": self._transactional_id}
             # The producer tells its own id and epoch in its statistics and nowhere else. To ask the broker instead
             # could return the epoch of a zombie that has taken over the id meanwhile.
             properties |= {"statistics.interval.ms": 5, "stats_cb": self._reports.keep_statistics}
@@ -95,22 +100,22 @@ class Writer:
         """Hand a batch over for sending.
 
         Raises:
-            RoundAborted: a record was not delivered, of this batch or one before.
+            RoundAborted: a record was not delivered, of this batch or one before; or another producer took over.
         """
-        produce = self._producer.produce
+        produce, poll = self._producer.produce, self._producer.poll
         for record in records(batch, self._options.topic):
             while True:
                 try:
                     produce(*record)
                     break
                 except BufferError:
-                    self._producer.poll(0.1)  # full: wait for the broker
+                    self._served(poll, 0.1)  # full: wait for the broker
                 except confluent_kafka.KafkaException as error:
                     # A record that failed before makes every later one fail by _STATE: tell of the first.
-                    self._producer.poll(0)
+                    self._served(poll, 0)
                     self._raise_failures()
                     raise self._not_delivered(error.args[0], record[0]) from error
-        self._producer.poll(0)
+        self._served(poll, 0)
         self._raise_failures()
 
     def finish(self) -> ProducerIdentity | None:
@@ -120,26 +125,36 @@ class Writer:
             The transaction's identity, or None where there is none.
 
         Raises:
-            RoundAborted: a record was not delivered.
+            RoundAborted: a record was not delivered, or another producer took over.
         """
         if self._options.delivery == NONE:
             # Nobody waits, but a producer that is dropped takes its queue with it: the flush keeps it alive.
             threading.Thread(target=self._producer.flush, name="twopc-kafka-flush").start()
             return None
-        while self._producer.flush(1.0):  # ends: message.timeout.ms turns what is never answered into a failure
+        # Ends: 'message.timeout.ms' turns what is never answered into a failure.
+        while self._served(self._producer.flush, 1.0):
             self._raise_failures()
         self._raise_failures()
         return self._identity() if self._transactional else None
 
     def abort(self) -> None:
-        """Roll the transaction back, or drop what is not sent yet."""
+        """Roll the transaction back, or drop what is not sent yet. What another producer took over is rolled back.
+
+        Raises:
+            Retriable: no broker answered in time.
+            RoundAborted: this producer can't any more. The coordinator's sweep does.
+        """
         if self._transactional:
             try:
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
-            except confluent_kafka.KafkaException as error:
-                # Fenced: whoever took over the id has aborted this transaction already.
-                if error.args[0].code() not in _FENCED:
-                    raise
+            except (confluent_kafka.KafkaException, SystemError) as raised:
+                error = _of_librdkafka(raised)
+                if error.code() in _FENCED:
+                    return  # whoever took over the id has aborted this transaction already
+                raise (Retriable if error.retriable() else RoundAborted)(
+                    f"transaction {self._transactional_id} could not be rolled back by its own producer: {error.str()}"
+                    f" ({error.name()}). The coordinator's sweep rolls it back."
+                ) from raised
         else:
             self._producer.purge()
 
@@ -149,29 +164,62 @@ class Writer:
             told = json.loads(self._reports.statistics)["eos"] if self._reports.statistics else {"producer_id": -1}
             if told["producer_id"] >= 0:
                 return ProducerIdentity(told["producer_id"], told["producer_epoch"])
-            self._producer.poll(0.01)
+            self._served(self._producer.poll, 0.01)
         raise RoundAborted(f"librdkafka did not tell its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
+
+    def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
+        """Poll or flush, which serve callbacks."""
+        try:
+            return call(timeout_s)
+        except (confluent_kafka.KafkaException, SystemError) as raised:
+            raise self._broken(_of_librdkafka(raised)) from raised
 
     def _raise_failures(self) -> None:
         if self._reports.failures:
             raise self._not_delivered(*self._reports.failures[0])
 
     def _not_delivered(self, error: confluent_kafka.KafkaError, topic: str) -> RoundAborted:
+        if error.fatal() or error.code() in _FENCED:
+            return self._broken(error)
         return RoundAborted(
             f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
             f" the first, to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
         )
 
-    def _refused(self, error: confluent_kafka.KafkaError, transactional_id: str) -> Exception:
+    def _broken(self, error: confluent_kafka.KafkaError) -> RoundAborted:
+        """The error for a producer that can do nothing any more."""
+        what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
+        why = "another producer took over its transactional id" if error.code() in _FENCED else "librdkafka gave it up"
+        return RoundAborted(
+            f"{what} can't go on at {self._options.bootstrap_servers}: {why}: {error.str()} ({error.name()})."
+            f" {_advice(error)}"
+        )
+
+    def _refused(self, error: confluent_kafka.KafkaError) -> Exception:
         if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
             return timeout_refused(self._options.transaction_timeout_ms)
         return RoundAborted(
-            f"no transaction {transactional_id} could be begun at {self._options.bootstrap_servers}: {error.str()}"
-            f" ({error.name()}). {_advice(error)}"
+            f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}:"
+            f" {error.str()} ({error.name()}). {_advice(error)}"
         )
 
 
-_FENCED = (confluent_kafka.KafkaError._FENCED, confluent_kafka.KafkaError.PRODUCER_FENCED)  # noqa: SLF001  # its name
+_FENCED = (
+    confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
+    confluent_kafka.KafkaError.PRODUCER_FENCED,
+    confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,  # what brokers answer to its records
+)
+
+
+def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
+    """The error that was raised. confluent-kafka raises a fatal one amid callbacks. A further callback then runs with
+    an exception pending, which Python makes the cause of a SystemError."""
+    error: BaseException | None = raised
+    while isinstance(error, SystemError):
+        error = error.__cause__
+    if not isinstance(error, confluent_kafka.KafkaException):
+        raise raised
+    return error.args[0]  # type: ignore[no-any-return]
 
 
 def _advice(error: confluent_kafka.KafkaError) -> str:
@@ -184,7 +232,9 @@ def _advice(error: confluent_kafka.KafkaError) -> str:
         code._TIMED_OUT: "Is the broker up, and is 'bootstrap.servers' right?"  # noqa: SLF001
         " 'message.timeout.ms' bounds the wait.",
         code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
+        code.TOPIC_EXCEPTION: "No topic can have this name.",
         code._UNKNOWN_PARTITION: "Column 'partition' names one that the topic does not have.",  # noqa: SLF001
+        **dict.fromkeys(_FENCED, "Is another driver of this query running? If not, the batch can be run again."),
     }.get(error.code(), "The batch can be run again.")
 
 
