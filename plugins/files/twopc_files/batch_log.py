@@ -62,7 +62,11 @@ class LogFormat(Protocol):
         """A whole entry."""
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """The owner, None where it names none, and the files. Raises ValueError where it is no such entry."""
+        """The owner, None where it names none, and the files.
+
+        Raises:
+            ValueError, LookupError, TypeError: it is no such entry.
+        """
 
 
 class BatchLog:
@@ -97,8 +101,7 @@ class BatchLog:
             if self._newest() is None:
                 # Listed before the put, so that of two processes the later one's list never gets in.
                 self._put(0, self._present())
-            newest = self._newest()
-            owner = None if newest is None else self._entry(newest)[0]
+            owner = self._found_owner()
         if owner != self._owner:
             whose = f"{owner!r}, another query or a lost commit log" if owner else "another program"
             raise ConfigurationError(
@@ -127,6 +130,14 @@ class BatchLog:
                     self._prune(slot)
                     return
             self._verify(batch_id, files)
+
+    def _found_owner(self) -> str | None:
+        """None where the log is not one of ours: another program has other names for entries, too."""
+        newest = self._newest()
+        try:
+            return None if newest is None else self._entry(newest)[0]
+        except FileNotFoundError:
+            return None
 
     def files(self) -> list[CommittedFile]:
         """All files of complete batches, in the order in which the log listed them.
@@ -181,10 +192,10 @@ class BatchLog:
         missing = {file.path for file in files} - {file.path for file in self.files()}
         if missing:
             raise OperatorRequired(
-                f"batch {batch_id} is committed, and {self.path} is at a later batch and does not list {len(missing)} of"
-                f" its files, such as {min(missing)}: readers of the log don't see them. Has another query used this"
-                " folder? Stop it, remove the log, and start this query again: it begins a new log with all files that"
-                " the folder has."
+                f"batch {batch_id} is committed, and {self.path} is at a later batch and lacks {len(missing)} of its"
+                f" files, such as {min(missing)}: readers of the log don't see them. Has another query used this folder?"
+                " Stop it, remove the log, and start this query again: it begins a new log with all files that the"
+                " folder has."
             )
 
     def _prune(self, slot: int) -> None:
@@ -226,9 +237,11 @@ class BatchLog:
         path = self._path(slot)
         try:
             return self._format.decode(self._fs.cat_file(path))
-        except ValueError as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise CorruptLog(
-                f"{path} is no entry of a log of complete batches: {error}. Nothing was changed"
+                f"{path} is no entry of a log of complete batches ({type(error).__name__}: {error}). Nothing was"
+                " changed. Restore it; or remove the log: the query then begins a new one with all files that the"
+                " folder has."
             ) from error
 
     def _path(self, slot: int) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
@@ -31,11 +31,11 @@ class Manifest:
             {"path": file.path, "bytes": file.size_bytes, "records": file.records, "listed_ms": file.listed_ms}
             for file in files
         ]
-        return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        return b"\n".join(map(orjson.dumps, lines))
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
         """Raises ValueError for another version."""
-        head, *lines = map(json.loads, data.decode().splitlines())
+        head, *lines = map(orjson.loads, data.split(b"\n"))
         if head["version"] != _VERSION:
             raise ValueError(f"it has version {head['version']}, and {_VERSION} is known here")
         return head["owner"], [

@@ -5,17 +5,17 @@ Where a folder has ``_spark_metadata``, Spark reads what that log lists and noth
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
 
+import orjson
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile
 
-_VERSION = "v1"
+_VERSION = b"v1"
 
 _SCHEMES = {"s3": "s3a"}
 """fsspec's name of a store → Hadoop's, where they differ. Spark opens a file by the URL that the log has."""
@@ -43,14 +43,14 @@ class SparkMetadata:
         """The owner is a field that Spark does not know, in a line about a folder, which Spark drops."""
         lines = [_status(f"{self.url}/{self.folder}", 0, 0, is_dir=True, owner=owner)]
         lines += [_status(f"{self.url}/{_quoted(file.path)}", file.size_bytes, file.listed_ms) for file in files]
-        return "\n".join([_VERSION, *lines]).encode()
+        return b"\n".join([_VERSION, *lines])
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
         """Raises ValueError also for a file of another folder: Spark would look for it there."""
-        version, *lines = data.decode().splitlines()
+        version, *lines = data.split(b"\n")
         if version != _VERSION:
             raise ValueError(f"it begins with {version!r} and not with {_VERSION!r}")
-        statuses = [json.loads(line) for line in lines]
+        statuses = [orjson.loads(line) for line in lines]
         owners = [status.get("owner") for status in statuses if status["isDir"]]
         files = [
             CommittedFile(self._relative(status["path"]), status["size"], listed_ms=status["modificationTime"])
@@ -77,11 +77,11 @@ def _url(fs: Any, folder: str) -> str:
     return f"{_SCHEMES.get(scheme, scheme)}://{_quoted(path)}"
 
 
-def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **more: str) -> str:
+def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **more: str) -> bytes:
     status = {"path": path, "size": size_bytes, "isDir": is_dir, "modificationTime": time_ms}
     # Spark plans no split by these two: they are what a disk without replication has.
     block = {"blockReplication": 1, "blockSize": 32 * 1024 * 1024}
-    return json.dumps({**status, **block, "action": "add", **more}, ensure_ascii=False)
+    return orjson.dumps({**status, **block, "action": "add", **more})
 
 
 def _quoted(path: str) -> str:
