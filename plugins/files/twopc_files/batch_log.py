@@ -15,9 +15,9 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files.outcomes import NEEDS_A_PERSON
@@ -30,6 +30,8 @@ goes by its own setting."""
 KEPT_FOR_S = 600.0
 """How long a reader may hold on to entries that it has listed. Spark's default
 (spark.sql.streaming.fileSink.log.cleanupDelay)."""
+
+ResultT = TypeVar("ResultT")
 
 _ENTRY = re.compile(r"(0|[1-9][0-9]*)(\.compact)?")
 
@@ -88,6 +90,7 @@ class BatchLog:
         self._format = format
         self._owner = owner
         self._kept_for_s = kept_for_s
+        self._following: int | None = None  # the entry after the newest that this process knows to be there
         self.path = f"{self._folder}/{format.folder}"
 
     def open(self) -> None:
@@ -101,7 +104,7 @@ class BatchLog:
             if self._newest() is None:
                 # Listed before the put, so that of two processes the later one's list never gets in.
                 self._put(0, self._present())
-            owner = self._found_owner()
+            owner = self._read(lambda newest: self._entry(newest)[0])
         if owner != self._owner:
             whose = f"{owner!r}, another query or a lost commit log" if owner else "another program"
             raise ConfigurationError(
@@ -124,20 +127,11 @@ class BatchLog:
                     f"batch {batch_id} is committed, and {self.path}, which should list it, is gone. Start the query"
                     " again: it begins a new log with all files that the folder has."
                 )
-            if newest < slot:
-                unlisted = files if 0 < newest == slot - 1 else self._catch_up(newest, slot, files)
-                if self._put(slot, unlisted):
-                    self._prune(slot)
-                    return
-            self._verify(batch_id, files)
-
-    def _found_owner(self) -> str | None:
-        """None where the log is not one of ours: another program has other names for entries, too."""
-        newest = self._newest()
-        try:
-            return None if newest is None else self._entry(newest)[0]
-        except FileNotFoundError:
-            return None
+            if newest < slot and self._put(slot, self._caught_up(newest, slot, files)):
+                self._prune(slot)
+            else:
+                self._verify(batch_id, files)
+            self._following = slot + 1
 
     def files(self) -> list[CommittedFile]:
         """All files of complete batches, in the order in which the log listed them.
@@ -146,15 +140,7 @@ class BatchLog:
             FileNotFoundError: there is no log.
             CorruptLog: an entry is missing, or is not what ``complete`` writes.
         """
-        newest = self._newest()
-        while newest is not None:
-            try:
-                return [file for slot in range(_base(newest), newest + 1) for file in self._entry(slot)[1]]
-            except FileNotFoundError as error:
-                before, newest = newest, self._newest()  # pruned meanwhile? Then a newer compact entry is there
-                if newest == before:
-                    raise CorruptLog(f"{self.path} lacks an entry: {error}. Restore it, or remove the log") from error
-        raise FileNotFoundError(f"there is no log of complete batches at {self.path}")
+        return self._read(lambda newest: [file for slot in _needed(newest) for file in self._entry(slot)[1]])
 
     # Writing. ---------------------------------------------------------------------------------------------------
 
@@ -163,22 +149,24 @@ class BatchLog:
         now_ms = int(time.time() * 1000)
         listed = [replace(file, listed_ms=now_ms) for file in files]
         if _is_compact(slot):
-            before = self.files()
-            if self._at_least(slot):
+            listed = self.files() + listed
+            if self._slots()[-1] >= slot:  # then what was read may have the batch already
                 return False
-            listed = before + listed
         return put_if_absent(self._fs, self._path(slot), self._format.encode(self._owner, listed))
 
-    def _catch_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> list[CommittedFile]:
+    def _caught_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
         """Fill the entries between ``newest`` and ``slot``, which has batches that were committed without this log.
 
         Spark reads no log with a gap, and no file that is not in the log: so what the folder has is listed.
 
         Returns:
-            Those of ``files`` that are in no entry: entry 0 may have some of the batch that a crash interrupted.
+            Those of ``files`` that no entry lists: entry 0 may have some of a batch that a crash interrupted. To list
+            a file twice would show its records twice.
         """
+        if newest + 1 == slot == self._following:
+            return files
         listed = {file.path for file in self.files()}
-        if newest < slot - 1:
+        if newest + 1 < slot:
             own = {file.path for file in files}
             found = [file for file in self._present() if file.path not in listed | own]
             for gap in range(max(newest + 1, _base(slot - 1)), slot):
@@ -193,7 +181,7 @@ class BatchLog:
         if missing:
             raise OperatorRequired(
                 f"batch {batch_id} is committed, and {self.path} is at a later batch and lacks {len(missing)} of its"
-                f" files, such as {min(missing)}: readers of the log don't see them. Has another query used this folder?"
+                f" files, such as {min(missing)}: readers of the log don't see them. Has another query used it?"
                 " Stop it, remove the log, and start this query again: it begins a new log with all files that the"
                 " folder has."
             )
@@ -229,9 +217,17 @@ class BatchLog:
     def _newest(self) -> int | None:
         return max(self._slots(), default=None)
 
-    def _at_least(self, slot: int) -> bool:
+    def _read(self, read: Callable[[int], ResultT]) -> ResultT:
+        """What ``read`` makes of the newest entry, and of those that go with it."""
         newest = self._newest()
-        return newest is not None and newest >= slot
+        while newest is not None:
+            try:
+                return read(newest)
+            except FileNotFoundError as error:
+                before, newest = newest, self._newest()  # pruned meanwhile? Then a newer compact entry is there
+                if newest == before:
+                    raise CorruptLog(f"{self.path} lacks an entry: {error}. Restore it, or remove the log") from error
+        raise FileNotFoundError(f"there is no log of complete batches at {self.path}")
 
     def _entry(self, slot: int) -> tuple[str | None, list[CommittedFile]]:
         path = self._path(slot)
@@ -273,8 +269,13 @@ def _is_compact(slot: int) -> bool:
 
 
 def _base(slot: int) -> int:
-    """The newest compact entry that is not after ``slot``, or the first entry: what is before it is not needed."""
+    """The newest compact entry that is not after ``slot``, or the first entry."""
     return max(0, (slot + 1) // COMPACTION_INTERVAL * COMPACTION_INTERVAL - 1)
+
+
+def _needed(newest: int) -> range:
+    """The entries that together list everything through ``newest``."""
+    return range(_base(newest), newest + 1)
 
 
 def _is_hidden(name: str) -> bool:
