@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -38,7 +39,7 @@ class Steps:
         self.before(self.taken)
 
 
-def stepwise(kind: type[Any]) -> Any:
+def stepwise(kind: Any) -> Any:
     """A file system of ``kind`` that takes a step before each call, in its attribute ``steps``."""
 
     def call(name: str) -> Any:
@@ -56,7 +57,7 @@ def stepwise(kind: type[Any]) -> Any:
 class Store:
     """A folder of files on some store, and processes that keep a log of it."""
 
-    def __init__(self, kind: type[Any], folder: str, make: Callable[..., BatchLog]) -> None:
+    def __init__(self, kind: Callable[[], Any], folder: str, make: Callable[..., BatchLog]) -> None:
         self.kind, self.folder, self.make = kind, folder, make
         self.fs = kind()
 
@@ -252,7 +253,7 @@ def without_times(entries: dict[str, bytes], log: BatchLog) -> dict[str, Any]:
 CASES = pytest.mark.parametrize(
     ("through", "batch_id"),
     [(None, 0), (0, 1), (7, 8), (8, 9), (27, 28), (None, 7), (None, 25), (3, 9), (3, 25)],
-    ids=lambda value: str(value),
+    ids=str,
 )
 
 
@@ -466,7 +467,7 @@ def test_an_entry_that_is_none_is_named(data: bytes, store: Store) -> None:
 def test_a_missing_entry_is_named(store: Store) -> None:
     store.complete(*range(5))
     store.restore({name: data for name, data in store.entries().items() if name != "3"})
-    with pytest.raises(CorruptLog, match="lacks an entry: .*3"):
+    with pytest.raises(CorruptLog, match=r"lacks an entry: .*3"):
         store.log().files()
 
 
@@ -478,8 +479,17 @@ def test_an_entry_on_a_disk_is_synced_before_it_has_its_name_and_its_folder_afte
 ) -> None:
     calls: list[str] = []
     fsync, link = os.fsync, os.link
-    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))  # noqa: PTH115
-    monkeypatch.setattr(os, "link", lambda *paths: (calls.append("link"), link(*paths)))
+
+    def record_fsync(descriptor: int) -> None:
+        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+        fsync(descriptor)
+
+    def record_link(source: Path, target: Path) -> None:
+        calls.append("link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "link", record_link)
     assert put_if_absent(LocalFileSystem(), f"{tmp_path}/7", b"data")
     [aside, linked, folder] = calls
     assert aside.endswith(".aside")
@@ -516,17 +526,14 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 def test_on_s3_the_log_names_files_as_spark_opens_them(s3: S3Server, make: Any) -> None:
-    import s3fs
-
     bucket = f"b{uuid.uuid4().hex}"
-    store = Store(lambda: s3fs.S3FileSystem(**s3.storage_options), f"{bucket}/orders", make)  # type: ignore[arg-type]
+    store = Store(lambda: fsspec.filesystem("s3", **s3.storage_options), f"{bucket}/orders", make)
     store.fs.mkdir(bucket)
     store.commit("day=a b/old")
-    store.complete(*range(25))
-    assert store.listed() == ["day=a b/old", *names(*range(25))]
-    assert len(store.entries()) == 17
+    store.complete(*range(13))
+    assert store.listed() == ["day=a b/old", *names(*range(13))]
     if make is spark_metadata:
-        lines = store.entries()["19.compact"].split(b"\n")
+        lines = store.entries()["9.compact"].split(b"\n")
         assert f'"path":"s3a://{bucket}/orders/day=a%20b/old"'.encode() in lines[2]
     else:
         [first, *_] = committed_files(f"s3://{bucket}/orders", s3.storage_options)

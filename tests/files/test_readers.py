@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -105,7 +106,7 @@ def whole(count: int) -> Batches:
 
 def by_duckdb(folder: Path) -> Batches:
     files = committed_files(str(folder))
-    rows = duckdb.sql("SELECT batch FROM read_parquet($files)", params={"files": files}).fetchall() if files else []
+    rows = duckdb.execute("SELECT batch FROM read_parquet(?)", [files]).fetchall() if files else []
     return Counter(batch for (batch,) in rows)
 
 
@@ -249,9 +250,9 @@ def test_partition_columns_and_names_that_a_url_must_quote_are_read(spark: Spark
     assert {row["day"] for row in spark.read.parquet(str(folder)).collect()} == set(days)
     table = ds.dataset(committed_files(str(folder)), partitioning="hive").to_table()
     assert set(table["day"].to_pylist()) == set(days)
-    rows = duckdb.sql(
-        "SELECT day FROM read_parquet($files, hive_partitioning = true, hive_types_autocast = false)",
-        params={"files": committed_files(str(folder))},
+    rows = duckdb.execute(
+        "SELECT day FROM read_parquet(?, hive_partitioning = true, hive_types_autocast = false)",
+        [committed_files(str(folder))],
     ).fetchall()
     assert {day for (day,) in rows} == set(days)
 
@@ -275,10 +276,8 @@ def test_the_log_that_sparks_own_sink_keeps_is_refused(spark: SparkSession, fold
 
 def test_a_line_of_ours_is_what_spark_itself_writes(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     """But for the name, the size and the time of a file."""
-    import json
-
-    Query(folder).open()
     query = Query(folder)
+    query.open()
     query.run(0)
     ours = json.loads((folder / "_spark_metadata" / "1").read_text().splitlines()[2])
     (tmp_path / "source").mkdir()
@@ -303,5 +302,5 @@ def test_a_line_of_ours_is_what_spark_itself_writes(spark: SparkSession, folder:
 
 
 def test_a_folder_without_a_manifest_is_a_clear_error(folder: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no log of complete batches at .*Is .*the folder of a sink"):
+    with pytest.raises(ConfigurationError, match=r"no log of complete batches at .*Is .*the folder of a sink"):
         committed_files(str(folder))
