@@ -150,8 +150,6 @@ class BatchLog:
         listed = [replace(file, listed_ms=now_ms) for file in files]
         if _is_compact(slot):
             listed = self.files() + listed
-            if self._slots()[-1] >= slot:  # then what was read may have the batch already
-                return False
         return put_if_absent(self._fs, self._path(slot), self._format.encode(self._owner, listed))
 
     def _caught_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:

@@ -86,4 +86,6 @@ def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **mo
 
 def _quoted(path: str) -> str:
     """As java.net.URI does it: Spark compares such text when it looks for partition columns."""
+    if path.isascii():
+        return quote(path, safe=_SAFE)  # a hundred times as fast, and a compact entry may list very many
     return "".join(c if ord(c) > 127 and c.isprintable() else quote(c, safe=_SAFE) for c in path)
