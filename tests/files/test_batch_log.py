@@ -19,8 +19,10 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
 from tests.s3_server import S3Server
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
@@ -477,6 +479,13 @@ def test_a_missing_entry_is_named(store: Store) -> None:
         store.log().files()
 
 
+def test_a_store_without_put_if_absent_is_refused(make: Any, tmp_path: Path) -> None:
+    wrapped = ArrowFSWrapper(LocalArrowFileSystem())  # as fsspec does HDFS
+    with pytest.raises(ConfigurationError, match="created whole, and only if it is absent"):
+        make(wrapped, str(tmp_path), "twopc.log.orders.").open()
+    assert list(tmp_path.iterdir()) == []
+
+
 # Stores. --------------------------------------------------------------------------------------------------------
 
 
@@ -501,6 +510,21 @@ def test_an_entry_on_a_disk_is_synced_before_it_has_its_name_and_its_folder_afte
     assert aside.endswith(".aside")
     assert (linked, folder) == ("link", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["7"]
+
+
+def test_a_repeated_call_syncs_the_folder_because_the_first_may_have_died_before_it_could(
+    disk: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.complete(0)
+    log, synced, fsync = disk.log(), [], os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    log.complete(0, disk.batch(0))
+    assert synced == [log.path]
 
 
 def one_winner(put: Callable[[bytes], bool]) -> list[bytes]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files.outcomes import NEEDS_A_PERSON
-from twopc_files.put_if_absent import make_durable, put_if_absent
+from twopc_files.put_if_absent import check_store, make_durable, put_if_absent
 
 COMPACTION_INTERVAL = 10
 """Spark's default (spark.sql.streaming.fileSink.log.compactInterval). A reader whose log has one compact entry or none
@@ -97,9 +97,11 @@ class BatchLog:
         """Before the first commit of an incarnation: begin the log where there is none, and see that it is ours.
 
         Raises:
-            ConfigurationError: another program, or a query with another commit log, completes batches here.
+            ConfigurationError: another program, or a query with another commit log, completes batches here; or the
+                store can't keep such a log.
             Retriable, OperatorRequired: as ``complete``.
         """
+        check_store(self._fs)
         with self._telling(f"the log of complete batches {self.path} can't be opened"):
             if self._newest() is None:
                 # Listed before the put, so that of two processes the later one's list never gets in.

@@ -10,7 +10,11 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
+from twopc.errors import ConfigurationError
 from twopc.log_store import make_folder, sync_folder
+
+CREATING = ("memory", "s3")
+"""Protocols of which fsspec's ``mode="create"`` is known to create a whole object, or to fail where there is one."""
 
 
 def put_if_absent(fs: Any, path: str, data: bytes) -> bool:
@@ -30,6 +34,17 @@ def put_if_absent(fs: Any, path: str, data: bytes) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def check_store(fs: Any) -> None:
+    """Raises ConfigurationError where a file can't be put if absent: a zombie could overwrite a newer process's."""
+    protocols = (fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol
+    if not isinstance(fs, LocalFileSystem) and not set(protocols) & set(CREATING):
+        raise ConfigurationError(
+            f"a log of complete batches can't be kept on {protocols[0]!r}, where it is not known that a file can be"
+            f" created whole, and only if it is absent: only on local disks and on {', '.join(CREATING)}. Nothing was"
+            " written. Switch the log off for this sink."
+        )
 
 
 def make_durable(fs: Any, folder: str) -> None:
