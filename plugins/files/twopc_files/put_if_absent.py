@@ -1,4 +1,4 @@
-"""Create a file whole or not at all, and never over another one, on any store."""
+"""Create a file whole or not at all, and never over another one, where that is possible."""
 
 from __future__ import annotations
 
