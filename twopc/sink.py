@@ -89,6 +89,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
         Raises:
             Refused: no; the message names the column or the option.
+            Retriable: the target could not answer; the call is repeated without limit.
         """
 
     def open(self) -> None:

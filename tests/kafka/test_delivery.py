@@ -313,6 +313,7 @@ def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_add
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
     decided = Committable("a.transaction", handle, 1)
     for ask in (
+        lambda: sink.validate(VALUE),
         sink.open,
         sink.recover,
         lambda: sink.seal([decided], age_s=0),
@@ -322,26 +323,6 @@ def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_add
         for _ in range(2):  # a repeat tells no less
             with pytest.raises(Retriable, match=rf"no broker answered at {server} .* Is 'bootstrap.servers' right"):
                 ask()
-
-
-@pytest.mark.parametrize("exists", [True, False])
-def test_a_topic_that_could_not_be_asked_for_is_asked_for_when_the_sink_is_opened(
-    exists: bool, make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A query that is started while the brokers are down waits for them; what is wrong it is told before it writes."""
-    sink = make_sink(topic) if exists else make_sink(topic, topic="no-such-topic")
-    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 100)
-    with monkeypatch.context() as down:
-        nobody = control.connect({"bootstrap_servers": [CLOSED_PORT]})
-        down.setattr(type(sink), "_control", property(lambda _: nobody))
-        sink.validate(VALUE)
-        with pytest.raises(Retriable):
-            sink.open()
-    if exists:
-        sink.open()
-    else:
-        with pytest.raises(ConfigurationError, match=r"'no-such-topic' .* does not exist"):
-            sink.open()
 
 
 @pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal

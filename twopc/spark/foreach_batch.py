@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
 from twopc.participant import Vote
+from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.transactional_ids import Round
@@ -120,7 +121,8 @@ class ForeachBatch:
         if schema == self._validated:
             return
         for field in schema:
-            self._targets[field.name].sink.validate(pa.schema(list(field.type)))
+            sink = self._targets[field.name].sink
+            until_answered(f"look at what sink {field.name} writes to", sink.validate, pa.schema(list(field.type)))
         self._validated = schema
 
     def _coordinator_of(self, query_id: str | None) -> Coordinator:

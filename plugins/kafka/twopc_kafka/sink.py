@@ -46,8 +46,6 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         ConfigurationError: an option is wrong. Nothing was connected to.
     """
 
-    _owes_topic_check = False
-
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
         self.prefix = self._options.prefix
@@ -87,11 +85,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Ask for the longest time-out that the broker grants, or refuse one that it does not.
 
         Raises:
-            ConfigurationError: ``transaction.timeout.ms`` is longer; or what ``validate`` raises, if no broker could
-                be reached then. Nothing was written.
+            ConfigurationError: ``transaction.timeout.ms`` is longer. Nothing was written.
         """
-        if self._owes_topic_check:
-            self._check_topic()
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
             return
@@ -102,22 +97,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
-        try:
-            self._check_topic()
-        except Retriable as error:
-            # Whoever waits for a broker waits in 'open', which the coordinator repeats.
-            self._owes_topic_check = True
-            topic = self._options.topic
-            logger.warning("whether topic %r exists is asked again before anything is written: %s", topic, error)
-
-    def _check_topic(self) -> None:
         topic = self._options.topic
         if topic is not None and self._control.unknown_topics([topic]):
             raise ConfigurationError(
                 f"topic {topic!r} (the option 'topic') does not exist at {self._options.bootstrap_servers}."
                 " Create it with the partitions that you want; the sink creates none."
             )
-        self._owes_topic_check = False
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         """Veto where a transaction is not ongoing any more, and note by which version of EndTxn it will be ended:
