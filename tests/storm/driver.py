@@ -1,0 +1,132 @@
+"""The driver's process under a supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from tests.storm.query import Settings
+
+Process = subprocess.Popen[bytes]
+
+LAST_RUN_S = 240
+
+
+class Driver:
+    """Started again whenever it is gone, whoever killed it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._log = (Path(settings.folder) / "driver.log").open("ab")
+        self._spark_home = spark_home(Path(settings.folder) / "spark")
+        self.starts = 0
+        self.down_until = 0.0
+        self.process = self._start(settings)
+
+    def _start(self, settings: Settings) -> Process:
+        self.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.storm.query", json.dumps(asdict(settings))],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_HOME": str(self._spark_home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            start_new_session=True,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def supervise(self) -> None:
+        """Start it again if it is gone."""
+        if not self.is_alive and time.monotonic() >= self.down_until:
+            self.kill()
+            self.process = self._start(self._settings)
+
+    def kill(self) -> None:
+        """The driver and all that it started."""
+        kill_all_of(self.process)
+
+    def fall_asleep(self) -> Process:
+        """Stop all of it, and let another take its place.
+
+        Returns:
+            The one that sleeps; see ``wake``.
+        """
+        sleeper = self.process
+        for process in _all_of(sleeper):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        self.process = self._start(self._settings)
+        return sleeper
+
+    def run_to_the_end(self) -> bool:
+        """Whether a last driver came to the end of the source in time; started again if it fails on the way."""
+        self.kill()
+        deadline = time.monotonic() + LAST_RUN_S
+        while time.monotonic() < deadline:
+            self.process = self._start(replace(self._settings, to_the_end=True))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if self.process.wait(max(1.0, deadline - time.monotonic())) == 0:
+                    return True
+            self.kill()
+        return False
+
+    def descendants(self, word: str) -> list[psutil.Process]:
+        """The processes below the driver whose command line has ``word``."""
+        return [process for process in _all_of(self.process) if word in _command(process)]
+
+
+def wake(sleeper: Process) -> None:
+    """Let a driver go on that fell asleep, with all that it started."""
+    for process in _all_of(sleeper):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def kill_all_of(driver: Process) -> None:
+    """A driver and all that it started: Python workers leave its group and are found by their parents."""
+    for process in _all_of(driver):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+
+
+def _all_of(driver: Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(driver.pid)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def spark_home(folder: Path) -> Path:
+    """PySpark's, but for the folder ``work``, into which executors log: that is to be the storm's own."""
+    folder.mkdir()
+    for path in Path(pyspark.__file__ or "").parent.iterdir():
+        if path.name != "work":
+            (folder / path.name).symlink_to(path)
+    return folder
