@@ -33,10 +33,11 @@ from twopc_kafka.development import KafkaBroker, spark_kafka_jars
 PARTITIONS = 3
 RECORDS_A_SECOND = 1500
 # Short, so that it costs little time to outlast it; the margin leaves a driver's first batch time to start Python.
-TRANSACTION_TIMEOUT_MS = 10_000
-COMMIT_MARGIN_MS = 2_000
-LONGEST_QUIET_S = 4.0
-"""Without a decision for so long, the next strike comes all the same: recovery is to be struck too."""
+TRANSACTION_TIMEOUT_MS = 15_000
+COMMIT_MARGIN_MS = 3_000
+IN_RECOVERY = 1 / 3
+"""Of the strikes, those that don't wait for a decision after the one before: recovery is to be struck too."""
+PATIENCE_S = 15
 
 console = Console()
 
@@ -75,24 +76,22 @@ def storm(
     try:
         wait_for_first_batch(availability, driver)
         while time.monotonic() - started < seconds:
-            driver.supervise()
             struck = chaos.strike()
             console.print(
-                f"{time.monotonic() - started:4.0f} s  {struck or '-':32} batches decided: {availability.batches}",
+                f"{time.monotonic() - started:4.0f} s  {struck or '-':44} batches decided: {availability.batches}",
                 highlight=False,
             )
-            availability.watch(chance.uniform(1, LONGEST_QUIET_S))
+            availability.watch(chance.uniform(0, 4) if chance.random() < IN_RECOVERY else PATIENCE_S, driver.supervise)
             time.sleep(chance.uniform(0, 0.5))
         chaos.calm()
         stop.set()
         feeder.join()
         console.print(f"the storm is over; running to the end of {producer.sent} records")
-        settled = driver.run_to_the_end()
+        settled = driver.run_to_the_end(availability.look)
     finally:
         stop.set()
         driver.kill()
         chaos.calm()
-    availability.look()
     noted = events(settings)
     return {
         "seconds": round(time.monotonic() - started),
@@ -114,8 +113,7 @@ def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
     """The storm begins when there is something to hit."""
     deadline = time.monotonic() + 120
     while availability.decided is None:
-        availability.watch(0.2)
-        driver.supervise()
+        availability.watch(0.2, driver.supervise)
         if time.monotonic() > deadline:
             raise SystemExit("the driver did not decide a first batch; see driver.log")
 

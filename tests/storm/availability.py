@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from tests.storm.query import Settings
 from twopc.commit_log import read_tail
@@ -30,9 +31,10 @@ class Availability:
         if tail and tail[1].decided != self.decided:
             self.decided, self._since = tail[1].decided, now
 
-    def watch(self, longest_s: float) -> None:
+    def watch(self, longest_s: float, meanwhile: Callable[[], None]) -> None:
         """Look until another batch is decided, ``longest_s`` at most."""
         decided, deadline = self.decided, time.monotonic() + longest_s
         while self.decided == decided and time.monotonic() < deadline:
             time.sleep(0.05)
+            meanwhile()
             self.look()

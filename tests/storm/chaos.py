@@ -8,19 +8,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import psutil
 
 from tests.storm.availability import Availability
 from tests.storm.disks import LACKS, Disk
 from tests.storm.driver import Driver, kill_all_of, wake
-from tests.storm.query import MOMENTS, REPLAYED, Settings, wish
+from tests.storm.query import DAEMON, MOMENTS, REPLAYED, Settings, wish
 from twopc.phases import Phase
 from twopc_kafka.development import KafkaBroker
 
-EXECUTOR = "CoarseGrainedExecutorBackend"
-PYTHON = "pyspark.daemon"
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 Deed = Callable[[], bool]
 
@@ -47,15 +45,20 @@ class Chaos:
         self._deck: list[Deed] = []
         self.kills, self.pauses, self.full_disks = Counter[str](), Counter[str](), Counter[str]()
 
-    def strike(self) -> str | None:
-        """Do the first deed of the deck that there is somebody for; what was done, or None."""
+    def strike(self) -> str:
+        """Do one deed or several at once; what was struck."""
         before = self.kills + self.pauses + self.full_disks
+        for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
+            self._strike_once()
+        return ", ".join((self.kills + self.pauses + self.full_disks) - before)
+
+    def _strike_once(self) -> None:
+        """Do the next deed of the deck that there is somebody for."""
         for _ in range(len(self._deck) or 1):
             deed = self._next()
             if deed():
-                return ", ".join((self.kills + self.pauses + self.full_disks) - before)
+                return
             self._deck.insert(0, deed)
-        return None
 
     def _next(self) -> Deed:
         """From a shuffled deck, not by lot: even a short storm has some of each."""
@@ -66,8 +69,8 @@ class Chaos:
 
     def _deeds(self) -> dict[Deed, int]:
         return {
-            self._kill_python_workers: 10,
-            self._kill_executors: 4,
+            self._kill_python_workers: 16,
+            self._kill_executors: 5,
             self._kill_driver: 2,
             self._kill_driver_at_a_moment: 4,
             self._let_transactions_time_out: 1,
@@ -98,14 +101,14 @@ class Chaos:
     # Executors and their Python workers. --------------------------------------------------------------------------
 
     def _kill_python_workers(self) -> bool:
-        return self._kill_some("python worker", PYTHON)
+        return self._kill_some("python worker", DAEMON)
 
     def _kill_executors(self) -> bool:
         return self._kill_some("executor", EXECUTOR)
 
-    def _kill_some(self, name: str, word: str) -> bool:
+    def _kill_some(self, name: str, program: str) -> bool:
         """One, several or all at once."""
-        victims = self._driver.descendants(word)
+        victims = self._driver.descendants(program)
         for victim in self._chance.sample(victims, self._chance.randint(min(1, len(victims)), len(victims))):
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -113,13 +116,13 @@ class Chaos:
         return bool(victims)
 
     def _pause_python_worker(self) -> bool:
-        return self._pause_one("python worker", PYTHON, 20)
+        return self._pause_one("python worker", DAEMON, 20)
 
     def _pause_executor(self) -> bool:
         return self._pause_one("executor", EXECUTOR, 25)
 
-    def _pause_one(self, name: str, word: str, longest_s: float) -> bool:
-        victims = self._driver.descendants(word)
+    def _pause_one(self, name: str, program: str, longest_s: float) -> bool:
+        victims = self._driver.descendants(program)
         return bool(victims) and self._pause(name, self._chance.choice(victims), longest_s)
 
     def _pause(self, name: str, process: psutil.Process, longest_s: float) -> bool:

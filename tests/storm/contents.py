@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
-from kafka import KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from tests.storm.query import Settings
-from twopc.errors import Retriable
-from twopc_kafka.control import connect
+
+ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
@@ -33,7 +32,8 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
 def in_kafka(settings: Settings) -> Iterator[int]:
     """The target topic, read to its end by a committed reader."""
     with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level="read_committed") as consumer:
-        partitions = [TopicPartition(settings.target, number) for number in consumer.partitions_for_topic(settings.target)]
+        numbers = consumer.partitions_for_topic(settings.target)
+        partitions = [TopicPartition(settings.target, number) for number in numbers]
         consumer.assign(partitions)
         consumer.seek_to_beginning(*partitions)
         ends = consumer.end_offsets(partitions)
@@ -50,9 +50,10 @@ def in_parquet(settings: Settings) -> Iterator[int]:
 
 
 def dangling(settings: Settings) -> list[str]:
-    """Transactions that are still open in the broker."""
-    while True:
-        try:
-            return connect({"bootstrap_servers": [settings.servers]}).list_ongoing("twopc.")
-        except Retriable:
-            time.sleep(0.5)
+    """Transactions that are not complete in the broker, by kafka-python's own command for it."""
+    admin = KafkaAdminClient(bootstrap_servers=settings.servers)
+    try:
+        listed = [listing for of_broker in admin.list_transactions().values() for listing in of_broker]
+        return [one.transactional_id for one in listed if one.state not in ENDED]
+    finally:
+        admin.close()

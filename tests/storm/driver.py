@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class Driver:
             env={
                 **os.environ,
                 "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(Path.cwd()),
                 "SPARK_HOME": str(self._spark_home),
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },
@@ -76,21 +78,20 @@ class Driver:
         self.process = self._start(self._settings)
         return sleeper
 
-    def run_to_the_end(self) -> bool:
+    def run_to_the_end(self, meanwhile: Callable[[], None]) -> bool:
         """Whether a last driver came to the end of the source in time; started again if it fails on the way."""
+        self._settings = replace(self._settings, to_the_end=True)
         self.kill()
         deadline = time.monotonic() + LAST_RUN_S
-        while time.monotonic() < deadline:
-            self.process = self._start(replace(self._settings, to_the_end=True))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                if self.process.wait(max(1.0, deadline - time.monotonic())) == 0:
-                    return True
-            self.kill()
-        return False
+        while self.process.poll() != 0 and time.monotonic() < deadline:
+            self.supervise()
+            meanwhile()
+            time.sleep(0.05)
+        return self.process.poll() == 0
 
-    def descendants(self, word: str) -> list[psutil.Process]:
-        """The processes below the driver whose command line has ``word``."""
-        return [process for process in _all_of(self.process) if word in _command(process)]
+    def descendants(self, program: str) -> list[psutil.Process]:
+        """The processes below the driver that run a Java class or a Python module."""
+        return [process for process in _all_of(self.process) if program in _arguments(process)]
 
 
 def wake(sleeper: Process) -> None:
@@ -117,10 +118,10 @@ def _all_of(driver: Process) -> list[psutil.Process]:
     return []
 
 
-def _command(process: psutil.Process) -> str:
+def _arguments(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return " ".join(process.cmdline())
-    return ""
+        return list(process.cmdline())
+    return []
 
 
 def spark_home(folder: Path) -> Path:

@@ -23,6 +23,7 @@ REPLAYED = TransactionReplayed.__name__
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
 """When a driver can be told to kill itself: as it enters a phase, or between two commits of one batch."""
 
+DAEMON = "tests.storm.daemon"
 RUN_AGAIN = (RoundAborted, InDoubt)
 """After these the query is started again in the same driver, as ``twopc.errors`` says; after others the driver ends."""
 
@@ -95,6 +96,7 @@ def main() -> None:
     observer = Observer(settings)
     twopc.register_observer(observer)
     spark = session(settings)
+    start_python(spark)
     write = exactly_once(settings)
     noted = Noted(write, observer)
     writer = source(spark, settings).writeStream.foreachBatch(noted)
@@ -132,6 +134,7 @@ def session(settings: Settings) -> SparkSession:
         .config("spark.driver.extraJavaOptions", quick)
         .config("spark.executor.extraJavaOptions", quick)
         .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.daemon.module", DAEMON)
         # The first batch's transactions are not to wait for executors that are still starting.
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.speculation", "true")
@@ -147,6 +150,11 @@ def session(settings: Settings) -> SparkSession:
         .config("spark.executor.heartbeatInterval", "2s")
         .getOrCreate()
     )
+
+
+def start_python(spark: SparkSession) -> None:
+    """On both executors, before a transaction waits for it."""
+    spark.range(0, 2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
 
 
 def source(spark: SparkSession, settings: Settings) -> DataFrame:
