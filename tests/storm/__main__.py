@@ -52,6 +52,11 @@ class Producer:
         self._topic = settings.source
         self.sent = 0
 
+    def rehearse(self) -> None:
+        """Something for a first run to write."""
+        self._producer.produce("rehearsal", "0")
+        self._producer.flush()
+
     def feed(self, stop: threading.Event) -> None:
         """Send until told to stop; what a broker that is down does not take is sent when it is back."""
         while not stop.wait(0.1):
@@ -67,7 +72,9 @@ def storm(
     settings: Settings, broker: KafkaBroker, disks: Sequence[Disk], seconds: float, chance: random.Random
 ) -> dict[str, object]:
     """Feed, strike, watch; then settle and compare."""
-    driver, producer = Driver(settings), Producer(settings)
+    producer = Producer(settings)
+    producer.rehearse()
+    driver = Driver(settings)
     availability, stop = Availability(settings), threading.Event()
     chaos = Chaos(settings, driver, broker, disks, availability, chance)
     feeder = threading.Thread(target=producer.feed, args=(stop,), daemon=True)
@@ -142,16 +149,17 @@ def main() -> int:
     disks = [] if no_disks else [Disk(folder / name) for name in ("log", "stage", "parquet")]
     timeouts = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
     with KafkaBroker(folder / "broker", properties=timeouts) as broker:
-        for topic in ("source", "target"):
+        for topic in ("source", "target", "rehearsal", "rehearsed"):
             broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
             servers=broker.bootstrap_servers,
-            jars=",".join(str(jar) for jar in spark_kafka_jars("4.2.0")),
+            jars=":".join(str(jar) for jar in spark_kafka_jars("4.2.0")),
             folder=str(folder),
             source="source",
             target="target",
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             commit_margin_ms=COMMIT_MARGIN_MS,
+            classes=str(folder.with_name(f"{folder.name}-classes.jsa")),
         )
         chance = random.Random(arguments.seed)  # noqa: S311  # it chooses whom to strike
         try:

@@ -34,20 +34,24 @@ def enter_namespace() -> str | None:
     """
     if _INSIDE in os.environ:
         return None
-    reason = "no unshare, which util-linux has"
-    if unshare := shutil.which("unshare"):
-        for options in _NAMESPACES:
-            reason = _obstacle([unshare, *options])
-            if not reason:
-                program = [sys.executable, "-m", "tests.storm", *sys.argv[1:]]
-                os.execve(unshare, [unshare, *options, *program], {**os.environ, _INSIDE: "1"})  # noqa: S606
-    return reason
+    command, obstacle = in_namespace()
+    if command:
+        program = [*command, sys.executable, "-m", "tests.storm", *sys.argv[1:]]
+        os.execve(program[0], program, {**os.environ, _INSIDE: "1"})  # noqa: S606
+    return obstacle
 
 
-def _obstacle(unshare: list[str]) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        trial = subprocess.run([*unshare, *_mount(Path(folder))], capture_output=True, text=True, check=False)
-    return trial.stderr.strip()
+def in_namespace() -> tuple[list[str], str]:
+    """What to put before a command to run it in a namespace where it may mount; nothing, and why, where it can't."""
+    unshare, obstacle = shutil.which("unshare"), "there is no command unshare (of util-linux)"
+    for options in _NAMESPACES if unshare else ():
+        command = [str(unshare), *options]
+        with tempfile.TemporaryDirectory() as folder:
+            trial = subprocess.run([*command, *_mount(Path(folder))], capture_output=True, text=True, check=False)
+        if trial.returncode == 0:
+            return command, ""
+        obstacle = trial.stderr.strip()
+    return [], obstacle
 
 
 def _mount(folder: Path) -> list[str]:

@@ -21,6 +21,7 @@ from tests.storm.query import Settings
 Process = subprocess.Popen[bytes]
 
 LAST_RUN_S = 240
+REHEARSAL_S = 120
 
 
 class Driver:
@@ -32,6 +33,8 @@ class Driver:
         self._spark_home = spark_home(Path(settings.folder) / "spark")
         self.starts = 0
         self.down_until = 0.0
+        if not Path(settings.classes).exists():
+            self._rehearse()
         self.process = self._start(settings)
 
     def _start(self, settings: Settings) -> Process:
@@ -50,6 +53,17 @@ class Driver:
             },
             start_new_session=True,
         )
+
+    def _rehearse(self) -> None:
+        """Write a few records elsewhere, to leave the archive of classes; without it all goes on, more slowly."""
+        folder = Path(self._settings.folder) / "rehearsal"
+        (folder / "parquet").mkdir(parents=True)
+        elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
+        process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(REHEARSAL_S)
+        kill_all_of(process)
+        self.starts = 0
 
     @property
     def is_alive(self) -> bool:
