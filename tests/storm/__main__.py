@@ -43,14 +43,14 @@ console = Console()
 
 
 class Producer:
-    """Feeds the source with numbers, each once, and knows how many it has sent."""
+    """Feeds the source with numbers, each once."""
 
     def __init__(self, settings: Settings) -> None:
         self._producer = confluent_kafka.Producer(
             {"bootstrap.servers": settings.servers, "enable.idempotence": True, "log_level": 0}
         )
         self._topic = settings.source
-        self.sent = 0
+        self._sent = 0
 
     def rehearse(self) -> None:
         """Something for a first run to write."""
@@ -61,11 +61,15 @@ class Producer:
         """Send until told to stop; what a broker that is down does not take is sent when it is back."""
         while not stop.wait(0.1):
             for _ in range(RECORDS_A_SECOND // 10):
-                self._producer.produce(self._topic, str(self.sent))
-                self.sent += 1
+                self._producer.produce(self._topic, str(self._sent))
+                self._sent += 1
             self._producer.poll(0)
+
+    def finish(self) -> int:
+        """How many records it has sent, all of them delivered."""
         if self._producer.flush(120):
             raise SystemExit("the producer could not deliver what it had sent: the storm proves nothing")
+        return self._sent
 
 
 def storm(
@@ -93,7 +97,8 @@ def storm(
         chaos.calm()
         stop.set()
         feeder.join()
-        console.print(f"the storm is over; running to the end of {producer.sent} records")
+        sent = producer.finish()
+        console.print(f"the storm is over; running to the end of {sent} records")
         settled = driver.run_to_the_end(availability.look)
     finally:
         stop.set()
@@ -112,7 +117,7 @@ def storm(
         "replayed": sum(event["event"] == REPLAYED for event in noted),
         "settled": settled,
         "longest_unavailable_s": round(availability.longest_s, 1),
-        **compare(settings, producer.sent),
+        **compare(settings, sent),
     }
 
 

@@ -14,11 +14,9 @@ import psutil
 from tests.storm.availability import Availability
 from tests.storm.disks import LACKS, Disk
 from tests.storm.driver import Driver, kill_all_of, wake
-from tests.storm.query import DAEMON, MOMENTS, REPLAYED, Settings, wish
+from tests.storm.query import MOMENTS, REPLAYED, Settings, wish
 from twopc.phases import Phase
 from twopc_kafka.development import KafkaBroker
-
-EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 Deed = Callable[[], bool]
 
@@ -47,29 +45,29 @@ class Chaos:
 
     def strike(self) -> str:
         """Do one deed or several at once; what was struck."""
-        before = self.kills + self.pauses + self.full_disks
+        before = self._done()
         for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
             self._strike_once()
-        return ", ".join((self.kills + self.pauses + self.full_disks) - before)
+        return ", ".join(self._done() - before)
+
+    def _done(self) -> Counter[str]:
+        done = {"kill": self.kills, "pause": self.pauses, "fill": self.full_disks}
+        return Counter({f"{verb} {name}": times for verb, counts in done.items() for name, times in counts.items()})
 
     def _strike_once(self) -> None:
-        """Do the next deed of the deck that there is somebody for."""
-        for _ in range(len(self._deck) or 1):
-            deed = self._next()
-            if deed():
-                return
-            self._deck.insert(0, deed)
-
-    def _next(self) -> Deed:
-        """From a shuffled deck, not by lot: even a short storm has some of each."""
+        """Do the first deed that there is somebody for, of a shuffled deck: even a short storm has some of each."""
         if not self._deck:
             self._deck = [deed for deed, often in self._deeds().items() for _ in range(often)]
             self._chance.shuffle(self._deck)
-        return self._deck.pop()
+        for place, deed in enumerate(self._deck):
+            if deed():
+                del self._deck[place]
+                return
 
     def _deeds(self) -> dict[Deed, int]:
         return {
-            self._kill_python_workers: 16,
+            self._kill_python_workers: 24,
+            self._kill_python_daemons: 2,
             self._kill_executors: 5,
             self._kill_driver: 2,
             self._kill_driver_at_a_moment: 4,
@@ -101,14 +99,17 @@ class Chaos:
     # Executors and their Python workers. --------------------------------------------------------------------------
 
     def _kill_python_workers(self) -> bool:
-        return self._kill_some("python worker", DAEMON)
+        return self._kill_some("python worker", self._driver.python_workers())
+
+    def _kill_python_daemons(self) -> bool:
+        """From which executors fork their workers."""
+        return self._kill_some("python daemon", self._driver.python_daemons())
 
     def _kill_executors(self) -> bool:
-        return self._kill_some("executor", EXECUTOR)
+        return self._kill_some("executor", self._driver.executors())
 
-    def _kill_some(self, name: str, program: str) -> bool:
+    def _kill_some(self, name: str, victims: Sequence[psutil.Process]) -> bool:
         """One, several or all at once."""
-        victims = self._driver.descendants(program)
         for victim in self._chance.sample(victims, self._chance.randint(min(1, len(victims)), len(victims))):
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -116,13 +117,12 @@ class Chaos:
         return bool(victims)
 
     def _pause_python_worker(self) -> bool:
-        return self._pause_one("python worker", DAEMON, 20)
+        return self._pause_one("python worker", self._driver.python_workers(), 20)
 
     def _pause_executor(self) -> bool:
-        return self._pause_one("executor", EXECUTOR, 25)
+        return self._pause_one("executor", self._driver.executors(), 25)
 
-    def _pause_one(self, name: str, program: str, longest_s: float) -> bool:
-        victims = self._driver.descendants(program)
+    def _pause_one(self, name: str, victims: Sequence[psutil.Process], longest_s: float) -> bool:
         return bool(victims) and self._pause(name, self._chance.choice(victims), longest_s)
 
     def _pause(self, name: str, process: psutil.Process, longest_s: float) -> bool:

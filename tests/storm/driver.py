@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from tests.storm.query import Settings
+from tests.storm.query import DAEMON, Settings
 
 Process = subprocess.Popen[bytes]
 
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 LAST_RUN_S = 240
 REHEARSAL_S = 120
 
@@ -60,14 +61,15 @@ class Driver:
         (folder / "parquet").mkdir(parents=True)
         elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
         process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(REHEARSAL_S)
+        deadline = time.monotonic() + REHEARSAL_S
+        while _is_alive(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
         kill_all_of(process)
         self.starts = 0
 
     @property
     def is_alive(self) -> bool:
-        return self.process.poll() is None
+        return _is_alive(self.process)
 
     def supervise(self) -> None:
         """Start it again if it is gone."""
@@ -96,14 +98,31 @@ class Driver:
         """Whether a last driver came to the end of the source in time; started again if it fails on the way."""
         self._settings = replace(self._settings, to_the_end=True)
         self.kill()
+        self.process = self._start(self._settings)
         deadline = time.monotonic() + LAST_RUN_S
-        while self.process.poll() != 0 and time.monotonic() < deadline:
-            self.supervise()
+        while time.monotonic() < deadline:
+            if not self.is_alive:
+                self.kill()
+                if self.process.returncode == 0:
+                    return True
+                self.process = self._start(self._settings)
             meanwhile()
             time.sleep(0.05)
-        return self.process.poll() == 0
+        return False
 
-    def descendants(self, program: str) -> list[psutil.Process]:
+    def executors(self) -> list[psutil.Process]:
+        """Their JVMs."""
+        return self._running(EXECUTOR)
+
+    def python_daemons(self) -> list[psutil.Process]:
+        """One below each executor."""
+        return [process for process in self._running(DAEMON) if DAEMON not in _arguments(_parent(process))]
+
+    def python_workers(self) -> list[psutil.Process]:
+        """Which the daemons have forked."""
+        return [process for process in self._running(DAEMON) if DAEMON in _arguments(_parent(process))]
+
+    def _running(self, program: str) -> list[psutil.Process]:
         """The processes below the driver that run a Java class or a Python module."""
         return [process for process in _all_of(self.process) if program in _arguments(process)]
 
@@ -117,25 +136,37 @@ def wake(sleeper: Process) -> None:
 
 def kill_all_of(driver: Process) -> None:
     """A driver and all that it started: Python workers leave its group and are found by their parents."""
+    if driver.returncode is not None:
+        return
     for process in _all_of(driver):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(driver.pid, signal.SIGKILL)
+    os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
 
 
+def _is_alive(driver: Process) -> bool:
+    """Without collecting its exit status, after which its id could be that of a stranger when it is killed."""
+    return driver.returncode is None and psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE
+
+
 def _all_of(driver: Process) -> list[psutil.Process]:
+    if driver.returncode is not None:
+        return []
+    process = psutil.Process(driver.pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _arguments(process: psutil.Process | None) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # or a zombie, which is of the former kind
+        return list(process.cmdline()) if process else []
+    return []
+
+
+def _parent(process: psutil.Process) -> psutil.Process | None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(driver.pid)
-        return [process, *process.children(recursive=True)]
-    return []
-
-
-def _arguments(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-        return list(process.cmdline())
-    return []
+        return process.parent()
+    return None
 
 
 def spark_home(folder: Path) -> Path:
