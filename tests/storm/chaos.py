@@ -63,6 +63,7 @@ class Chaos:
             if deed():
                 del self._deck[place]
                 return
+        self._deck.clear()  # a worker whose daemon was killed works on, and is below no driver: nobody can be found
 
     def _deeds(self) -> dict[Deed, int]:
         return {
