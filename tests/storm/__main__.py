@@ -94,6 +94,7 @@ def storm(
             )
             availability.watch(chance.uniform(0, 4) if chance.random() < IN_RECOVERY else PATIENCE_S, driver.supervise)
             time.sleep(chance.uniform(0, 0.5))
+        in_storm = availability.batches
         chaos.calm()
         stop.set()
         feeder.join()
@@ -114,6 +115,7 @@ def storm(
         "errors": dict(Counter(event["what"] for event in noted if event["event"] == "error")),
         "driver_starts": driver.starts,
         "batches": availability.batches,
+        "batches_in_storm": in_storm,
         "replayed": sum(event["event"] == REPLAYED for event in noted),
         "settled": settled,
         "longest_unavailable_s": round(availability.longest_s, 1),
