@@ -72,7 +72,7 @@ mutants: $(STAMP) ## show that the simulation catches every defect that is put i
 SECONDS ?= 300
 SEED ?= 1
 .PHONY: storm
-storm: $(STAMP) ## kill everything at random for SECONDS (300), by SEED (1); lose nothing
+storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing
 	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED)
 
 .PHONY: bench

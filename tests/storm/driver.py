@@ -1,0 +1,178 @@
+"""The driver's process under a supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+import pyspark
+
+from tests.storm.query import DAEMON, Settings
+
+Process = subprocess.Popen[bytes]
+
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+LAST_RUN_S = 240
+REHEARSAL_S = 120
+
+
+class Driver:
+    """Started again whenever it is gone, whoever killed it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._log = (Path(settings.folder) / "driver.log").open("ab")
+        self._spark_home = spark_home(Path(settings.folder) / "spark")
+        self.starts = 0
+        self.down_until = 0.0
+        if not Path(settings.classes).exists():
+            self._rehearse()
+        self.process = self._start(settings)
+
+    def _start(self, settings: Settings) -> Process:
+        self.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.storm.query", json.dumps(asdict(settings))],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(Path.cwd()),
+                "SPARK_HOME": str(self._spark_home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            start_new_session=True,
+        )
+
+    def _rehearse(self) -> None:
+        """Write a few records elsewhere, to leave the archive of classes; without it all goes on, more slowly."""
+        folder = Path(self._settings.folder) / "rehearsal"
+        (folder / "parquet").mkdir(parents=True)
+        elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
+        process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
+        deadline = time.monotonic() + REHEARSAL_S
+        while _is_alive(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        kill_all_of(process)
+        self.starts = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return _is_alive(self.process)
+
+    def supervise(self) -> None:
+        """Start it again if it is gone."""
+        if not self.is_alive and time.monotonic() >= self.down_until:
+            self.kill()
+            self.process = self._start(self._settings)
+
+    def kill(self) -> None:
+        """The driver and all that it started."""
+        kill_all_of(self.process)
+
+    def fall_asleep(self) -> Process:
+        """Stop all of it, and let another take its place.
+
+        Returns:
+            The one that sleeps; see ``wake``.
+        """
+        sleeper = self.process
+        for process in _all_of(sleeper):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        self.process = self._start(self._settings)
+        return sleeper
+
+    def run_to_the_end(self, meanwhile: Callable[[], None]) -> bool:
+        """Whether a last driver came to the end of the source in time; started again if it fails on the way."""
+        self._settings = replace(self._settings, to_the_end=True)
+        self.kill()
+        self.process = self._start(self._settings)
+        deadline = time.monotonic() + LAST_RUN_S
+        while time.monotonic() < deadline:
+            if not self.is_alive:
+                self.kill()
+                if self.process.returncode == 0:
+                    return True
+                self.process = self._start(self._settings)
+            meanwhile()
+            time.sleep(0.05)
+        return False
+
+    def executors(self) -> list[psutil.Process]:
+        """Their JVMs."""
+        return self._running(EXECUTOR)
+
+    def python_daemons(self) -> list[psutil.Process]:
+        """One below each executor."""
+        return [process for process in self._running(DAEMON) if DAEMON not in _arguments(_parent(process))]
+
+    def python_workers(self) -> list[psutil.Process]:
+        """Which the daemons have forked."""
+        return [process for process in self._running(DAEMON) if DAEMON in _arguments(_parent(process))]
+
+    def _running(self, program: str) -> list[psutil.Process]:
+        """The processes below the driver that run a Java class or a Python module."""
+        return [process for process in _all_of(self.process) if program in _arguments(process)]
+
+
+def wake(sleeper: Process) -> None:
+    """Let a driver go on that fell asleep, with all that it started."""
+    for process in _all_of(sleeper):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def kill_all_of(driver: Process) -> None:
+    """A driver and all that it started: Python workers leave its group and are found by their parents."""
+    if driver.returncode is not None:
+        return
+    for process in _all_of(driver):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.wait()
+
+
+def _is_alive(driver: Process) -> bool:
+    """Without collecting its exit status, after which its id could be that of a stranger when it is killed."""
+    return driver.returncode is None and psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _all_of(driver: Process) -> list[psutil.Process]:
+    if driver.returncode is not None:
+        return []
+    process = psutil.Process(driver.pid)
+    return [process, *process.children(recursive=True)]
+
+
+def _arguments(process: psutil.Process | None) -> list[str]:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # or a zombie, which is of the former kind
+        return list(process.cmdline()) if process else []
+    return []
+
+
+def _parent(process: psutil.Process) -> psutil.Process | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.parent()
+    return None
+
+
+def spark_home(folder: Path) -> Path:
+    """PySpark's, but for the folder ``work``, into which executors log: that is to be the storm's own."""
+    folder.mkdir()
+    for path in Path(pyspark.__file__ or "").parent.iterdir():
+        if path.name != "work":
+            (folder / path.name).symlink_to(path)
+    return folder
