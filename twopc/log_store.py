@@ -90,11 +90,11 @@ def open_store(url: str, **storage_options: Any) -> LogStore:
     if protocol not in (None, "file", "local"):
         raise ConfigurationError(
             f"a commit log can't be kept at {url!r}: {protocol!r} is not known to create a file only where there is"
-            f" none, in one step. file, {', '.join(sorted(_CREATES_EXCLUSIVELY))} are. Keep the log there; the sinks may"
-            " be elsewhere"
+            f" none, in one step, as file, {', '.join(sorted(_CREATES_EXCLUSIVELY))} do. Keep the log at one of these;"
+            " the sinks may be elsewhere"
         )
     if storage_options:
-        raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(sorted(storage_options))}")
+        raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")
     return LocalStore(url, Path(path).absolute())
 
 
@@ -234,8 +234,8 @@ class ObjectStore:
 
     def _refusal(self, reason: str) -> ConfigurationError:
         return ConfigurationError(
-            f"a commit log can't be kept at {self.url}: {reason}. No entry was written. docs/stores.md says what a store"
-            " must offer, and how to give options"
+            f"a commit log can't be kept at {self.url}: {reason}. No entry was written. docs/stores.md says what a"
+            " store must offer, and how to give options"
         )
 
     @contextlib.contextmanager

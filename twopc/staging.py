@@ -108,7 +108,8 @@ class StagedCopy:
         return self.name
 
     def discard(self) -> None:
-        """Remove what there is of it."""
+        """Remove what there is of it. Where the store does not let it, the coordinator's sweep does."""
         with contextlib.suppress(Exception):
             self._file.close()
-        self._stage.remove(self.name)
+        with contextlib.suppress(Exception):
+            self._stage.remove(self.name)

@@ -131,9 +131,7 @@ class Disk:
         entries = self.folder(names[:-1]).entries
         if names[-1] in entries:
             raise FileExistsError(errno.EEXIST, "exists", names[-1])
-        entries[names[-1]] = inode = Inode(
-            self.number(), self.world.current, self.world.steps, self.world.now_ms
-        )
+        entries[names[-1]] = inode = Inode(self.number(), self.world.current, self.world.steps, self.world.now_ms)
         return inode
 
     def link(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:

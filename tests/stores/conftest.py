@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import boto3
+import fsspec
 import pytest
-from botocore.config import Config
 
 from tests.http_proxy import HttpProxy
 from tests.s3_server import S3Server
@@ -42,19 +41,11 @@ class Bucket:
 
     def keys(self) -> list[str]:
         """What is there, by a client that shares nothing with the one under test."""
-        listed = s3_client(self.server).list_objects_v2(Bucket=self.name).get("Contents", [])
-        return [entry["Key"] for entry in listed]
+        return [path.split("/", 1)[1] for path in _client(self.server).find(self.name)]
 
 
-def s3_client(server: S3Server) -> Any:
-    return boto3.client(
-        "s3",
-        endpoint_url=server.endpoint_url,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",  # noqa: S106  # moto takes any
-        region_name="us-east-1",
-        config=Config(retries={"max_attempts": 0}),
-    )
+def _client(server: S3Server) -> Any:
+    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, **server.storage_options)
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +57,6 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def bucket(s3_server: S3Server) -> Iterator[Bucket]:
     name = uuid.uuid4().hex
-    s3_client(s3_server).create_bucket(Bucket=name)
+    _client(s3_server).mkdir(name)
     with HttpProxy(s3_server.endpoint_url) as proxy:
         yield Bucket(name, s3_server, proxy)

@@ -198,7 +198,7 @@ def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(b
 
 def test_a_server_that_does_not_know_the_condition_is_refused(bucket: Bucket) -> None:
     bucket.proxy.disturb_all("PUT", s3_error(501, "NotImplemented", "a header implies what is not implemented"))
-    with pytest.raises(ConfigurationError, match="exclusive create .*not implemented"):
+    with pytest.raises(ConfigurationError, match=r"exclusive create .*not implemented"):
         open_store(bucket).put_if_absent(0, b"x")
 
 
@@ -252,10 +252,10 @@ def test_a_bucket_that_is_not_there_is_named(bucket: Bucket) -> None:
 def test_rights_that_are_missing_are_told_with_what_the_server_says(bucket: Bucket) -> None:
     denied = s3_error(403, "AccessDenied", "not for you")
     bucket.proxy.disturb_all("PUT", denied)
-    with pytest.raises(ConfigurationError, match="nothing may be written there.*not for you"):
+    with pytest.raises(ConfigurationError, match=r"nothing may be written there.*not for you"):
         open_store(bucket).put_if_absent(0, b"x")
     bucket.proxy.disturb_all("GET", denied)
-    with pytest.raises(ConfigurationError, match="not let this process read it.*not for you.*credentials"):
+    with pytest.raises(ConfigurationError, match=r"not let this process read it.*not for you.*credentials"):
         CommitLog.open(open_store(bucket), "query")
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fsspec
 import pytest
 from fsspec.implementations import memory
+from fsspec.registry import _registry
 
 from twopc.commit_log import CommitLog, read_tail
 from twopc.errors import ConfigurationError
@@ -312,7 +312,7 @@ def test_a_store_that_is_not_known_to_create_exclusively_is_refused_and_others_n
 
 def test_a_client_that_is_not_installed_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(fsspec.registry._registry, "s3", raising=False)
+    monkeypatch.delitem(_registry, "s3", raising=False)
     with pytest.raises(ConfigurationError, match=r"Install s3fs.*pip install 'twopc\[s3\]'"):
         open_store("s3://bucket/log")
 
