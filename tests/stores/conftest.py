@@ -39,7 +39,7 @@ class Bucket:
     def url(self, folder: str) -> str:
         return f"s3://{self.name}/{folder}"
 
-    def keys(self) -> list[str]:
+    def objects(self) -> list[str]:
         """What is there, by a client that shares nothing with the one under test."""
         return [path.split("/", 1)[1] for path in _client(self.server).find(self.name)]
 

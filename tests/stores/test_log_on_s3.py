@@ -77,13 +77,13 @@ def test_of_processes_that_race_for_a_slot_one_wins(bucket: Bucket) -> None:
 
 def test_nothing_but_entries_is_left_in_the_folder(bucket: Bucket) -> None:
     CommitLog.open(open_store(bucket), "query").close()
-    assert bucket.keys() == [f"log/{entry_name(0)}", f"log/{entry_name(1)}"]
+    assert bucket.objects() == [f"log/{entry_name(0)}", f"log/{entry_name(1)}"]
 
 
 def test_a_log_at_the_top_of_a_bucket_is_fine(bucket: Bucket) -> None:
     store = twopc.open_store(f"s3://{bucket.name}/", **bucket.storage_options)
     CommitLog.open(store, "query")
-    assert bucket.keys() == [entry_name(0)]
+    assert bucket.objects() == [entry_name(0)]
 
 
 def test_a_store_travels_to_another_process_with_its_options(bucket: Bucket) -> None:
@@ -109,7 +109,7 @@ def test_options_that_are_not_given_come_from_fsspecs_environment(bucket: Bucket
     }
     script = "import sys; from twopc import open_store; open_store(sys.argv[1]).put_if_absent(0, b'x')"
     subprocess.run([sys.executable, "-c", script, bucket.url("log")], env=environment, check=True)
-    assert bucket.keys() == [f"log/{entry_name(0)}"]
+    assert bucket.objects() == [f"log/{entry_name(0)}"]
 
 
 # Replies that get lost. -------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(b
     bucket.proxy.disturb_all("PUT", OVERWRITES)
     with pytest.raises(ConfigurationError, match=f"{bucket.url('log')}.*overwrites"):
         open_store(bucket).put_if_absent(0, b"x")
-    assert bucket.keys() == []
+    assert bucket.objects() == []
 
 
 def test_a_server_that_does_not_know_the_condition_is_refused(bucket: Bucket) -> None:
@@ -206,7 +206,7 @@ def test_no_coordinator_opens_a_log_that_can_be_overwritten(bucket: Bucket) -> N
     bucket.proxy.disturb_all("PUT", OVERWRITES)
     with pytest.raises(TwoPhaseCommitError, match="overwrites what it was told to create only where there is none"):
         CommitLog.open(open_store(bucket), "query")
-    assert bucket.keys() == []
+    assert bucket.objects() == []
 
 
 def test_a_store_is_tried_once_and_only_where_something_is_written(bucket: Bucket) -> None:
@@ -224,7 +224,7 @@ def test_a_trial_whose_reply_is_lost_is_not_taken_for_a_refusal(bucket: Bucket) 
     store = twopc.open_store(bucket.url("log"), **bucket.repeating)
     bucket.proxy.disturb_next("PUT", Lost.REPLY, ".probe")
     store.put_if_absent(0, b"x")
-    assert bucket.keys() == [f"log/{entry_name(0)}"]
+    assert bucket.objects() == [f"log/{entry_name(0)}"]
 
 
 def test_a_trial_without_an_answer_is_repeated_with_the_entry(bucket: Bucket) -> None:

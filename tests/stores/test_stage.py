@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from collections.abc import Iterator
 
+import fsspec
 import pyarrow as pa
 import pytest
 
 from tests.http_proxy import Answer, Lost, s3_error
 from tests.stores.conftest import Bucket
-from twopc import Participant, Round, TransactionId
+from twopc import Committable, Coordinator, Participant, Round, TransactionId, Vote
 from twopc.staging import Stage
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -80,9 +82,9 @@ def on_s3(bucket: Bucket, **options: object) -> Stage:
 def test_nothing_of_a_copy_is_there_before_it_is_finished(bucket: Bucket) -> None:
     copy = on_s3(bucket).create(TRANSACTION, SCHEMA)
     copy.write(RECORDS)
-    assert bucket.keys() == []
+    assert bucket.objects() == []
     name = copy.finish()
-    assert bucket.keys() == [f"stage/{name}"]
+    assert bucket.objects() == [f"stage/{name}"]
 
 
 def test_a_copy_of_many_parts_is_read_as_it_was_written(bucket: Bucket) -> None:
@@ -108,8 +110,48 @@ def test_a_copy_that_is_not_stored_is_no_vote(answer: Lost | Answer, bucket: Buc
 
     with pytest.raises(Exception, match=r".+"):
         vote()
-    assert bucket.keys() == []
+    assert bucket.objects() == []
     assert sink.target.open == {}
+
+
+class ForgetfulSink(MemorySink):
+    """Of a target that rolls back by itself what is decided: the first time that it is to commit."""
+
+    rolls_back_by_itself = True
+    has_forgotten = False
+
+    def commit(self, committable: Committable) -> None:
+        if not self.has_forgotten:
+            self.has_forgotten = True
+            self.target.open.clear()
+        super().commit(committable)
+
+
+def test_what_a_target_rolled_back_is_written_again_from_a_copy_on_s3(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", bucket.storage_options)
+    sink = ForgetfulSink(MemoryTarget())
+    seen: list[str] = []
+
+    def phase_one(round: Round) -> Iterator[Vote]:
+        with Participant({"sink": sink}, round, 0) as participant:
+            participant.write("sink", RECORDS)
+            yield participant.pre_commit()
+        seen.extend(bucket.objects())
+
+    with Coordinator({"sink": sink}, bucket.url("log"), "query", stage=bucket.url("stage")) as coordinator:
+        coordinator.run(0, phase_one)
+    assert [key for key in seen if key.startswith("stage/")] != []
+    assert sink.target.visible == RECORDS.to_pylist()
+    assert [key for key in bucket.objects() if key.startswith("stage/")] == []
+
+
+def test_a_copy_that_cannot_be_discarded_does_not_hide_why(bucket: Bucket) -> None:
+    copy = on_s3(bucket).create(TRANSACTION, SCHEMA)
+    bucket.proxy.disturb_all("PUT", s3_error(403, "AccessDenied"))
+    bucket.proxy.disturb_all("DELETE", s3_error(403, "AccessDenied"))
+    copy.discard()
 
 
 def test_a_copy_whose_reply_is_lost_is_stored_once(bucket: Bucket) -> None:
