@@ -279,22 +279,25 @@ def names_in(fs: Any, folder: str) -> list[str]:
 
 def make_folder(folder: Path) -> None:
     """Make ``folder`` and its parents where they are missing, so that they survive a power cut."""
-    if folder.is_dir():
-        _sync_name(folder)
-    else:
+    if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_folder(folder.parent)
+        _sync_name.cache_clear()  # it may remember a folder of this name that is gone
+    _sync_name(folder)
 
 
 @functools.lru_cache(maxsize=256)
 def _sync_name(folder: Path) -> None:
-    """Make the names of a folder that was there survive a power cut, once a process: whoever made them may not have
-    come to it. Above the mount there is nothing of this disk."""
-    if not folder.is_mount():
-        with contextlib.suppress(PermissionError):  # a folder that is not ours to read: nor to make folders in
-            sync_folder(folder.parent)
-        _sync_name(folder.parent)
+    """Make the names of a folder and its parents survive a power cut. Once a process also where they were there: who
+    made them may have died before this. Above a mount there is nothing of this disk."""
+    if folder.is_mount():
+        return
+    try:
+        sync_folder(folder.parent)
+    except PermissionError:
+        if os.access(folder.parent, os.W_OK):  # else nobody like this process has made a folder there
+            raise
+    _sync_name(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

@@ -147,9 +147,9 @@ def test_a_new_folder_and_its_parents_are_on_the_disk_before_the_first_entry(
     steps: list[str] = []
     record_disk(monkeypatch, steps)
     store.put_if_absent(0, b"entry")
-    made = steps[steps.index("mkdir outer") :]
-    assert made[:4] == ["mkdir outer", f"fsync folder {tmp_path.name}", "mkdir log", "fsync folder outer"]
-    assert made[-2:] == [f"link {entry_name(0)}", "fsync folder log"]
+    assert steps.index("mkdir outer") + 1 == steps.index(f"fsync folder {tmp_path.name}")
+    assert steps.index("mkdir log") + 1 == steps.index("fsync folder outer") < steps.index("fsync file of 5 bytes")
+    assert steps[-2:] == [f"link {entry_name(0)}", "fsync folder log"]
 
 
 def test_a_folder_whose_maker_died_before_its_sync_is_on_the_disk_before_the_first_entry(
@@ -171,7 +171,23 @@ def test_that_is_done_once_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert steps == ["fsync file of 5 bytes", f"link {entry_name(1)}", f"fsync folder {tmp_path.name}"]
 
 
-def test_a_parent_that_may_not_be_read_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_removed_and_is_made_again_is_synced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"{tmp_path}/log")
+    store.put_if_absent(0, b"entry")
+    store.delete(0)
+    (tmp_path / "log").rmdir()
+    steps: list[str] = []
+    record_disk(monkeypatch, steps)
+    store.put_if_absent(0, b"entry")
+    assert steps[:2] == ["mkdir log", f"fsync folder {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("may_write", [False, True])
+def test_a_parent_that_may_not_be_read_stops_the_log_only_where_a_folder_may_have_been_made_in_it(
+    may_write: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     really_open = os.open
 
     def may_not_read(path: Path, flags: int) -> int:
@@ -180,8 +196,14 @@ def test_a_parent_that_may_not_be_read_does_not_stop_the_log(tmp_path: Path, mon
         return really_open(path, flags)
 
     monkeypatch.setattr(os, "open", may_not_read)
-    open_store(f"{tmp_path}").put_if_absent(0, b"entry")
-    assert open_store(f"{tmp_path}").slots() == [0]
+    monkeypatch.setattr(os, "access", lambda _, mode: may_write and mode == os.W_OK)
+    store = open_store(f"{tmp_path}")
+    if may_write:
+        with pytest.raises(PermissionError):
+            store.put_if_absent(0, b"entry")
+    else:
+        store.put_if_absent(0, b"entry")
+    assert store.slots() == ([] if may_write else [0])
 
 
 def test_who_finds_a_slot_taken_syncs_the_folder_before_it_relies_on_that(
