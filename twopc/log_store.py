@@ -24,9 +24,9 @@ _ASIDE_LIVES_S = 3600
 
 _CREATES_EXCLUSIVELY = frozenset(
     {
-        "s3",  # If-None-Match: *, in S3FileSystem._pipe_file (s3fs 2024.12)
+        "s3",  # If-None-Match: *, in S3FileSystem._pipe_file (s3fs 2024.12 and later)
         "s3a",
-        "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2024.12)
+        "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2026.10)
         "gcs",
         "abfs",  # If-None-Match: *, by upload_blob(overwrite=False) in AzureBlobFileSystem._pipe_file (adlfs 2026.8)
         "abfss",
@@ -89,9 +89,9 @@ def open_store(url: str, **storage_options: Any) -> LogStore:
         return ObjectStore(url, storage_options)
     if protocol not in (None, "file", "local"):
         raise ConfigurationError(
-            f"a commit log can't be kept at {url!r}: {protocol!r} is not known to create a file only where there is"
-            f" none, in one step, as file, {', '.join(sorted(_CREATES_EXCLUSIVELY))} do. Keep the log at one of these;"
-            " the sinks may be elsewhere"
+            f"a commit log can't be kept at {protocol}://: that is not known to create a file only where there is none,"
+            f" in one step, as file, {', '.join(sorted(_CREATES_EXCLUSIVELY))} do. Keep the log at one of these; the"
+            " sinks may be elsewhere"  # the rest of such a URL may hold a password
         )
     if storage_options:
         raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")

@@ -13,9 +13,6 @@ import pytest
 from tests.http_proxy import HttpProxy
 from tests.s3_server import S3Server
 
-RETRIES = {"max_attempts": 1, "mode": "standard"}
-"""Of the client, before it tells its caller. The default keeps a caller waiting for some ten seconds."""
-
 
 @dataclass(frozen=True)
 class Bucket:
@@ -27,9 +24,9 @@ class Bucket:
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """One request, one reply: what the proxy does is what the caller sees."""
+        """Of a client that repeats nothing that a server has answered: the caller sees what the proxy does."""
         options = {**self.server.storage_options, "endpoint_url": self.proxy.url}
-        return {**options, "config_kwargs": {"retries": RETRIES}}
+        return {**options, "config_kwargs": {"retries": {"max_attempts": 0}}}
 
     @property
     def repeating(self) -> dict[str, Any]:
@@ -45,7 +42,7 @@ class Bucket:
 
 
 def _client(server: S3Server) -> Any:
-    return fsspec.filesystem("s3", skip_instance_cache=True, use_listings_cache=False, **server.storage_options)
+    return fsspec.filesystem("s3", use_listings_cache=False, **server.storage_options)
 
 
 @pytest.fixture(scope="session")

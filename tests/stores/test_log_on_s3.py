@@ -229,8 +229,8 @@ def test_a_trial_whose_reply_is_lost_is_not_taken_for_a_refusal(bucket: Bucket) 
 
 def test_a_trial_without_an_answer_is_repeated_with_the_entry(bucket: Bucket) -> None:
     bucket.proxy.disturb_next("PUT", Answer(500), ".probe")
-    bucket.proxy.disturb_next("PUT", Answer(500), ".probe")
     assert CommitLog.open(open_store(bucket), "query").incarnation == 1
+    assert bucket.proxy.is_done
 
 
 def test_a_trial_that_cannot_be_removed_does_not_stop_the_log(bucket: Bucket) -> None:
