@@ -114,7 +114,7 @@ class LogStoreContract(ABC):
         stores = [self.make_store() for _ in range(WRITERS)]
         with ThreadPoolExecutor(WRITERS) as pool:
             logs = list(pool.map(lambda store: CommitLog.open(store, "query"), stores))
-        assert sorted(log.incarnation for log in logs) == list(range(1, WRITERS + 1))
+        assert len({log.incarnation for log in logs}) == WRITERS
         *older, newest = sorted(logs, key=lambda log: log.incarnation)
         for log in older:
             assert _error_of(log.decide, _decision(0, log.incarnation), None) is Fenced
