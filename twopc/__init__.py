@@ -2,6 +2,7 @@
 
 from twopc.coordinator import Coordinator
 from twopc.hookspecs import hookimpl
+from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
 from twopc.plugins import create_sink, register_observer, unregister_observer
 from twopc.sink import TwoPhaseCommitSink
@@ -19,6 +20,7 @@ __all__ = [
     "Vote",
     "create_sink",
     "hookimpl",
+    "open_store",
     "register_observer",
     "unregister_observer",
 ]

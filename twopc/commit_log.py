@@ -10,7 +10,7 @@ import logging
 from collections.abc import Collection, Mapping
 
 from twopc.entries import Decision, Entry, abandoned, amended, closed, decided, opened, parse, renamed, serialise
-from twopc.errors import Fenced, InDoubt
+from twopc.errors import ConfigurationError, Fenced, InDoubt
 from twopc.log_store import LogStore, entry_name
 from twopc.transaction import Committable
 
@@ -142,7 +142,7 @@ class _UnknownOutcome(Exception):
 def _put_once(store: LogStore, slot: int, entry: Entry) -> Entry:
     try:
         store.put_if_absent(slot, serialise(entry))
-    except FileExistsError:
+    except (FileExistsError, ConfigurationError):
         raise
     except Exception as error:
         raise _UnknownOutcome from error

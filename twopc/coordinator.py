@@ -66,12 +66,13 @@ class Coordinator:
 
     Args:
         sinks: name → sink. The names go into transactional ids and the log; keep them over restarts.
-        log: URL of the commit log's folder, or a LogStore.
+        log: URL of the commit log's folder, or what ``open_store`` makes of one with options.
         owner: names the query, the same after a restart and different for any other (Spark's query id).
         first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
             twopc before: with an empty log nothing tells a lost log from a new one.
-        stage: URL of a folder where participants leave a copy of what they write, or None. From it is written again
-            what a target rolled back after the decision, such as Kafka after a time-out: without it the query stops.
+        stage: a folder, as URL or Stage, where participants leave a copy of what they write, or None. From it what a
+            target rolled back after the decision is written again, such as Kafka after a time-out: without it the query
+            stops.
         commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
     """
 
@@ -81,7 +82,7 @@ class Coordinator:
         log: str | LogStore,
         owner: str,
         first_batch_id: int = 0,
-        stage: str | None = None,
+        stage: str | Stage | None = None,
         commits_at_once: int = 16,
     ) -> None:
         _check(sinks)
@@ -89,7 +90,7 @@ class Coordinator:
         self._store = open_store(log) if isinstance(log, str) else log
         self._owner = owner
         self._first_batch_id = first_batch_id
-        self._stage = None if stage is None else Stage(stage)
+        self._stage = Stage(stage) if isinstance(stage, str) else stage
         self._commits_at_once = commits_at_once
         self._phase = Phase.CLOSED
         self._one_at_a_time = threading.Lock()

@@ -3,36 +3,60 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import fsspec
-from fsspec.core import split_protocol
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.core import split_protocol, url_to_fs
 
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, Retriable
 
 _SUFFIX = ".json"
 _ASIDE = ".aside"
+_PROBE = ".probe"
+_ASIDE_LIVES_S = 3600
+"""How long a writer may take from its first byte to its link. Then what it wrote aside counts as left behind."""
+
+_CREATES_EXCLUSIVELY = frozenset(
+    {
+        "s3",  # If-None-Match: *, in S3FileSystem._pipe_file (s3fs 2024.12 and later)
+        "s3a",
+        "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2026.10)
+        "gcs",
+        "abfs",  # If-None-Match: *, by upload_blob(overwrite=False) in AzureBlobFileSystem._pipe_file (adlfs 2026.8)
+        "abfss",
+        "az",
+        "memory",  # looks first and writes then, so the lock below
+    }
+)
+"""Protocols of fsspec whose ``pipe_file(..., mode="create")`` lets the store decide. The others look first and write
+then (``AbstractFileSystem.pipe_file``), which two writers can do at the same moment."""
 
 
 class LogStore(Protocol):
-    """A folder of numbered entries. Any error but FileExistsError and FileNotFoundError is an unknown outcome."""
+    """A folder of numbered entries."""
 
     url: str
 
     def slots(self) -> list[int]:
-        """The numbers of the entries that are there, ascending."""
+        """The numbers of the entries that are there now, ascending; none where there is no folder."""
 
     def read(self, slot: int) -> bytes:
         """The whole entry. Raises FileNotFoundError."""
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        """Create the entry, durable and whole or not at all. Raises FileExistsError where it exists."""
+        """Create the entry, durable and whole or not at all.
+
+        Raises:
+            FileExistsError: there is one. It may be this very one, where the store's client repeats a lost request.
+            ConfigurationError: the store can't keep a log; the entry was not written.
+            Exception: any other is an unknown outcome.
+        """
 
     def delete(self, slot: int) -> None:
         """Remove the entry, or do nothing where there is none."""
@@ -48,21 +72,30 @@ def _slot(name: str) -> int | None:
     return int(stem) if name.endswith(_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
 
 
-def open_store(url: str) -> LogStore:
-    """The store for ``url``: a path or ``file://`` for a local disk, ``memory://`` for this process alone.
+def open_store(url: str, **storage_options: Any) -> LogStore:
+    """The store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or ``memory://``
+    for this process alone. Nothing is asked and nothing is written yet.
+
+    Args:
+        url: the log's folder.
+        storage_options: what fsspec's client takes, such as ``endpoint_url`` or credentials. They go nowhere else. What
+            is not given comes from fsspec's configuration, or from the client's own.
 
     Raises:
-        ConfigurationError: another kind of store.
+        ConfigurationError: another kind of store, a client that is not installed, options that it does not take.
     """
     protocol, path = split_protocol(url)
-    if protocol in (None, "file", "local"):
-        return LocalStore(url, Path(path).absolute())
-    if protocol == "memory":
-        return MemoryStore(url)
-    raise ConfigurationError(
-        f"a commit log can't be kept at {url!r} yet: {protocol!r} is not one of file, memory."
-        " Use a folder on a disk that every driver of this query reaches, such as file:///data/twopc-log"
-    )
+    if protocol in _CREATES_EXCLUSIVELY:
+        return ObjectStore(url, storage_options)
+    if protocol not in (None, "file", "local"):
+        raise ConfigurationError(
+            f"a commit log can't be kept at {protocol}://: that is not known to create a file only where there is none,"
+            f" in one step, as file, {', '.join(sorted(_CREATES_EXCLUSIVELY))} do. Keep the log at one of these; the"
+            " sinks may be elsewhere"  # the rest of such a URL may hold a password
+        )
+    if storage_options:
+        raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")
+    return LocalStore(url, Path(path).absolute())
 
 
 class LocalStore:
@@ -71,13 +104,16 @@ class LocalStore:
     def __init__(self, url: str, folder: Path) -> None:
         self.url = url
         self._folder = folder
+        self._asides: list[str] = []
+        self._not_synced: set[int] = set()
 
     def slots(self) -> list[int]:
         try:
             names = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:
             return []
-        return sorted(slot for slot in map(_slot, names) if slot is not None)
+        self._asides = [name for name in names if name.endswith(_ASIDE)]
+        return _slots(names)
 
     def read(self, slot: int) -> bytes:
         return (self._folder / entry_name(slot)).read_bytes()
@@ -88,7 +124,17 @@ class LocalStore:
             try:
                 os.link(aside, self._folder / entry_name(slot))
             finally:
-                sync_folder(self._folder)  # also what another writer linked and could not sync
+                self._sync(slot)  # also what another writer linked and could not sync
+            self._remove_asides_of_the_killed(aside)
+
+    def _sync(self, slot: int) -> None:
+        if slot in self._not_synced:  # a kernel tells of a failed write-back once, and the next sync passes for nothing
+            raise OSError(errno.EIO, "an entry's name was not synced", str(self._folder))
+        try:
+            sync_folder(self._folder)
+        except OSError:
+            self._not_synced.add(slot)
+            raise
 
     @contextlib.contextmanager
     def _written_aside(self, data: bytes) -> Iterator[Path]:
@@ -102,33 +148,56 @@ class LocalStore:
         finally:
             aside.unlink(missing_ok=True)
 
+    def _remove_asides_of_the_killed(self, mine: Path) -> None:
+        """The clock is the folder's, so no two machines' clocks are compared. A writer that only slept can't link any
+        more: that is an unknown outcome, and it puts its entry once more."""
+        for name in self._asides:
+            with contextlib.suppress(OSError):  # costs room, nothing else
+                aside = self._folder / name
+                if mine.stat().st_mtime - aside.stat().st_mtime > _ASIDE_LIVES_S:
+                    aside.unlink()
+
     def delete(self, slot: int) -> None:
         (self._folder / entry_name(slot)).unlink(missing_ok=True)
 
 
-class MemoryStore:
-    """fsspec's in-process file system: for tests and trials, gone with the process."""
+class ObjectStore:
+    """A prefix at a store that creates an object only where there is none: S3, GCS, Azure, or this process's memory.
+
+    Whether the store really does is tried once, before the first entry: S3's look-alikes may take the header and
+    overwrite all the same.
+    """
 
     _one_at_a_time = threading.Lock()
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
-        self._fs: MemoryFileSystem = fsspec.filesystem("memory")
-        self._folder = self._fs._strip_protocol(url)  # noqa: SLF001  # fsspec's documented hook for paths
+        # A client of its own, which keeps no listings: an old one would hide the entry that fences us.
+        options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
+        try:
+            self._fs, folder = url_to_fs(url, **options)
+        except (ImportError, TypeError, ValueError, KeyError) as error:
+            raise ConfigurationError(
+                f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"
+                " pip install 'twopc[s3]'), and does it take these options?"
+            ) from error
+        self._folder = folder.rstrip("/")
+        self._is_tried = False
 
     def slots(self) -> list[int]:
-        if not self._fs.isdir(self._folder):
-            return []
-        names = (path.rsplit("/", 1)[-1] for path in self._fs.ls(self._folder, detail=False))
-        return sorted(slot for slot in map(_slot, names) if slot is not None)
+        with self._asked():
+            return _slots(names_in(self._fs, self._folder))
 
     def read(self, slot: int) -> bytes:
-        data: bytes = self._fs.cat_file(self._path(slot))
-        return data
+        with self._asked():
+            data: bytes = self._fs.cat_file(self._path(slot))
+            return data
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        with self._one_at_a_time:  # the file system looks first and writes then
-            self._fs.pipe_file(self._path(slot), data, mode="create")
+        if not self._is_tried:
+            self._try()
+            self._is_tried = True
+        self._create(self._path(slot), data)
 
     def delete(self, slot: int) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -137,13 +206,108 @@ class MemoryStore:
     def _path(self, slot: int) -> str:
         return f"{self._folder}/{entry_name(slot)}"
 
+    def _create(self, path: str, data: bytes) -> None:
+        try:
+            with self._one_at_a_time if self._fs.protocol == "memory" else contextlib.nullcontext():
+                self._fs.pipe_file(path, data, mode="create")
+        except OSError as error:
+            # Of S3's servers only AWS's own names the condition that failed, and s3fs goes by that. There is but one.
+            if _s3_code(error) in ("PreconditionFailed", "412"):
+                raise FileExistsError(errno.EEXIST, "exists", path) from error
+            raise
+
+    def _try(self) -> None:
+        """Make sure of what all else rests on: that a second create of the same name is refused."""
+        path = f"{self._folder}/.{uuid.uuid4().hex}{_PROBE}"
+        try:
+            is_exclusive = self._refuses_a_second(path)
+        except FileNotFoundError as error:
+            raise self._refusal("there is no such bucket or container, and none is made") from error
+        except PermissionError as error:
+            raise self._refusal(f"nothing may be written there ({error})") from error
+        except (OSError, TypeError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOSYS:
+                raise
+            raise self._refusal(f"its server or its client has no exclusive create ({error})") from error
+        with contextlib.suppress(Exception):  # costs room, nothing else
+            self._fs.rm_file(path)
+        if not is_exclusive:
+            raise self._refusal("its server overwrites what it was told to create only where there is none")
+
+    def _refuses_a_second(self, path: str) -> bool:
+        try:
+            for _ in range(2):
+                self._create(path, b"")
+        except FileExistsError:  # already by the first, where its reply was lost and the client repeated it
+            return True
+        return False
+
+    def _refusal(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"a commit log can't be kept at {self.url}: {reason}. No entry was written. docs/stores.md says what a"
+            " store must offer, and how to give options"
+        )
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[None]:
+        """Around what may be asked again: clients raise errors of many kinds, and of two meanings."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except PermissionError as error:
+            raise ConfigurationError(
+                f"the store of the commit log at {self.url} does not let this process read it ({error}). Check its"
+                " credentials and rights; docs/stores.md says how to give them"
+            ) from error
+        except Exception as error:
+            raise Retriable(
+                f"the store of the commit log at {self.url} gave no answer ({type(error).__name__}: {error}). Is it up,"
+                " and are the client's options right? docs/stores.md says how to give them"
+            ) from error
+
+
+def _slots(names: list[str]) -> list[int]:
+    return sorted(slot for slot in map(_slot, names) if slot is not None)
+
+
+def _s3_code(error: OSError) -> str | None:
+    """What the S3 server said, by botocore's error behind that of s3fs."""
+    response = getattr(error.__cause__, "response", None) or {}
+    code: str | None = response.get("Error", {}).get("Code")
+    return code
+
+
+def names_in(fs: Any, folder: str) -> list[str]:
+    """The names in a folder of a file system that keeps no listings; none where there is no folder."""
+    try:
+        paths = fs.ls(folder, detail=False)
+    except FileNotFoundError:
+        return []
+    return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+
 
 def make_folder(folder: Path) -> None:
     """Make ``folder`` and its parents where they are missing, so that they survive a power cut."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
+        _sync_name.cache_clear()  # it may remember a folder of this name that is gone
+    _sync_name(folder)
+
+
+@functools.lru_cache(maxsize=256)
+def _sync_name(folder: Path) -> None:
+    """Make the names of a folder and its parents survive a power cut. Once a process also where they were there: who
+    made them may have died before this. Above a mount there is nothing of this disk."""
+    if folder.is_mount():
+        return
+    try:
         sync_folder(folder.parent)
+    except PermissionError:
+        if os.access(folder.parent, os.W_OK):  # else nobody like this process has made a folder there
+            raise
+    _sync_name(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:

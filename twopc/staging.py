@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.log_store import make_folder, sync_folder
+from twopc.log_store import make_folder, names_in, sync_folder
 from twopc.transactional_ids import TransactionId
 
 if TYPE_CHECKING:
@@ -28,9 +28,16 @@ _SUFFIX = ".arrow"
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A folder of copies at any URL that fsspec opens. A value: it travels to the participants with its sink."""
+    """A folder of copies at any URL that fsspec opens. A value: it travels to the participants with its sink.
+
+    Attributes:
+        url: the folder.
+        storage_options: what fsspec's client takes, such as ``endpoint_url``. What is not given comes from fsspec's
+            configuration where the participant runs, which is the place for credentials.
+    """
 
     url: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
     def create(self, transaction_id: TransactionId, schema: pa.Schema) -> StagedCopy:
         """Begin the copy of one transaction's records."""
@@ -46,11 +53,9 @@ class Stage:
 
     def names(self) -> list[tuple[str, str]]:
         """Every copy that is there: (name, exact transactional id)."""
-        fs, folder = url_to_fs(self.url)
-        if not fs.isdir(folder):
-            return []
-        names = (path.rstrip("/").rsplit("/", 1)[-1] for path in fs.ls(folder, detail=False, refresh=True))
-        return sorted((name, name.removesuffix(_SUFFIX)) for name in names if name.endswith(_SUFFIX))
+        fs, folder = self._open()
+        names = [name for name in names_in(fs, folder) if name.endswith(_SUFFIX)]
+        return sorted((name, name.removesuffix(_SUFFIX)) for name in names)
 
     def remove(self, name: str) -> None:
         """Remove a copy, or do nothing where there is none."""
@@ -59,8 +64,13 @@ class Stage:
             fs.rm_file(path)
 
     def _locate(self, name: str) -> tuple[Any, str]:
-        fs, folder = url_to_fs(self.url)
+        fs, folder = self._open()
         return fs, f"{folder.rstrip('/')}/{name}"
+
+    def _open(self) -> tuple[Any, str]:
+        """A file system that keeps no listings: the sweep must see the copies of other processes."""
+        fs, folder = url_to_fs(self.url, **{**self.storage_options, "use_listings_cache": False})
+        return fs, folder
 
 
 class StagedCopy:
@@ -98,7 +108,8 @@ class StagedCopy:
         return self.name
 
     def discard(self) -> None:
-        """Remove what there is of it."""
+        """Remove what there is of it. Where the store does not let it, the coordinator's sweep does."""
         with contextlib.suppress(Exception):
             self._file.close()
-        self._stage.remove(self.name)
+        with contextlib.suppress(Exception):
+            self._stage.remove(self.name)

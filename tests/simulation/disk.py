@@ -32,11 +32,11 @@ LOOK = Op("disk: look", _no_answer, changes=False)
 class Inode:
     """A file: what processes see of it, and what would be left after a power cut."""
 
-    __slots__ = ("content", "made_at", "made_by", "number", "synced")
+    __slots__ = ("content", "made_at", "made_at_ms", "made_by", "number", "synced")
 
-    def __init__(self, number: int, made_by: Actor | None = None, made_at: int = 0) -> None:
+    def __init__(self, number: int, made_by: Actor | None = None, made_at: int = 0, made_at_ms: float = 0) -> None:
         self.number = number
-        self.made_by, self.made_at = made_by, made_at
+        self.made_by, self.made_at, self.made_at_ms = made_by, made_at, made_at_ms
         self.content = b""
         self.synced = b""
 
@@ -57,11 +57,12 @@ Entry: TypeAlias = "Inode | Folder"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What ``lstat`` tells."""
+    """What ``lstat`` tells. A file is written in no time after it is made."""
 
     st_ino: int
     st_size: int
     st_mode: int
+    st_mtime: float = 0.0
     st_dev: int = 1
 
 
@@ -130,7 +131,7 @@ class Disk:
         entries = self.folder(names[:-1]).entries
         if names[-1] in entries:
             raise FileExistsError(errno.EEXIST, "exists", names[-1])
-        entries[names[-1]] = inode = Inode(self.number(), self.world.current, self.world.steps)
+        entries[names[-1]] = inode = Inode(self.number(), self.world.current, self.world.steps, self.world.now_ms)
         return inode
 
     def link(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
@@ -214,6 +215,13 @@ class Path:
     def __truediv__(self, name: str) -> Path:
         return Path(self._disk, (*self.names, name))
 
+    def __eq__(self, other: object) -> bool:
+        """A name that was synced stays so, whatever dies: so it may be remembered for all processes of a disk."""
+        return isinstance(other, Path) and (other._disk, other.names) == (self._disk, self.names)
+
+    def __hash__(self) -> int:
+        return hash((id(self._disk), self.names))
+
     def __str__(self) -> str:
         return "/" + "/".join(self.names)
 
@@ -230,6 +238,10 @@ class Path:
 
     def is_dir(self) -> bool:
         return isinstance(self._disk.find(self.names), Folder)
+
+    def is_mount(self) -> bool:
+        """Those that are there from the start, as synced: a file sink's folder is two deep, and the log one."""
+        return len(self.names) <= (2 if self.names[:1] == ("data",) else 1)
 
     def mkdir(self, exist_ok: bool = False) -> None:
         assert exist_ok
@@ -270,7 +282,7 @@ class Path:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(self))
         if isinstance(found, Folder):
             return Status(found.number, 0, FOLDER)
-        return Status(found.number, len(found.content), REGULAR)
+        return Status(found.number, len(found.content), REGULAR, found.made_at_ms / 1000)
 
 
 class Listing:

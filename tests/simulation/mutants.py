@@ -327,7 +327,7 @@ MUTANTS = (
     ),
     Mutant(
         "the log's folder is not synced",
-        (Edit("twopc.log_store:LocalStore.put_if_absent", "sync_folder(self._folder)", "pass"),),
+        (Edit("twopc.log_store:LocalStore._sync", "sync_folder(self._folder)", "pass"),),
         (ON_DISK,),
     ),
     Mutant(

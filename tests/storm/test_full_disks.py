@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.storm.disks import LACKS, Disk, Lack, in_namespace
-from twopc.commit_log import CommitLog, Decision, read_tail
+from twopc.commit_log import CommitLog, read_tail
+from twopc.entries import Decision
 from twopc.errors import InDoubt
 from twopc.log_store import open_store
 from twopc.transactional_ids import Round

@@ -22,10 +22,11 @@ def test_the_public_names_are_these() -> None:
         "Vote",
         "create_sink",
         "hookimpl",
+        "open_store",
         "register_observer",
         "unregister_observer",
     ]
-    assert sorted(twopc.testing.__all__) == ["MemorySink", "MemoryTarget", "SinkContract"]
+    assert sorted(twopc.testing.__all__) == ["LogStoreContract", "MemorySink", "MemoryTarget", "SinkContract"]
     assert all(hasattr(twopc, name) for name in twopc.__all__)
 
 

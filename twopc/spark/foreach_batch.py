@@ -15,10 +15,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
+from twopc.log_store import LogStore
 from twopc.participant import Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
+from twopc.staging import Stage
 from twopc.transactional_ids import Round
 
 Sink: TypeAlias = "TwoPhaseCommitSink[Any]"
@@ -29,7 +31,10 @@ _DESCRIPTION = "spark.job.description"
 
 
 def foreach_batch(
-    sinks: Target | Mapping[str, Target], log: str, stage: str | None = None, first_batch_id: int = 0
+    sinks: Target | Mapping[str, Target],
+    log: str | LogStore,
+    stage: str | Stage | None = None,
+    first_batch_id: int = 0,
 ) -> ForeachBatch:
     """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
 
@@ -37,7 +42,8 @@ def foreach_batch(
         sinks: a sink; or a sink and the SQL expressions of the columns it gets, such as ``["id AS key"]``, all columns
             where there are none; or a dictionary of these by names of your choice. The names go into transactional
             ids and the log: keep them over restarts.
-        log: the folder of the commit log, one for each query, that the driver reaches wherever it is restarted.
+        log: the folder of the commit log, one for each query, that the driver reaches wherever it is restarted; or what
+            ``twopc.open_store`` makes of a URL with options.
         stage: a folder for copies of what is written, or None; see ``Coordinator``. Executors must reach it too.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
 
@@ -68,7 +74,9 @@ def _target(target: Target) -> _Target:
 class ForeachBatch:
     """Calls of it are batches. It can be pickled; a copy opens the log anew at its first batch."""
 
-    def __init__(self, targets: Mapping[str, _Target], log: str, stage: str | None, first_batch_id: int) -> None:
+    def __init__(
+        self, targets: Mapping[str, _Target], log: str | LogStore, stage: str | Stage | None, first_batch_id: int
+    ) -> None:
         self._targets = dict(targets)
         self._log = log
         self._stage = stage

@@ -1,6 +1,7 @@
-"""For tests of twopc and of whatever is built on it: a sink in memory, and the contract that every sink keeps."""
+"""For tests of twopc and of whatever is built on it: a sink in memory, and the contracts of sinks and log stores."""
 
 from twopc.testing.contract import SinkContract
+from twopc.testing.log_store import LogStoreContract
 from twopc.testing.memory import MemorySink, MemoryTarget
 
-__all__ = ["MemorySink", "MemoryTarget", "SinkContract"]
+__all__ = ["LogStoreContract", "MemorySink", "MemoryTarget", "SinkContract"]

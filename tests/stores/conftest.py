@@ -1,0 +1,59 @@
+"""One S3 server for all tests here; a bucket for each, reached through a proxy that can be told to lose replies."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pytest
+
+from tests.http_proxy import HttpProxy
+from tests.s3_server import S3Server
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of the current test, and the proxy on the way to it."""
+
+    name: str
+    server: S3Server
+    proxy: HttpProxy
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """Of a client that repeats nothing that a server has answered: the caller sees what the proxy does."""
+        options = {**self.server.storage_options, "endpoint_url": self.proxy.url}
+        return {**options, "config_kwargs": {"retries": {"max_attempts": 0}}}
+
+    @property
+    def repeating(self) -> dict[str, Any]:
+        """A client that repeats requests by itself, as it does unless told otherwise."""
+        return {**self.server.storage_options, "endpoint_url": self.proxy.url}
+
+    def url(self, folder: str) -> str:
+        return f"s3://{self.name}/{folder}"
+
+    def objects(self) -> list[str]:
+        """What is there, by a client that shares nothing with the one under test."""
+        return [path.split("/", 1)[1] for path in _client(self.server).find(self.name)]
+
+
+def _client(server: S3Server) -> Any:
+    return fsspec.filesystem("s3", use_listings_cache=False, **server.storage_options)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3") / "moto.log") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(s3_server: S3Server) -> Iterator[Bucket]:
+    name = uuid.uuid4().hex
+    _client(s3_server).mkdir(name)
+    with HttpProxy(s3_server.endpoint_url) as proxy:
+        yield Bucket(name, s3_server, proxy)

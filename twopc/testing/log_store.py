@@ -1,0 +1,145 @@
+"""The contract of a log store as tests. Whoever keeps logs elsewhere subclasses ``LogStoreContract``."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from twopc.commit_log import ENTRIES_KEPT, CommitLog, read_tail
+from twopc.entries import Decision
+from twopc.errors import Fenced
+from twopc.log_store import LogStore
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+
+WRITERS = 8
+
+
+class LogStoreContract(ABC):
+    """What every log store must do. Collected by pytest in a subclass whose name starts with Test.
+
+    Each test calls ``make_store`` several times: the stores share one folder, as processes do.
+    """
+
+    races = 20
+    """How many slots the writers race for. Each may have another winner."""
+
+    @abstractmethod
+    def make_store(self) -> LogStore:
+        """A new store, with a client of its own, on the folder of the current test. Nothing is there at first."""
+
+    # Entries. ---------------------------------------------------------------------------------------------------
+
+    def test_a_folder_that_is_not_there_has_no_slots(self) -> None:
+        assert self.make_store().slots() == []
+
+    def test_an_entry_that_is_not_there_is_not_found(self) -> None:
+        store = self.make_store()
+        store.put_if_absent(1, b"one")
+        assert _error_of(store.read, 0) is FileNotFoundError
+
+    def test_what_one_process_puts_another_reads_whole(self) -> None:
+        data = bytes(range(256)) * 4096
+        self.make_store().put_if_absent(3, data)
+        assert self.make_store().read(3) == data
+
+    def test_slots_ascend_as_numbers(self) -> None:
+        store = self.make_store()
+        for slot in (10, 9, 100, 0, 2**63):
+            store.put_if_absent(slot, b"x")
+        assert store.slots() == [0, 9, 10, 100, 2**63]
+
+    def test_what_was_put_is_listed_at_once_also_by_who_listed_before(self) -> None:
+        one, other = self.make_store(), self.make_store()
+        for slot in range(3):
+            assert one.slots() == other.slots() == list(range(slot))
+            one.put_if_absent(slot, b"x")
+        other.delete(0)
+        assert one.slots() == other.slots() == [1, 2]
+
+    def test_deleting_what_is_not_there_is_a_success(self) -> None:
+        store = self.make_store()
+        store.put_if_absent(0, b"x")
+        store.delete(0)
+        store.delete(0)
+        assert store.slots() == []
+
+    # Put-if-absent. ---------------------------------------------------------------------------------------------
+
+    def test_a_taken_slot_is_refused_and_unchanged(self) -> None:
+        one, other = self.make_store(), self.make_store()
+        one.put_if_absent(0, b"first")
+        for store in (one, other):
+            assert _error_of(store.put_if_absent, 0, b"second") is FileExistsError
+        assert one.read(0) == b"first"
+
+    def test_of_many_writers_exactly_one_wins_a_slot(self) -> None:
+        stores = [self.make_store() for _ in range(WRITERS)]
+        barrier = threading.Barrier(WRITERS)
+
+        def put(store: LogStore, slot: int, data: bytes) -> bool:
+            barrier.wait()
+            try:
+                store.put_if_absent(slot, data)
+            except FileExistsError:
+                return False
+            return True
+
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+        try:
+            with ThreadPoolExecutor(WRITERS) as pool:
+                for slot in range(self.races):
+                    entries = [f"{slot}-{writer}".encode() for writer in range(WRITERS)]
+                    won = list(pool.map(put, stores, [slot] * WRITERS, entries))
+                    assert won.count(True) == 1
+                    assert stores[0].read(slot) == entries[won.index(True)]
+        finally:
+            sys.setswitchinterval(interval)
+
+    # The commit log there. --------------------------------------------------------------------------------------
+
+    def test_the_older_of_two_coordinators_is_fenced(self) -> None:
+        older = CommitLog.open(self.make_store(), "query")
+        older.verify()
+        newer = CommitLog.open(self.make_store(), "query")
+        assert _error_of(older.decide, _decision(0, 1), None) is Fenced
+        assert _error_of(older.close) is _error_of(older.verify) is Fenced
+        newer.decide(_decision(0, 2), None)
+        assert read_tail(self.make_store()) == (2, newer.tail)
+
+    def test_of_many_that_open_at_once_only_the_newest_decides(self) -> None:
+        stores = [self.make_store() for _ in range(WRITERS)]
+        with ThreadPoolExecutor(WRITERS) as pool:
+            logs = list(pool.map(lambda store: CommitLog.open(store, "query"), stores))
+        assert len({log.incarnation for log in logs}) == WRITERS
+        *older, newest = sorted(logs, key=lambda log: log.incarnation)
+        for log in older:
+            assert _error_of(log.decide, _decision(0, log.incarnation), None) is Fenced
+        newest.decide(_decision(0, newest.incarnation), None)
+
+    def test_a_zombie_whose_slot_was_pruned_meanwhile_has_decided_nothing(self) -> None:
+        zombie = CommitLog.open(self.make_store(), "query")
+        store = self.make_store()
+        newer = CommitLog.open(store, "query")
+        for batch_id in range(2 * ENTRIES_KEPT):
+            newer.decide(_decision(batch_id, 2), batch_id - 1)
+        assert 1 not in store.slots()
+        assert _error_of(zombie.decide, _decision(0, 1), None) is Fenced
+        newer.verify()
+        assert CommitLog.open(self.make_store(), "query").tail.decided == newer.tail.decided
+
+
+def _error_of(call: Callable[..., object], *arguments: object) -> type[Exception] | None:
+    try:
+        call(*arguments)
+    except Exception as error:  # noqa: BLE001  # the test tells which it must be
+        return type(error)
+    return None
+
+
+def _decision(batch_id: int, incarnation: int) -> Decision:
+    return Decision(Round(incarnation, batch_id), {"sink": (Committable(f"t{batch_id}", {}, 1),)})
