@@ -120,10 +120,9 @@ def test_every_compression_that_is_offered_can_be_read(
 
 
 def test_parquet_is_written_while_records_come_and_small_batches_share_a_row_group(
-    folder: Path, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+    folder: Path, make_sink: MakeSink
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 10_000)
-    sink = make_sink(compression="none")
+    sink = make_sink(compression="none", row_group_bytes="10000")
     with Participant({"orders": sink}, Round(1, 0), 0) as participant:
         before = pa.total_allocated_bytes()
         for start in range(0, 100_000, 100):

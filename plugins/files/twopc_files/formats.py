@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from typing import IO, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from twopc.errors import SchemaMismatch
 
 
+class Output(Protocol):
+    """The file that a format writes to, as far as a format has to know it. Its owner syncs and closes it."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take all of ``data``."""
+
+
 class RecordWriter(Protocol):
-    """Encodes the record batches of one file, which the sink opened, syncs and closes."""
+    """Encodes the record batches of one file, and never closes the file."""
+
+    @property
+    def held_bytes(self) -> int:
+        """About how much of what it was given has not reached the file, in bytes of Arrow. Bounded."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Encode ``batch``. Holds back at most a bounded part of what it was given."""
+        """Encode ``batch``. Raises ValueError for a record that the format can't hold."""
+
+    def flush(self) -> None:
+        """Hold less, if the format can do so in the middle of a file."""
 
     def finish(self) -> None:
         """Hand everything to the file. What is in it now is complete."""
@@ -31,10 +46,33 @@ class Format(Protocol):
         """What the names of committed files end with, with the dot."""
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raises ArrowException or TypeError where the one column of ``schema`` can't be written."""
+        """Raises ArrowException or TypeError where the columns of ``schema``, be it only one, can't be written."""
 
-    def open(self, file: IO[bytes], schema: pa.Schema) -> RecordWriter:
+    def open(self, file: Output, schema: pa.Schema) -> RecordWriter:
         """A writer of records of ``schema`` into ``file``."""
+
+
+class Lent(io.RawIOBase):
+    """A file on loan to one of pyarrow's writers, some of which close what they write to: this ends the loan only.
+
+    Once it is over, what a writer still has to say, such as a footer, does not reach the file.
+    """
+
+    def __init__(self, file: Output) -> None:
+        super().__init__()
+        self._file = file
+        self.written_bytes = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # pyarrow gives bytes
+        """Raises ValueError after ``close``."""
+        if self.closed:
+            raise ValueError("the file is not lent any more")
+        self._file.write(data)
+        self.written_bytes += len(data)
+        return len(data)
 
 
 def check_schema(kind: Format, schema: pa.Schema) -> None:
@@ -43,6 +81,14 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
     Raises:
         SchemaMismatch: no; the message names the column.
     """
+    check_names(schema)
+    for column in schema:
+        _check_types(kind, pa.schema([column]), f"column {column.name!r} of type {column.type}")
+    _check_types(kind, schema, f"columns {', '.join(schema.names)}")
+
+
+def check_names(schema: pa.Schema) -> None:
+    """Raises SchemaMismatch where there is no column, or two of one name."""
     if not schema.names:
         raise SchemaMismatch("the file sink got no column at all. Nothing was written. Select at least one.")
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
@@ -51,17 +97,14 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
             f"column {twice[0]!r} is there {schema.names.count(twice[0])} times, and readers of a file tell"
             " columns apart by name. Nothing was written. Rename all but one."
         )
-    for field in schema:
-        _check_column(kind, field)
 
 
-def _check_column(kind: Format, column: pa.Field) -> None:
+def _check_types(kind: Format, schema: pa.Schema, what: str) -> None:
     try:
-        kind.check_type(pa.schema([column]))
+        kind.check_type(schema)
     except (pa.ArrowException, TypeError) as error:
         raise SchemaMismatch(
-            f"column {column.name!r} of type {column.type} can't be written to a {kind.extension} file"
-            f" ({error}). Nothing was written. Cast or drop the column."
+            f"{what} can't be written to a {kind.extension} file ({error}). Nothing was written. Cast or drop columns."
         ) from error
 
 

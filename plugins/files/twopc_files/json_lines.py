@@ -18,11 +18,14 @@ from __future__ import annotations
 import base64
 import math
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 import pyarrow as pa
 from pyarrow import types
+
+from twopc_files.compressed import EXTENSIONS, compressed
+from twopc_files.formats import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,28 +39,32 @@ Convert: TypeAlias = "Callable[[Any], Any] | None"
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """JSON lines, not compressed."""
+    """JSON lines. ``compression`` is one of ``compressed.EXTENSIONS``."""
+
+    compression: str = "none"
 
     @property
     def extension(self) -> str:
         """What Spark and DuckDB call their JSON lines, too."""
-        return ".json"
+        return ".json" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
         """Raises TypeError for a type that ``conversion`` does not know."""
         for field in schema:
             conversion(field.type)
 
-    def open(self, file: IO[bytes], schema: pa.Schema) -> JsonRecords:
+    def open(self, file: Output, schema: pa.Schema) -> JsonRecords:
         """A writer of records of ``schema`` into ``file``."""
-        return JsonRecords(file, schema)
+        return JsonRecords(compressed(file, self.compression), schema)
 
 
 class JsonRecords:
     """Writes each record batch at once and holds nothing back."""
 
-    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
-        self._file = file
+    held_bytes = 0
+
+    def __init__(self, lines: Any, schema: pa.Schema) -> None:
+        self._lines = lines
         self._names: list[str] = schema.names
         self._conversions = [conversion(field.type) for field in schema]
 
@@ -66,12 +73,15 @@ class JsonRecords:
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
             columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
-            for record in zip(*columns, strict=True):
-                line = dict(zip(self._names, record, strict=True))
-                self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            records = (dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True))
+            self._lines.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in records))
+
+    def flush(self) -> None:
+        """Nothing is held."""
 
     def finish(self) -> None:
-        """Every line is in the file already."""
+        """Ends the compressed stream, where it is one."""
+        self._lines.close()
 
     def discard(self) -> None:
         """Nothing is held."""
