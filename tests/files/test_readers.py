@@ -248,7 +248,12 @@ def test_with_its_defaults_spark_reads_csv_but_for_quotes_line_breaks_and_backsl
     spark: SparkSession, tmp_path: Path
 ) -> None:
     schema = pa.schema([("id", pa.int64()), ("name", pa.string())])
-    rows = [{"id": 1, "name": "a, b; c"}, {"id": 2, "name": None}, {"id": 3, "name": "ä\t#"}, {"id": 4, "name": "p\\q"}]
+    rows: list[dict[str, Any]] = [
+        {"id": 1, "name": "a, b; c"},
+        {"id": 2, "name": None},
+        {"id": 3, "name": "ä\t#"},
+        {"id": 4, "name": "p\\q"},
+    ]
     path = write(Csv(), schema, rows, tmp_path)
     read = spark.read.schema("id long, name string").option("header", True).csv(path)
     assert [row.asDict() for row in read.collect()] == rows
@@ -288,7 +293,7 @@ def test_spark_reads_partition_folders_back(spark: SparkSession, tmp_path: Path)
     schema = pa.schema([("day", pa.date32()), ("city", pa.string()), ("n", pa.int64())])
     cities = [text or None for text in STRINGS]  # an empty string is null to Hive and Spark
     days = [dt.date(2024, 5, 1), dt.date(2024, 5, 2), None]
-    rows = [{"day": day, "city": city, "n": n} for n, city in enumerate(cities) for day in days]
+    rows: list[dict[str, Any]] = [{"day": day, "city": city, "n": n} for n, city in enumerate(cities) for day in days]
     layout = Layout(partition_by=("day", "city"))
     for folder, part in split(pa.Table.from_pylist(rows, schema).to_batches()[0], layout.partition_by):
         (tmp_path / folder).mkdir(parents=True)

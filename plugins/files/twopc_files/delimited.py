@@ -12,26 +12,26 @@ line break, or a backslash at their end. It takes an empty string for a null unl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, types
 
-from twopc_files.compressed import EXTENSIONS, compressed
 from twopc_files.formats import Output
+from twopc_files.lines import EXTENSIONS, Lines
 
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    r"""CSV.
+    """CSV.
 
     Attributes:
         header: whether the first line has the names of the columns.
         delimiter: one character between values.
         null_value: what stands for a null; Spark's reader has an option of that meaning, ``nullValue``.
-        compression: one of ``compressed.EXTENSIONS``.
+        compression: one of ``lines.EXTENSIONS``.
     """
 
     header: bool = True
@@ -49,25 +49,21 @@ class Csv:
         for field in schema:
             written_as(field.type)
 
-    def open(self, file: Output, schema: pa.Schema) -> CsvRecords:
+    def open(self, file: Output, schema: pa.Schema) -> Lines:
         """A writer of records of ``schema`` into ``file``."""
-        return CsvRecords(self, compressed(file, self.compression), schema)
+        return Lines(file, self.compression, _Encoder(self, schema).encode)
 
 
-class CsvRecords:
-    """Writes each record batch at once and holds nothing back."""
-
-    held_bytes = 0
-
-    def __init__(self, kind: Csv, lines: Any, schema: pa.Schema) -> None:
-        self._lines = lines
+class _Encoder:
+    def __init__(self, kind: Csv, schema: pa.Schema) -> None:
         # A line with nothing on it is no record to any reader.
         self._null_is_lost = len(schema) == 1 and not kind.null_value
         self._schema = pa.schema([(field.name, written_as(field.type)) for field in schema])
-        options = csv.WriteOptions(include_header=kind.header, delimiter=kind.delimiter, null_string=kind.null_value)
-        self._writer = csv.CSVWriter(lines, self._schema, write_options=options)
+        self._options = csv.WriteOptions(
+            include_header=kind.header, delimiter=kind.delimiter, null_string=kind.null_value
+        )
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
         """Raises ValueError for a null that would be an empty line."""
         if self._null_is_lost and batch.column(0).null_count:
             raise ValueError(
@@ -75,29 +71,21 @@ class CsvRecords:
                 " and readers skip it. Set the option 'null_value'."
             )
         columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
-        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-
-    def flush(self) -> None:
-        """Nothing is held."""
-
-    def finish(self) -> None:
-        """Ends the compressed stream, where it is one."""
-        self._writer.close()
-        self._lines.close()
-
-    def discard(self) -> None:
-        """Nothing is held."""
+        lines = pa.BufferOutputStream()
+        csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)
+        self._options.include_header = False
+        yield lines.getvalue()
 
 
 def written_as(type_: pa.DataType) -> pa.DataType:
     """What pyarrow's writer is given for ``type_``. Raises TypeError where CSV has no form for it."""
     if types.is_dictionary(type_):
         return written_as(type_.value_type)
-    if types.is_timestamp(type_) and type_.tz is not None:
-        # Not every reader knows the offset of another zone as pyarrow writes it, +0200.
-        return written_as(pa.timestamp(type_.unit)) and pa.timestamp(type_.unit, "UTC")
     if (types.is_timestamp(type_) or types.is_time(type_)) and type_.unit == "ns":
         raise TypeError("it counts nanoseconds, and most CSV readers stop at microseconds")
+    if types.is_timestamp(type_) and type_.tz is not None:
+        # Not every reader knows the offset of another zone as pyarrow writes it, +0200.
+        return pa.timestamp(type_.unit, "UTC")
     if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_):
         return pa.string()
     if any(is_type(type_) for is_type in _PLAIN):

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 from twopc.errors import ConfigurationError
 from twopc_files import orc, parquet
-from twopc_files.compressed import EXTENSIONS
 from twopc_files.delimited import Csv
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Layout
+from twopc_files.lines import EXTENSIONS
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.text import Text
@@ -62,8 +62,8 @@ def _null_value(value: Any) -> str:
 
 
 def _columns(value: Any) -> tuple[str, ...]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else list(value)
-    if not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
+    names = value if isinstance(value, list | tuple) else [name.strip() for name in str(value).split(",")]
+    if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
         raise ValueError("names of columns, each once, such as day,city")
     return tuple(names)
 

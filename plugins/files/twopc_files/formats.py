@@ -53,26 +53,39 @@ class Format(Protocol):
 
 
 class Lent(io.RawIOBase):
-    """A file on loan to one of pyarrow's writers, some of which close what they write to: this ends the loan only.
+    """A file on loan to one of pyarrow's writers.
 
-    Once it is over, what a writer still has to say, such as a footer, does not reach the file.
+    Some of them close what they write to, which ends nothing here. No error of the file passes through them:
+    most would drop its number, and the one of ORC ends the whole process. ``check`` raises it afterwards.
     """
 
     def __init__(self, file: Output) -> None:
         super().__init__()
-        self._file = file
+        self._file: Output | None = file
+        self._error: BaseException | None = None
         self.written_bytes = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # pyarrow gives bytes
-        """Raises ValueError after ``close``."""
-        if self.closed:
-            raise ValueError("the file is not lent any more")
-        self._file.write(data)
-        self.written_bytes += len(data)
+        """Raises nothing; what comes after an error, or the end of the loan, is dropped."""
+        if self._file is not None and self._error is None:
+            try:
+                self._file.write(data)
+                self.written_bytes += len(data)
+            except BaseException as error:  # noqa: BLE001  # raised by ``check``
+                self._error = error
         return len(data)
+
+    def check(self) -> None:
+        """Raises what the file raised. To be called after every call that may have written."""
+        if self._error is not None:
+            raise self._error
+
+    def end(self) -> None:
+        """Nothing reaches the file from now on, such as the footer of a writer that is let go of."""
+        self._file = None
 
 
 def check_schema(kind: Format, schema: pa.Schema) -> None:

@@ -24,11 +24,11 @@ import orjson
 import pyarrow as pa
 from pyarrow import types
 
-from twopc_files.compressed import EXTENSIONS, compressed
 from twopc_files.formats import Output
+from twopc_files.lines import EXTENSIONS, Lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 RECORDS_AT_ONCE = 1024
 """Records that are Python objects at one time, however long a record batch is."""
@@ -39,7 +39,7 @@ Convert: TypeAlias = "Callable[[Any], Any] | None"
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """JSON lines. ``compression`` is one of ``compressed.EXTENSIONS``."""
+    """JSON lines. ``compression`` is one of ``lines.EXTENSIONS``."""
 
     compression: str = "none"
 
@@ -53,38 +53,23 @@ class JsonLines:
         for field in schema:
             conversion(field.type)
 
-    def open(self, file: Output, schema: pa.Schema) -> JsonRecords:
+    def open(self, file: Output, schema: pa.Schema) -> Lines:
         """A writer of records of ``schema`` into ``file``."""
-        return JsonRecords(compressed(file, self.compression), schema)
+        return Lines(file, self.compression, _Encoder(schema).encode)
 
 
-class JsonRecords:
-    """Writes each record batch at once and holds nothing back."""
-
-    held_bytes = 0
-
-    def __init__(self, lines: Any, schema: pa.Schema) -> None:
-        self._lines = lines
+class _Encoder:
+    def __init__(self, schema: pa.Schema) -> None:
         self._names: list[str] = schema.names
         self._conversions = [conversion(field.type) for field in schema]
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         """One line a record."""
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
             columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
             records = (dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True))
-            self._lines.write(b"".join(orjson.dumps(r, option=orjson.OPT_APPEND_NEWLINE) for r in records))
-
-    def flush(self) -> None:
-        """Nothing is held."""
-
-    def finish(self) -> None:
-        """Ends the compressed stream, where it is one."""
-        self._lines.close()
-
-    def discard(self) -> None:
-        """Nothing is held."""
+            yield b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records)
 
 
 def _converted(column: pa.Array, convert: Convert) -> list[Any]:

@@ -90,6 +90,7 @@ class OrcRecords:
                 _check_calendar(name, leaf)
         before = self._lent.written_bytes
         self._writer.write(pa.table([_unsliced(column) for column in batch.columns], schema=batch.schema))
+        self._lent.check()
         grown = self._lent.written_bytes > before  # by a stripe
         self.held_bytes = 0 if grown else self.held_bytes + batch.nbytes
 
@@ -99,11 +100,12 @@ class OrcRecords:
     def finish(self) -> None:
         """Write the last stripe and the footer."""
         self._writer.close()
+        self._lent.check()
         self.held_bytes = 0
 
     def discard(self) -> None:
         """Let go of what is held."""
-        self._lent.close()
+        self._lent.end()
         with contextlib.suppress(Exception):
             self._writer.close()
 

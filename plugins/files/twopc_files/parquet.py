@@ -92,6 +92,7 @@ class ParquetRecords:
         """Make a row group of what is held."""
         if self._held:
             self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
+            self._lent.check()
             self._held.clear()
             self.held_bytes = 0
 
@@ -99,11 +100,12 @@ class ParquetRecords:
         """Write the last row group and the footer."""
         self.flush()
         self._writer.close()
+        self._lent.check()
 
     def discard(self) -> None:
         """Let go of what is held; no error of the file is raised."""
         self._held.clear()
-        self._lent.close()
+        self._lent.end()
         # Left open, the writer would try its footer when it is collected.
         with contextlib.suppress(Exception):
             self._writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from twopc_files.compressed import EXTENSIONS, compressed
 from twopc_files.formats import Output
+from twopc_files.lines import EXTENSIONS, Lines
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text. ``compression`` is one of ``compressed.EXTENSIONS``."""
+    """Text. ``compression`` is one of ``lines.EXTENSIONS``."""
 
     compression: str = "none"
 
@@ -31,41 +32,21 @@ class Text:
         if not (types.is_string(schema[0].type) or types.is_large_string(schema[0].type)):
             raise TypeError("a line of text is a string")
 
-    def open(self, file: Output, schema: pa.Schema) -> TextRecords:  # noqa: ARG002  # one schema is like the other
+    def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # one schema is like the other
         """A writer of lines into ``file``."""
-        return TextRecords(compressed(file, self.compression))
+        return Lines(file, self.compression, _encode)
 
 
-class TextRecords:
-    """Writes each record batch at once and holds nothing back."""
-
-    held_bytes = 0
-
-    def __init__(self, lines: Any) -> None:
-        self._lines = lines
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Raises ValueError for a record that is null, or more than one line: it would be read as another one."""
-        if batch.num_rows == 0:
-            return
-        column = batch.column(0)
-        if column.null_count:
-            raise ValueError(f"column {batch.schema.names[0]!r} has a null, and a line of text can't be one")
-        # Hadoop's reader, and so Spark, ends a line at either.
-        if pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py():
-            raise ValueError(f"column {batch.schema.names[0]!r} has a line break in a record, which would make it two")
-        offsets = pa.array([0, len(column)], pa.int64())
-        column = pa.LargeListArray.from_arrays(offsets, column.cast(pa.large_string()))
-        lines = pc.binary_join(column, pa.scalar("\n", pa.large_string()))
-        self._lines.write(lines[0].as_buffer())
-        self._lines.write(b"\n")
-
-    def flush(self) -> None:
-        """Nothing is held."""
-
-    def finish(self) -> None:
-        """Ends the compressed stream, where it is one."""
-        self._lines.close()
-
-    def discard(self) -> None:
-        """Nothing is held."""
+def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
+    """Raises ValueError for a record that is null, or more than one line: it would be read as another one."""
+    [column], [name] = batch.columns, batch.schema.names
+    if column.null_count:
+        raise ValueError(f"column {name!r} has a null, and a line of text can't be one. Write an empty string for it.")
+    # Hadoop's reader, and so Spark, ends a line at either.
+    if pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py():
+        raise ValueError(f"column {name!r} has a line break in a record, which would be read as two")
+    if batch.num_rows:
+        all_of_them = pa.array([0, batch.num_rows], pa.int64())
+        lines = pa.LargeListArray.from_arrays(all_of_them, column.cast(pa.large_string()))
+        yield pc.binary_join(lines, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+        yield b"\n"
