@@ -25,6 +25,10 @@ class RecordWriter(Protocol):
     def held_bytes(self) -> int:
         """About how much of what it was given has not reached the file, in bytes of Arrow. Bounded."""
 
+    @property
+    def encoder_bytes(self) -> int:
+        """About what the encoder takes besides, however little it was given; 0 where that is not much."""
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``. Raises ValueError for a record that the format can't hold."""
 

@@ -6,7 +6,7 @@ import contextlib
 import datetime as dt
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -17,8 +17,9 @@ from pyarrow import types
 from twopc.errors import SchemaMismatch
 from twopc_files.formats import Format, Output, RecordWriter, check_names, check_same_schema
 
-HELD_BYTES = 64 * 1024 * 1024
-"""What the writers of several open files may hold together. One alone is bounded by its format."""
+HELD_BYTES = 48 * 1024 * 1024
+"""What the writers of several open files may hold together, and the same again what waits for a file. One file
+alone is bounded by its format."""
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value in the name of a folder that Hive and Spark read as null."""
@@ -36,8 +37,9 @@ class Layout:
         max_records_per_file: a file never has more.
         max_bytes_per_file: a file is finished after the record batch with which it has so many, held bytes
             counted as they are in memory. So it may be longer by one batch, and shorter by what is held.
-        max_open_files: at one time in one task. Each costs a store such as S3 a buffer of several MiB. The
-            least recently written file is finished to make room, and records that come later go into a new one.
+        max_open_files: at one time in one task. Each costs a store such as S3 a buffer of several MiB. Records
+            of further folders wait in memory; when those are too many, the least recently written file is
+            finished to make room. So a task may write several files to a folder.
     """
 
     partition_by: tuple[str, ...] = ()
@@ -112,6 +114,18 @@ class _OpenFile:
         return layout.max_bytes_per_file is not None and size_bytes >= layout.max_bytes_per_file
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """Records of one folder for which no file is open yet."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, records: pa.RecordBatch) -> None:
+        self.batches.append(records)
+        self.size_bytes += records.nbytes
+
+
 class Files:
     """Distributes one transaction's records over files.
 
@@ -130,6 +144,8 @@ class Files:
         self._created: list[StagedFile] = []
         # By folder, the least recently written first.
         self._open: dict[str, _OpenFile] = {}
+        # By folder without an open file.
+        self._waiting: dict[str, _Waiting] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each record to a file of its folder.
@@ -142,18 +158,24 @@ class Files:
         self._schema = self._schema or batch.schema
         check_same_schema(self._schema, batch)
         for folder, part in split(batch, self._layout.partition_by):
-            rest = part
-            while rest.num_rows:
-                rest = self._write(folder, rest)
+            if folder in self._open or self._has_room():
+                self._write(folder, part)
+            else:
+                self._wait(folder, part)
             self._hold_less()
 
     def finish(self) -> None:
-        """Finish and close every open file. Raises OSError where one is not durable."""
+        """Write what waits, finish and close every file. Raises OSError where one is not durable."""
         for folder in list(self._open):
             self._finish(folder)
+        for folder in list(self._waiting):
+            self._write_waiting(folder)
+            if folder in self._open:
+                self._finish(folder)
 
     def discard(self) -> None:
         """Let go of every file that was created, closed or not. Raises nothing."""
+        self._waiting.clear()
         for file in self._open.values():
             file.writer.discard()
         self._open.clear()
@@ -161,24 +183,40 @@ class Files:
             with contextlib.suppress(Exception):
                 staged.discard()
 
-    def _write(self, folder: str, records: pa.RecordBatch) -> pa.RecordBatch:
-        """Write as many of ``records`` as one file takes; returns the others."""
-        file = self._file(folder, records.schema)
-        most = self._layout.max_records_per_file
-        room = records.num_rows if most is None else most - file.records
-        taken = records.slice(0, room)
-        file.writer.write(taken)
-        file.records += taken.num_rows
-        if file.is_full(self._layout):
-            self._finish(folder)
-        return records.slice(room)
+    def _has_room(self) -> bool:
+        encoder_bytes = sum(file.writer.encoder_bytes for file in self._open.values())
+        return len(self._open) < self._layout.max_open_files and encoder_bytes < HELD_BYTES
+
+    def _wait(self, folder: str, records: pa.RecordBatch) -> None:
+        """Hold ``records`` until there is room, or so many wait that the most of one folder are worth a file."""
+        self._waiting.setdefault(folder, _Waiting()).add(records)
+        while sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
+            self._finish(next(iter(self._open)))
+            self._write_waiting(max(self._waiting, key=lambda folder: self._waiting[folder].size_bytes))
+
+    def _write_waiting(self, folder: str) -> None:
+        waiting = self._waiting.pop(folder, _Waiting())
+        for records in waiting.batches:
+            self._write(folder, records)
+
+    def _write(self, folder: str, records: pa.RecordBatch) -> None:
+        """Write ``records``, after those that wait, to the open file of ``folder`` or to new ones."""
+        self._write_waiting(folder)
+        rest = records
+        while rest.num_rows:
+            file = self._file(folder, rest.schema)
+            most = self._layout.max_records_per_file
+            room = rest.num_rows if most is None else most - file.records
+            taken, rest = rest.slice(0, room), rest.slice(room)
+            file.writer.write(taken)
+            file.records += taken.num_rows
+            if file.is_full(self._layout):
+                self._finish(folder)
 
     def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
         """The open file of ``folder``, from now on the most recently written one."""
         file = self._open.pop(folder, None)
         if file is None:
-            if len(self._open) == self._layout.max_open_files:
-                self._finish(next(iter(self._open)))
             staged = self._create(folder)
             self._created.append(staged)
             file = _OpenFile(staged, self._format.open(staged, schema))

@@ -27,6 +27,7 @@ class Lines:
     """
 
     held_bytes = 0
+    encoder_bytes = 0
 
     def __init__(self, file: Output, compression: str, encode: Encode) -> None:
         self._encode = encode

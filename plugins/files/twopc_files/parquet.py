@@ -73,6 +73,8 @@ class Parquet:
 class ParquetRecords:
     """Collects record batches to row groups and writes each as soon as it is full."""
 
+    encoder_bytes = 0
+
     def __init__(self, parquet: Parquet, file: Output, schema: pa.Schema) -> None:
         self._row_group_bytes = parquet.row_group_bytes
         self._schema = schema
