@@ -129,7 +129,7 @@ def test_every_compression_that_is_offered_can_be_read(
 def test_parquet_is_written_while_records_come_and_small_batches_share_a_row_group(
     folder: Path, make_sink: MakeSink
 ) -> None:
-    sink = make_sink(compression="none", row_group_bytes="10000")
+    sink = make_sink(compression="none", row_group_bytes="20000")
     with Participant({"orders": sink}, Round(1, 0), 0) as participant:
         before = pa.total_allocated_bytes()
         for start in range(0, 100_000, 100):
@@ -154,6 +154,13 @@ def written(kind: Format, *batches: pa.RecordBatch) -> bytes:
 
 def of(column: pa.Array, **more: pa.Array) -> pa.RecordBatch:
     return pa.record_batch({"c": column, **more})
+
+
+def test_short_record_batches_are_counted_with_the_objects_around_them() -> None:
+    """What would be 8 bytes a record takes a hundred times as much until it is written."""
+    batch = of(pa.array([1]))
+    file = pq.ParquetFile(io.BytesIO(written(Parquet(row_group_bytes=70_000), *[batch] * 1000)))
+    assert file.metadata.num_row_groups == 10
 
 
 # CSV. --------------------------------------------------------------------------------------------------------

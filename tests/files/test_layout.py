@@ -239,7 +239,7 @@ def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
     monkeypatch.setattr(layout, "HELD_BYTES", 100_000)
     files = Files(JsonLines(), Layout(("p",), max_open_files=3), staging.create)
     rows = [(n % 20, n) for n in range(100_000)]
-    for start in range(0, len(rows), 100):  # five records of each folder: 800 bytes of each batch are of one
+    for start in range(0, len(rows), 100):
         part = rows[start : start + 100]
         files.write(batch(p=[p for p, _ in part], n=[n for _, n in part]))
         assert staging.states().count("open") <= 3
@@ -252,6 +252,14 @@ def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
         for line in part
     ]
     assert sorted(found, key=lambda row: row[1]) == rows
+
+
+def test_a_folder_that_gets_room_may_fill_its_file_at_once(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "HELD_BYTES", 1)
+    files = Files(JsonLines(), Layout(("p",), max_records_per_file=2, max_open_files=1), staging.create)
+    files.write(batch(p=["a", "b", "b", "c", "c", "d"], n=[1, 2, 3, 4, 5, 6]))
+    files.finish()
+    assert [len(part) for part in lines(staging)] == [1, 2, 2, 1]
 
 
 def test_records_that_wait_come_before_later_ones_of_their_folder(staging: Staging) -> None:

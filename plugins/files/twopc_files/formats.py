@@ -11,6 +11,10 @@ import pyarrow as pa
 from twopc.errors import SchemaMismatch
 
 
+COLUMN_BYTES = 700
+"""What a column of a record batch takes besides its values, measured with pyarrow 26."""
+
+
 class Output(Protocol):
     """The file that a format writes to, as far as a format has to know it. Its owner syncs and closes it."""
 
@@ -54,6 +58,11 @@ class Format(Protocol):
 
     def open(self, file: Output, schema: pa.Schema) -> RecordWriter:
         """A writer of records of ``schema`` into ``file``."""
+
+
+def memory_bytes(batch: pa.RecordBatch) -> int:
+    """What ``batch`` takes in memory: its values, and the objects around each column, which count where it is short."""
+    return int(batch.nbytes) + COLUMN_BYTES * batch.num_columns
 
 
 class Lent(io.RawIOBase):

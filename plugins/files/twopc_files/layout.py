@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from twopc.errors import SchemaMismatch
-from twopc_files.formats import Format, Output, RecordWriter, check_names, check_same_schema
+from twopc_files.formats import Format, Output, RecordWriter, check_names, check_same_schema, memory_bytes
 
 HELD_BYTES = 48 * 1024 * 1024
 """What the writers of several open files may hold together, and the same again what waits for a file. One file
@@ -108,10 +108,10 @@ class _OpenFile:
     records: int = 0
 
     def is_full(self, layout: Layout) -> bool:
-        if self.records == layout.max_records_per_file:
-            return True
+        if layout.max_bytes_per_file is None:
+            return self.records == layout.max_records_per_file
         size_bytes = self.staged.tell() + self.writer.held_bytes
-        return layout.max_bytes_per_file is not None and size_bytes >= layout.max_bytes_per_file
+        return self.records == layout.max_records_per_file or size_bytes >= layout.max_bytes_per_file
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Waiting:
 
     def add(self, records: pa.RecordBatch) -> None:
         self.batches.append(records)
-        self.size_bytes += records.nbytes
+        self.size_bytes += memory_bytes(records)
 
 
 class Files:
@@ -191,7 +191,8 @@ class Files:
         """Hold ``records`` until there is room, or so many wait that the most of one folder are worth a file."""
         self._waiting.setdefault(folder, _Waiting()).add(records)
         while sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
-            self._finish(next(iter(self._open)))
+            if not self._has_room():
+                self._finish(next(iter(self._open)))
             self._write_waiting(max(self._waiting, key=lambda folder: self._waiting[folder].size_bytes))
 
     def _write_waiting(self, folder: str) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from twopc.errors import ConfigurationError
-from twopc_files.formats import Lent, Output
+from twopc_files.formats import Lent, Output, memory_bytes
 
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
 
@@ -86,7 +86,7 @@ class ParquetRecords:
     def write(self, batch: pa.RecordBatch) -> None:
         """Hold ``batch`` until its row group is full."""
         self._held.append(batch)
-        self.held_bytes += batch.nbytes
+        self.held_bytes += memory_bytes(batch)
         if self.held_bytes >= self._row_group_bytes:
             self.flush()
 
