@@ -160,7 +160,7 @@ def test_short_record_batches_are_counted_with_the_objects_around_them() -> None
     """What would be 8 bytes a record takes a hundred times as much until it is written."""
     batch = of(pa.array([1]))
     file = pq.ParquetFile(io.BytesIO(written(Parquet(row_group_bytes=70_000), *[batch] * 1000)))
-    assert file.metadata.num_row_groups == 10
+    assert 10 <= file.metadata.num_row_groups <= 11
 
 
 # CSV. --------------------------------------------------------------------------------------------------------

@@ -236,14 +236,14 @@ def test_the_least_recently_written_file_makes_room_and_later_records_get_a_new_
 def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(layout, "HELD_BYTES", 500_000)
     files = Files(JsonLines(), Layout(("p",), max_open_files=3), staging.create)
     rows = [(n % 20, n) for n in range(100_000)]
-    for start in range(0, len(rows), 100):
-        part = rows[start : start + 100]
+    for start in range(0, len(rows), 1000):
+        part = rows[start : start + 1000]
         files.write(batch(p=[p for p, _ in part], n=[n for _, n in part]))
         assert staging.states().count("open") <= 3
-        assert sum(waiting.size_bytes for waiting in files._waiting.values()) <= 100_000
+        assert sum(waiting.size_bytes for waiting in files._waiting.values()) <= 500_000
     files.finish()
     assert len(staging.files) < 200
     found = [

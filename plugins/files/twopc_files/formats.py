@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from twopc.errors import SchemaMismatch
 
-
 COLUMN_BYTES = 700
 """What a column of a record batch takes besides its values, measured with pyarrow 26."""
 
@@ -62,7 +61,7 @@ class Format(Protocol):
 
 def memory_bytes(batch: pa.RecordBatch) -> int:
     """What ``batch`` takes in memory: its values, and the objects around each column, which count where it is short."""
-    return int(batch.nbytes) + COLUMN_BYTES * batch.num_columns
+    return int(batch.nbytes + COLUMN_BYTES * batch.num_columns)
 
 
 class Lent(io.RawIOBase):
