@@ -19,7 +19,8 @@ from twopc_files.format_options import parse_format
 from twopc_files.layout import Files, Layout
 
 MIB = 1024 * 1024
-BOUND_MIB = 300
+SIZE_MIB, BOUND_MIB = 320, 250
+LETTERS = bytes(97 + byte % 26 for byte in range(256))
 RECORDS = 10_000  # as in Spark's record batches
 
 
@@ -28,7 +29,7 @@ def batches(size_mib: int, columns: list[str] | None = None) -> Iterator[pa.Reco
     written_bytes, number = 0, 0
     while written_bytes < size_mib * MIB:
         random = np.random.default_rng(number)
-        letters = random.integers(97, 123, RECORDS * 90, dtype=np.uint8).tobytes()
+        letters = random.bytes(RECORDS * 90).translate(LETTERS)
         offsets = pa.py_buffer(np.arange(RECORDS + 1, dtype=np.int32) * 90)
         text = pa.StringArray.from_buffers(RECORDS, offsets, pa.py_buffer(letters))
         day = pa.array(random.integers(19_000, 19_100, RECORDS, dtype=np.int32)).cast(pa.date32())
@@ -88,7 +89,11 @@ def measure(name: str, size_mib: int, *partition_by: str) -> dict[str, float]:
 def test_a_task_that_writes_much_has_little_in_memory(arguments: list[str]) -> None:
     name, *partition_by = arguments
     run = subprocess.run(
-        [sys.executable, __file__, name, "400", *partition_by], capture_output=True, text=True, check=True, timeout=100
+        [sys.executable, __file__, name, str(SIZE_MIB), *partition_by],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
     )
     figures = json.loads(run.stdout)
     assert figures["written"] > 100

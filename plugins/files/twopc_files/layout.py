@@ -188,11 +188,11 @@ class Files:
         return len(self._open) < self._layout.max_open_files and encoder_bytes < HELD_BYTES
 
     def _wait(self, folder: str, records: pa.RecordBatch) -> None:
-        """Hold ``records`` until there is room, or so many wait that the most of one folder are worth a file."""
+        """Hold ``records``, for which there is no room. Where too many wait, the folder with most of them gets it."""
         self._waiting.setdefault(folder, _Waiting()).add(records)
-        while sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
-            if not self._has_room():
-                self._finish(next(iter(self._open)))
+        if sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
+            self._finish(next(iter(self._open)))
+            # It has no less than ``folder``, so what waits afterwards is no more than what waited before.
             self._write_waiting(max(self._waiting, key=lambda folder: self._waiting[folder].size_bytes))
 
     def _write_waiting(self, folder: str) -> None:
