@@ -45,10 +45,10 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": "file://data/orders"}, "three slashes"),
         ({"path": "/x", "fromat": "json"}, r"'fromat'. Did you mean 'format'\? It knows: path, format, compression"),
         ({"path": "/x", "zzz": "1"}, "no option 'zzz'. It knows: path, format, compression"),
-        ({"path": "/x", "format": "csv"}, "format 'csv' is not one of parquet, json"),
+        ({"path": "/x", "format": "xml"}, "format 'xml' is not one of parquet, json"),
         ({"path": "/x", "compression": "lzo"}, "compression 'lzo' is not one of none, snappy"),
         ({"path": "/x", "compression": ""}, "compression '' is not one of"),
-        ({"path": "/x", "format": "json", "compression": "gzip"}, "for format parquet only"),
+        ({"path": "/x", "format": "json", "header": "true"}, "'header' is for format csv only, not for json"),
     ],
     ids=repr,
 )  # fmt: skip
@@ -67,4 +67,4 @@ def test_a_sink_that_was_pickled_writes_to_the_same_folder_in_the_same_format() 
     sink = FileSink({"path": "/data/orders", "format": "json"})
     sink.bind("orders", "log")
     twin = pickle.loads(pickle.dumps(sink))  # noqa: S301  # our own bytes
-    assert repr(twin) == repr(sink) == "FileSink('/data/orders', JsonLines())"
+    assert repr(twin) == repr(sink) == "FileSink('/data/orders', JsonLines(compression='none'))"

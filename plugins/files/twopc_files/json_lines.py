@@ -18,14 +18,17 @@ from __future__ import annotations
 import base64
 import math
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 import pyarrow as pa
 from pyarrow import types
 
+from twopc_files.formats import Output
+from twopc_files.lines import EXTENSIONS, Lines
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 RECORDS_AT_ONCE = 1024
 """Records that are Python objects at one time, however long a record batch is."""
@@ -36,45 +39,37 @@ Convert: TypeAlias = "Callable[[Any], Any] | None"
 
 @dataclass(frozen=True, slots=True)
 class JsonLines:
-    """JSON lines, not compressed."""
+    """JSON lines. ``compression`` is one of ``lines.EXTENSIONS``."""
+
+    compression: str = "none"
 
     @property
     def extension(self) -> str:
         """What Spark and DuckDB call their JSON lines, too."""
-        return ".json"
+        return ".json" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
         """Raises TypeError for a type that ``conversion`` does not know."""
         for field in schema:
             conversion(field.type)
 
-    def open(self, file: IO[bytes], schema: pa.Schema) -> JsonRecords:
+    def open(self, file: Output, schema: pa.Schema) -> Lines:
         """A writer of records of ``schema`` into ``file``."""
-        return JsonRecords(file, schema)
+        return Lines(file, self.compression, _Encoder(schema).encode)
 
 
-class JsonRecords:
-    """Writes each record batch at once and holds nothing back."""
-
-    def __init__(self, file: IO[bytes], schema: pa.Schema) -> None:
-        self._file = file
+class _Encoder:
+    def __init__(self, schema: pa.Schema) -> None:
         self._names: list[str] = schema.names
         self._conversions = [conversion(field.type) for field in schema]
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
         """One line a record."""
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
             columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
-            for record in zip(*columns, strict=True):
-                line = dict(zip(self._names, record, strict=True))
-                self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-
-    def finish(self) -> None:
-        """Every line is in the file already."""
-
-    def discard(self) -> None:
-        """Nothing is held."""
+            records = (dict(zip(self._names, record, strict=True)) for record in zip(*columns, strict=True))
+            yield b"".join(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE) for record in records)
 
 
 def _converted(column: pa.Array, convert: Convert) -> list[Any]:

@@ -12,16 +12,14 @@ from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
-from twopc_files.json_lines import JsonLines
-from twopc_files.parquet import COMPRESSIONS, Parquet
+from twopc_files.format_options import FORMAT_OPTIONS, parse_format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from twopc_files.formats import Format
 
-KNOWN = ("path", "format", "compression")
-FORMATS = ("parquet", "json")
+KNOWN = ("path", *FORMAT_OPTIONS)
 PROTOCOLS = ("file", "local")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
@@ -55,7 +53,7 @@ class FileOptions:
             raise ConfigurationError(
                 "the file sink needs the option 'path': the folder for its files, such as file:///data/orders"
             )
-        return cls(_folder(str(options["path"])), _format(options))
+        return cls(_folder(str(options["path"])), parse_format(options))
 
 
 def _folder(url: str) -> Path:
@@ -74,19 +72,3 @@ def _folder(url: str) -> Path:
         )
     # Not resolved: a symbolic link in the path may be moved by its owner between two runs.
     return Path(LocalFileSystem._strip_protocol(url))  # noqa: SLF001  # fsspec's documented way to a path
-
-
-def _format(options: Mapping[str, Any]) -> Format:
-    name = str(options.get("format", "parquet")).strip().lower()
-    if name not in FORMATS:
-        raise ConfigurationError(f"format {name!r} is not one of {', '.join(FORMATS)}")
-    if name == "parquet":
-        compression = str(options.get("compression", "snappy")).strip().lower()
-        if compression not in COMPRESSIONS:
-            raise ConfigurationError(
-                f"compression {compression!r} is not one of {', '.join(COMPRESSIONS)}, which Parquet has"
-            )
-        return Parquet(compression)
-    if "compression" in options:
-        raise ConfigurationError(f"the option 'compression' is for format parquet only, not for {name}: leave it out")
-    return JsonLines()

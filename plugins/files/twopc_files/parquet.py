@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import contextlib
+import io
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twopc.errors import ConfigurationError
+from twopc_files.formats import Lent, Output, memory_bytes
+
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
 
-ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""Arrow bytes that make one row group. Spark's batches of 10 000 rows are too few for one each: readers
-would pay for the metadata, and columns would hardly compress. It also bounds what a task holds in memory."""
+_CODECS = {"gzip": "gzip", "zstd": "zstd", "lz4": "lz4_raw", "brotli": "brotli"}
+"""Those that have levels, as pyarrow calls them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parquet:
-    """Parquet, with one of ``COMPRESSIONS`` for every column."""
+    """Parquet, compressed alike in every column.
+
+    Attributes:
+        compression: one of ``COMPRESSIONS``.
+        compression_level: as the compression counts it; None is pyarrow's own choice.
+        row_group_bytes: bytes of Arrow that make one row group. Spark's batches of 10 000 rows are too few for
+            one each: readers would pay for the metadata, and columns would hardly compress. It also bounds what
+            a task holds in memory.
+
+    Raises:
+        ConfigurationError: the compression has no such level.
+    """
 
     compression: str = "snappy"
+    compression_level: int | None = None
+    row_group_bytes: int = 32 * 1024 * 1024
+
+    def __post_init__(self) -> None:
+        if self.compression_level is None:
+            return
+        if self.compression not in _CODECS:
+            raise ConfigurationError(f"compression {self.compression!r} has no levels: leave compression_level out")
+        codec = _CODECS[self.compression]
+        least, most = pa.Codec.minimum_compression_level(codec), pa.Codec.maximum_compression_level(codec)
+        if not least <= self.compression_level <= most:
+            raise ConfigurationError(
+                f"compression_level {self.compression_level} is not between {least} and {most}, as compression"
+                f" {self.compression!r} counts"
+            )
 
     @property
     def extension(self) -> str:
@@ -29,45 +58,56 @@ class Parquet:
 
     def check_type(self, schema: pa.Schema) -> None:
         """Asks pyarrow itself, by writing no record to nowhere: its releases know different types."""
-        with pq.ParquetWriter(pa.BufferOutputStream(), schema, compression=self.compression) as writer:
+        with self.writer(io.BytesIO(), schema) as writer:
             writer.write_table(schema.empty_table())
 
-    def open(self, file: IO[bytes], schema: pa.Schema) -> ParquetRecords:
+    def open(self, file: Output, schema: pa.Schema) -> ParquetRecords:
         """A writer of records of ``schema`` into ``file``."""
-        return ParquetRecords(file, schema, self.compression)
+        return ParquetRecords(self, file, schema)
+
+    def writer(self, file: io.IOBase, schema: pa.Schema) -> Any:
+        """pyarrow's, with what was asked for."""
+        return pq.ParquetWriter(file, schema, compression=self.compression, compression_level=self.compression_level)
 
 
 class ParquetRecords:
-    """Collects record batches to row groups of ``ROW_GROUP_BYTES`` and writes each as soon as it is full."""
+    """Collects record batches to row groups and writes each as soon as it is full."""
 
-    def __init__(self, file: IO[bytes], schema: pa.Schema, compression: str) -> None:
+    encoder_bytes = 0
+
+    def __init__(self, parquet: Parquet, file: Output, schema: pa.Schema) -> None:
+        self._row_group_bytes = parquet.row_group_bytes
         self._schema = schema
-        self._writer: Any = pq.ParquetWriter(file, schema, compression=compression)
+        self._lent = Lent(file)
+        self._writer = parquet.writer(self._lent, schema)
         self._held: list[pa.RecordBatch] = []
-        self._held_bytes = 0
+        self.held_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Hold ``batch`` until its row group is full."""
         self._held.append(batch)
-        self._held_bytes += batch.nbytes
-        if self._held_bytes >= ROW_GROUP_BYTES:
-            self._write_row_group()
+        self.held_bytes += memory_bytes(batch)
+        if self.held_bytes >= self._row_group_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make a row group of what is held."""
+        if self._held:
+            self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
+            self._lent.check()
+            self._held.clear()
+            self.held_bytes = 0
 
     def finish(self) -> None:
         """Write the last row group and the footer."""
-        if self._held:
-            self._write_row_group()
+        self.flush()
         self._writer.close()
+        self._lent.check()
 
     def discard(self) -> None:
         """Let go of what is held; no error of the file is raised."""
         self._held.clear()
-        # Left open, the writer would write its footer when it is collected, into a file that is closed by
-        # then.
+        self._lent.end()
+        # Left open, the writer would try its footer when it is collected.
         with contextlib.suppress(Exception):
             self._writer.close()
-
-    def _write_row_group(self) -> None:
-        self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
-        self._held.clear()
-        self._held_bytes = 0

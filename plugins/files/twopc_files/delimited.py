@@ -1,0 +1,107 @@
+"""CSV as RFC 4180 has it, through pyarrow's writer.
+
+Strings are in quotes, a quote in them is doubled, and a null is ``null_value`` without quotes. Spark reads all
+of it with ``escape='"'`` and ``multiLine=true``; with its own defaults it misreads strings that hold a quote, a
+line break, or a backslash at their end. It takes an empty string for a null unless ``null_value`` is another.
+
+| Arrow | CSV |
+| --- | --- |
+| float | a number in quotes; NaN and the infinities as ``NaN``, ``Infinity``, ``-Infinity`` |
+| timestamp with a time zone | in UTC, with a ``Z`` at the end |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv, types
+
+from twopc_files.formats import Output
+from twopc_files.lines import EXTENSIONS, Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Csv:
+    """CSV.
+
+    Attributes:
+        header: whether the first line has the names of the columns.
+        delimiter: one character between values.
+        null_value: what stands for a null; Spark's reader has an option of that meaning, ``nullValue``.
+        compression: one of ``lines.EXTENSIONS``.
+    """
+
+    header: bool = True
+    delimiter: str = ","
+    null_value: str = ""
+    compression: str = "none"
+
+    @property
+    def extension(self) -> str:
+        """What everybody calls CSV."""
+        return ".csv" + EXTENSIONS[self.compression]
+
+    def check_type(self, schema: pa.Schema) -> None:
+        """Raises TypeError for a type that ``written_as`` does not know."""
+        for field in schema:
+            written_as(field.type)
+
+    def open(self, file: Output, schema: pa.Schema) -> Lines:
+        """A writer of records of ``schema`` into ``file``."""
+        return Lines(file, self.compression, _Encoder(self, schema).encode)
+
+
+class _Encoder:
+    def __init__(self, kind: Csv, schema: pa.Schema) -> None:
+        # A line with nothing on it is no record to any reader.
+        self._null_is_lost = len(schema) == 1 and not kind.null_value
+        self._schema = pa.schema([(field.name, written_as(field.type)) for field in schema])
+        self._options = csv.WriteOptions(
+            include_header=kind.header, delimiter=kind.delimiter, null_string=kind.null_value
+        )
+
+    def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
+        """Raises ValueError for a null that would be an empty line."""
+        if self._null_is_lost and batch.column(0).null_count:
+            raise ValueError(
+                f"column {batch.schema.names[0]!r} is the only one and has a null, which would be an empty line,"
+                " and readers skip it. Set the option 'null_value'."
+            )
+        columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
+        lines = pa.BufferOutputStream()
+        csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)
+        self._options.include_header = False
+        yield lines.getvalue()
+
+
+def written_as(type_: pa.DataType) -> pa.DataType:
+    """What pyarrow's writer is given for ``type_``. Raises TypeError where CSV has no form for it."""
+    if types.is_dictionary(type_):
+        return written_as(type_.value_type)
+    if (types.is_timestamp(type_) or types.is_time(type_)) and type_.unit == "ns":
+        raise TypeError("it counts nanoseconds, and most CSV readers stop at microseconds")
+    if types.is_timestamp(type_) and type_.tz is not None:
+        # Not every reader knows the offset of another zone as pyarrow writes it, +0200.
+        return pa.timestamp(type_.unit, "UTC")
+    if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_):
+        return pa.string()
+    if any(is_type(type_) for is_type in _PLAIN):
+        return type_
+    raise TypeError(f"CSV has no form for {type_}")
+
+
+_PLAIN = (
+    *(types.is_null, types.is_boolean, types.is_integer, types.is_decimal, types.is_string, types.is_large_string),
+    *(types.is_date, types.is_time, types.is_timestamp),
+)
+
+
+def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    written = column.cast(type_)
+    if types.is_floating(column.type):
+        for arrows, everybodys in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
+            written = pc.if_else(pc.equal(written, arrows), everybodys, written)
+    return written

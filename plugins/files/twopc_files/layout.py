@@ -1,0 +1,296 @@
+"""How the records of one transaction are laid out over files: Hive's partition folders, and sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from twopc.errors import SchemaMismatch
+from twopc_files.formats import Format, Output, RecordWriter, check_names, check_same_schema, memory_bytes
+
+HELD_BYTES = 48 * 1024 * 1024
+"""What the writers of several open files may hold together, and the same again what waits for a file. One file
+alone is bounded by its format."""
+
+DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""The value in the name of a folder that Hive and Spark read as null."""
+
+# The characters that Spark escapes (ExternalCatalogUtils.charToEscape), which it has from Hive.
+_ESCAPED = str.maketrans({c: f"%{ord(c):02X}" for c in (*map(chr, range(1, 0x20)), *"\"#%'*/:=?\\\x7f{[]^")})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How many files there are, and what goes into which.
+
+    Attributes:
+        partition_by: columns whose values name folders, outermost first; they are left out of the files.
+        max_records_per_file: a file never has more.
+        max_bytes_per_file: a file is finished after the record batch with which it has so many, held bytes
+            counted as they are in memory. So it may be longer by one batch, and shorter by what is held.
+        max_open_files: at one time in one task. Each costs a store such as S3 a buffer of several MiB. Records
+            of further folders wait in memory; when those are too many, the least recently written file is
+            finished to make room. So a task may write several files to a folder.
+    """
+
+    partition_by: tuple[str, ...] = ()
+    max_records_per_file: int | None = None
+    max_bytes_per_file: int | None = None
+    max_open_files: int = 32
+
+    def data_schema(self, schema: pa.Schema) -> pa.Schema:
+        """What is in the files of records of ``schema``.
+
+        Raises:
+            SchemaMismatch: a partition column is unknown or of a type that no folder's name can hold, or no
+                column is left for the files.
+        """
+        check_names(schema)
+        for name in self.partition_by:
+            if name not in schema.names:
+                raise SchemaMismatch(_unknown(name, schema))
+            type_ = schema.field(name).type
+            if not any(is_type(type_) for is_type in _IN_FOLDERS):
+                raise SchemaMismatch(
+                    f"partition column {name!r} has type {type_}, which has no one form that every reader takes"
+                    " back from a folder's name. Nothing was written. Derive a date, a string, an integer, a"
+                    " boolean or a decimal from it, and partition by that."
+                )
+        data = [column for column in schema if column.name not in self.partition_by]
+        if not data:
+            raise SchemaMismatch(
+                "all columns are partition columns, which would leave none for the files. Nothing was written."
+            )
+        return pa.schema(data, schema.metadata)
+
+
+_IN_FOLDERS = (
+    *(types.is_string, types.is_large_string, types.is_boolean, types.is_integer),
+    *(types.is_date32, types.is_decimal),
+)
+
+
+def _unknown(name: str, schema: pa.Schema) -> str:
+    near = difflib.get_close_matches(name.lower(), [known.lower() for known in schema.names], n=1)
+    meant = [known for known in schema.names if known.lower() in near]
+    hint = f" Did you mean {meant[0]!r}?" if meant else ""
+    return (
+        f"there is no column {name!r} to partition by.{hint} Nothing was written. There are: {', '.join(schema.names)}."
+    )
+
+
+class StagedFile(Output, Protocol):
+    """A file that no reader sees before the commit."""
+
+    def tell(self) -> int:
+        """Bytes written so far."""
+
+    def close(self) -> None:
+        """Make all that was written durable. Raises where it is not."""
+
+    def discard(self) -> None:
+        """Remove it, also after ``close``."""
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    staged: StagedFile
+    writer: RecordWriter
+    records: int = 0
+
+    def is_full(self, layout: Layout) -> bool:
+        if layout.max_bytes_per_file is None:
+            return self.records == layout.max_records_per_file
+        size_bytes = self.staged.tell() + self.writer.held_bytes
+        return self.records == layout.max_records_per_file or size_bytes >= layout.max_bytes_per_file
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Records of one folder for which no file is open yet."""
+
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    size_bytes: int = 0
+
+    def add(self, records: pa.RecordBatch) -> None:
+        self.batches.append(records)
+        self.size_bytes += memory_bytes(records)
+
+
+class Files:
+    """Distributes one transaction's records over files.
+
+    Args:
+        format: what the files are.
+        layout: which records go into which.
+        create: makes a new, empty staged file for the records of a partition folder, such as
+            ``day=2024-05-01/city=Bern``; ``""`` where nothing is partitioned.
+    """
+
+    def __init__(self, format: Format, layout: Layout, create: Callable[[str], StagedFile]) -> None:
+        self._format = format
+        self._layout = layout
+        self._create = create
+        self._schema: pa.Schema | None = None
+        self._created: list[StagedFile] = []
+        # By folder, the least recently written first.
+        self._open: dict[str, _OpenFile] = {}
+        # By folder without an open file.
+        self._waiting: dict[str, _Waiting] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write each record to a file of its folder.
+
+        Raises:
+            SchemaMismatch: the schema is not the first batch's.
+            ValueError: the format, or the name of a folder, can't hold a record.
+            OSError: a file can't be made or written.
+        """
+        self._schema = self._schema or batch.schema
+        check_same_schema(self._schema, batch)
+        for folder, part in split(batch, self._layout.partition_by):
+            if folder in self._open or self._has_room():
+                self._write(folder, part)
+            else:
+                self._wait(folder, part)
+            self._hold_less()
+
+    def finish(self) -> None:
+        """Write what waits, finish and close every file. Raises OSError where one is not durable."""
+        for folder in list(self._open):
+            self._finish(folder)
+        for folder in list(self._waiting):
+            self._write_waiting(folder)
+            if folder in self._open:
+                self._finish(folder)
+
+    def discard(self) -> None:
+        """Let go of every file that was created, closed or not. Raises nothing."""
+        self._waiting.clear()
+        for file in self._open.values():
+            file.writer.discard()
+        self._open.clear()
+        for staged in self._created:
+            with contextlib.suppress(Exception):
+                staged.discard()
+
+    def _has_room(self) -> bool:
+        encoder_bytes = sum(file.writer.encoder_bytes for file in self._open.values())
+        return len(self._open) < self._layout.max_open_files and encoder_bytes < HELD_BYTES
+
+    def _wait(self, folder: str, records: pa.RecordBatch) -> None:
+        """Hold ``records``, for which there is no room. Where too many wait, the folder with most of them gets it."""
+        self._waiting.setdefault(folder, _Waiting()).add(records)
+        if sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
+            self._finish(next(iter(self._open)))
+            # It has no less than ``folder``, so what waits afterwards is no more than what waited before.
+            self._write_waiting(max(self._waiting, key=lambda folder: self._waiting[folder].size_bytes))
+
+    def _write_waiting(self, folder: str) -> None:
+        waiting = self._waiting.pop(folder, _Waiting())
+        for records in waiting.batches:
+            self._write(folder, records)
+
+    def _write(self, folder: str, records: pa.RecordBatch) -> None:
+        """Write ``records``, after those that wait, to the open file of ``folder`` or to new ones."""
+        self._write_waiting(folder)
+        rest = records
+        while rest.num_rows:
+            file = self._file(folder, rest.schema)
+            most = self._layout.max_records_per_file
+            room = rest.num_rows if most is None else most - file.records
+            taken, rest = rest.slice(0, room), rest.slice(room)
+            file.writer.write(taken)
+            file.records += taken.num_rows
+            if file.is_full(self._layout):
+                self._finish(folder)
+
+    def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
+        """The open file of ``folder``, from now on the most recently written one."""
+        file = self._open.pop(folder, None)
+        if file is None:
+            staged = self._create(folder)
+            self._created.append(staged)
+            file = _OpenFile(staged, self._format.open(staged, schema))
+        self._open[folder] = file
+        return file
+
+    def _hold_less(self) -> None:
+        """Upholds: memory is bounded, however many files are open. Whoever holds most gives it up."""
+        while len(self._open) > 1 and sum(file.writer.held_bytes for file in self._open.values()) > HELD_BYTES:
+            folder, file = max(self._open.items(), key=lambda item: item[1].writer.held_bytes)
+            file.writer.flush()
+            if file.writer.held_bytes:
+                self._finish(folder)
+
+    def _finish(self, folder: str) -> None:
+        # It stays among the open ones until it is closed, so that its writer is discarded where this fails.
+        file = self._open[folder]
+        file.writer.finish()
+        file.staged.close()
+        del self._open[folder]
+
+
+def split(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The records of ``batch`` by partition folder, in their order, without the partition columns.
+
+    Each part has memory of its own: a slice would keep the whole batch alive for as long as a writer holds it.
+    """
+    if not partition_by:
+        yield "", batch
+        return
+    data = batch.drop_columns(list(partition_by))
+    folders = _folders(batch, partition_by).dictionary_encode()
+    if len(folders.dictionary) == 1:
+        yield folders.dictionary[0].as_py(), data
+        return
+    order = pc.sort_indices(folders.indices)  # stable
+    runs = pc.run_end_encode(folders.indices.take(order))
+    start = 0
+    for number, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield folders.dictionary[number].as_py(), data.take(order.slice(start, end - start))
+        start = end
+
+
+def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> pa.StringArray:
+    """The folder of each record. Names are made once for each value, not for each record."""
+    levels = []
+    for column in partition_by:
+        values = batch.column(column).dictionary_encode(null_encoding="encode")
+        names = pa.array([folder_name(column, value) for value in values.dictionary.to_pylist()], pa.string())
+        levels.append(names.take(values.indices))
+    return pc.binary_join_element_wise(*levels, "/")
+
+
+def folder_name(column: str, value: Any) -> str:
+    """``column=value`` as Spark writes it: null and the empty string are one and the same.
+
+    Raises:
+        ValueError: a character that no file system has in a name.
+    """
+    text = "" if value is None else _text(value)
+    if "\0" in text:
+        raise ValueError(f"partition column {column!r} has the value {value!r}, and no folder's name can have a NUL")
+    return f"{column.translate(_ESCAPED)}={text.translate(_ESCAPED) or DEFAULT_PARTITION}"
+
+
+def _text(value: Any) -> str:
+    """Spark's cast to a string."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Decimal():
+            return format(value, "f")  # never an exponent
+        case dt.date():
+            return value.isoformat()
+        case _:
+            return str(value)

@@ -1,0 +1,52 @@
+"""Lines of text: one column, one line a record, in UTF-8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from twopc_files.formats import Output
+from twopc_files.lines import EXTENSIONS, Lines
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text. ``compression`` is one of ``lines.EXTENSIONS``."""
+
+    compression: str = "none"
+
+    @property
+    def extension(self) -> str:
+        """What Spark calls its text files, too."""
+        return ".txt" + EXTENSIONS[self.compression]
+
+    def check_type(self, schema: pa.Schema) -> None:
+        """Raises TypeError but for one column of strings."""
+        if len(schema) != 1:
+            raise TypeError("a line of text is one column")
+        if not (types.is_string(schema[0].type) or types.is_large_string(schema[0].type)):
+            raise TypeError("a line of text is a string")
+
+    def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # one schema is like the other
+        """A writer of lines into ``file``."""
+        return Lines(file, self.compression, _encode)
+
+
+def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
+    """Raises ValueError for a record that is null, or more than one line: it would be read as another one."""
+    [column], [name] = batch.columns, batch.schema.names
+    if column.null_count:
+        raise ValueError(f"column {name!r} has a null, and a line of text can't be one. Write an empty string for it.")
+    # Hadoop's reader, and so Spark, ends a line at either.
+    if pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py():
+        raise ValueError(f"column {name!r} has a line break in a record, which would be read as two")
+    if batch.num_rows:
+        all_of_them = pa.array([0, batch.num_rows], pa.int64())
+        lines = pa.LargeListArray.from_arrays(all_of_them, column.cast(pa.large_string()))
+        yield pc.binary_join(lines, pa.scalar("\n", pa.large_string()))[0].as_buffer()
+        yield b"\n"

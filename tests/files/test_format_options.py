@@ -1,0 +1,103 @@
+"""Options of formats and of the layout: what they may be, and what they become."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from twopc.errors import ConfigurationError
+from twopc_files.delimited import Csv
+from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
+from twopc_files.formats import Format
+from twopc_files.json_lines import JsonLines
+from twopc_files.layout import Layout
+from twopc_files.orc import Orc
+from twopc_files.parquet import Parquet
+from twopc_files.text import Text
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Parquet("snappy")),
+        ({"format": "Parquet", "compression": "ZSTD", "compression_level": "19"}, Parquet("zstd", 19)),
+        ({"row_group_bytes": "1000000"}, Parquet(row_group_bytes=1_000_000)),
+        ({"format": "json"}, JsonLines("none")),
+        ({"format": "json", "compression": "gzip"}, JsonLines("gzip")),
+        ({"format": "csv"}, Csv(header=True, delimiter=",", null_value="", compression="none")),
+        (
+            {"format": "csv", "header": "False", "delimiter": "\\t", "null_value": "\\N"},
+            Csv(header=False, delimiter="\t", null_value="\\N"),
+        ),
+        ({"format": "csv", "header": False, "delimiter": ";"}, Csv(header=False, delimiter=";")),
+        ({"format": "orc"}, Orc("zstd")),
+        ({"format": "orc", "compression": "none", "stripe_bytes": 1}, Orc("none", 1)),
+        ({"format": "text", "compression": "zstd"}, Text("zstd")),
+    ],
+    ids=repr,
+)
+def test_a_format_is_made_of_text(options: dict[str, Any], expected: Format) -> None:
+    assert parse_format({"path": "/x", **options}) == expected
+    assert pickle.loads(pickle.dumps(expected)) == expected  # noqa: S301  # our own bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, Layout()),
+        ({"partition_by": "day, city"}, Layout(("day", "city"))),
+        ({"partition_by": ["a,b"]}, Layout(("a,b",))),
+        ({"max_records_per_file": "7", "max_bytes_per_file": 8}, Layout((), 7, 8)),
+        ({"max_open_files": "1"}, Layout(max_open_files=1)),
+    ],
+    ids=repr,
+)
+def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> None:
+    assert parse_layout({"path": "/x", **options}) == expected
+    assert pickle.loads(pickle.dumps(expected)) == expected  # noqa: S301  # our own bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "xml"}, "format 'xml' is not one of parquet, json, csv, orc, text"),
+        ({"format": ""}, "format '' is not one of"),
+        ({"compression": "lzo"}, "compression 'lzo' is not one of none, snappy, gzip"),
+        ({"format": "json", "compression": "snappy"}, "compression 'snappy' is not one of none, gzip, zstd"),
+        ({"format": "orc", "compression": "gzip"}, "compression 'gzip' is not one of none, snappy, zlib"),
+        ({"compression_level": 3}, "'snappy' has no levels"),
+        ({"compression": "gzip", "compression_level": "10"}, "compression_level 10 is not between 1 and 9"),
+        ({"compression": "zstd", "compression_level": "high"}, "compression_level 'high' is not a whole number"),
+        ({"row_group_bytes": "0"}, "row_group_bytes '0' is not a whole number, 1 or more"),
+        ({"row_group_bytes": "32 MiB"}, "row_group_bytes '32 MiB' is not a whole number"),
+        ({"format": "csv", "header": "yes"}, "header 'yes' is not one of true, false"),
+        ({"format": "csv", "delimiter": "||"}, "delimiter '||' is not one ASCII character"),
+        ({"format": "csv", "delimiter": '"'}, "is not one ASCII character"),
+        ({"format": "csv", "delimiter": "\n"}, "is not one ASCII character"),
+        ({"format": "csv", "delimiter": "§"}, "is not one ASCII character"),
+        ({"format": "csv", "null_value": '"'}, "null_value '\"' is not text without quotes"),
+        ({"format": "text", "header": "true"}, "'header' is for format csv only, not for text"),
+        ({"header": "true"}, "'header' is for format csv only, not for parquet"),
+        ({"format": "json", "compression_level": "1"}, "'compression_level' is for format parquet only, not for json"),
+        ({"format": "parquet", "stripe_bytes": "1"}, "'stripe_bytes' is for format orc only"),
+        ({"partition_by": ""}, "partition_by '' is not names of columns, each once, such as day,city"),
+        ({"partition_by": "day,,city"}, "is not names of columns"),
+        ({"partition_by": "day, day"}, "each once"),
+        ({"partition_by": [1]}, "is not names of columns"),
+        ({"partition_by": []}, "is not names of columns"),
+        ({"max_records_per_file": "0"}, "max_records_per_file '0' is not a whole number, 1 or more"),
+        ({"max_bytes_per_file": "1e9"}, "max_bytes_per_file '1e9' is not a whole number"),
+        ({"max_open_files": None}, "max_open_files None is not a whole number"),
+    ],
+    ids=repr,
+)
+def test_what_an_option_cant_be_is_refused_with_what_it_may_be(options: dict[str, Any], message: str) -> None:
+    parse = parse_layout if {*options} & {*LAYOUT_OPTIONS} else parse_format
+    with pytest.raises(ConfigurationError, match=message.replace("|", r"\|")):
+        parse(options)
+
+
+def test_each_option_is_known_once() -> None:
+    assert len({*FORMAT_OPTIONS, *LAYOUT_OPTIONS}) == len(FORMAT_OPTIONS) + len(LAYOUT_OPTIONS)

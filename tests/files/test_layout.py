@@ -1,0 +1,343 @@
+"""Every record is in exactly one file, in the folder of its values; files, memory and what is left open are bounded."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.orc as paorc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twopc.errors import SchemaMismatch
+from twopc_files import layout
+from twopc_files.delimited import Csv
+from twopc_files.formats import Format
+from twopc_files.json_lines import JsonLines
+from twopc_files.layout import Files, Layout, split
+from twopc_files.orc import Orc
+from twopc_files.parquet import Parquet
+from twopc_files.text import Text
+
+
+class LocalFile:
+    """A staged file on the disk, which tells what became of it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self.state = "open"
+        self._file = path.open("xb")
+        self.tell = self._file.tell
+
+    def write(self, data: bytes) -> None:
+        assert self.state == "open"
+        self._file.write(data)
+
+    def close(self) -> None:
+        self._file.close()
+        self.state = "closed"
+
+    def discard(self) -> None:
+        self._file.close()
+        self.path.unlink()
+        self.state = "discarded"
+
+
+class Staging:
+    """A folder of staged files, in the order in which they were created."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: list[LocalFile] = []
+
+    def create(self, folder: str) -> LocalFile:
+        file = LocalFile(self.folder / folder / str(len(self.files)))
+        self.files.append(file)
+        return file
+
+    def folders(self) -> list[str]:
+        return [str(file.path.parent.relative_to(self.folder)) for file in self.files]
+
+    def states(self) -> list[str]:
+        return [file.state for file in self.files]
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Staging:
+    return Staging(tmp_path)
+
+
+def batch(**columns: Any) -> pa.RecordBatch:
+    return pa.record_batch(columns)
+
+
+def numbers(count: int) -> pa.RecordBatch:
+    return batch(n=pa.array(range(count), pa.int64()))
+
+
+def lines(staging: Staging) -> list[list[str]]:
+    return [file.path.read_text().splitlines() for file in staging.files]
+
+
+# Partition folders. ------------------------------------------------------------------------------------------
+
+
+def test_records_go_into_the_folders_of_their_values_in_their_order_and_without_the_columns(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(("day", "city")), staging.create)
+    may = dt.date(2024, 5, 1)
+    files.write(batch(n=[1, 2, 3, 4], city=["Bern", "Rom", "Bern", None], day=[may, may, may, None]))
+    files.write(batch(n=[5, 6], city=["Rom", "Bern"], day=[may, may]))
+    files.finish()
+    assert dict(zip(staging.folders(), lines(staging), strict=True)) == {
+        "day=2024-05-01/city=Bern": ['{"n":1}', '{"n":3}', '{"n":6}'],
+        "day=2024-05-01/city=Rom": ['{"n":2}', '{"n":5}'],
+        "day=__HIVE_DEFAULT_PARTITION__/city=__HIVE_DEFAULT_PARTITION__": ['{"n":4}'],
+    }
+    assert staging.states() == ["closed"] * 3
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b/", "", None]), st.sampled_from([0, 1, None]))))
+def test_a_batch_is_split_without_loss_and_each_part_keeps_its_order(keys: list[tuple[str | None, int | None]]) -> None:
+    schema = pa.schema([("k", pa.string()), ("n", pa.int64()), ("j", pa.int8())])
+    rows = [{"k": k, "n": n, "j": j} for n, (k, j) in enumerate(keys)]
+    expected = defaultdict(list)
+    for row in rows:
+        folder = f"j={row['j']}/k={row['k']}".replace("None", layout.DEFAULT_PARTITION).replace("/b/", "/b%2F")
+        expected[folder.replace("b/", "b%2F") + ("" if row["k"] != "" else layout.DEFAULT_PARTITION)].append(row["n"])
+    whole = pa.RecordBatch.from_pylist(rows, schema)
+    parts = list(split(whole, ("j", "k")))
+    assert {folder: part["n"].to_pylist() for folder, part in parts} == expected
+    assert len(parts) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (("cty",), r"no column 'cty' to partition by. Did you mean 'City'\?.*There are: City, n, at"),
+        (("zzz",), r"no column 'zzz' to partition by. Nothing was written. There are"),
+        (("City", "n", "at"), "type timestamp"),
+        (("n", "City", "rest"), "no column 'rest'"),
+    ],
+)
+def test_a_partition_column_that_cant_be_is_refused(columns: tuple[str, ...], message: str) -> None:
+    schema = pa.schema([("City", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us"))])
+    with pytest.raises(SchemaMismatch, match=message):
+        Layout(columns).data_schema(schema)
+
+
+def test_all_columns_as_partition_columns_are_refused() -> None:
+    with pytest.raises(SchemaMismatch, match="all columns are partition columns"):
+        Layout(("b", "a")).data_schema(pa.schema([("a", pa.string()), ("b", pa.int64())]))
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [
+        *(pa.float32(), pa.float64(), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.binary(), pa.date64()),
+        *(pa.list_(pa.int8()), pa.struct([("a", pa.int8())]), pa.time64("us"), pa.null()),
+    ],
+    ids=str,
+)
+def test_types_without_one_form_in_a_folders_name_are_refused(type_: pa.DataType) -> None:
+    with pytest.raises(SchemaMismatch, match=r"partition column 'p' has type.*Nothing was written"):
+        Layout(("p",)).data_schema(pa.schema([("p", type_), ("n", pa.int64())]))
+
+
+def test_the_schema_of_the_files_lacks_the_partition_columns_and_keeps_the_rest() -> None:
+    schema = pa.schema([pa.field("a", pa.int8()), pa.field("p", pa.string()), pa.field("b", pa.int8(), nullable=False)])
+    assert Layout(("p",)).data_schema(schema).equals(pa.schema([schema[0], schema[2]]))
+
+
+def test_a_value_that_no_folder_can_be_named_after_fails_before_its_record_is_written(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(("p",)), staging.create)
+    with pytest.raises(ValueError, match="NUL"):
+        files.write(batch(p=["a", "\0"], n=[1, 2]))
+
+
+@pytest.mark.parametrize("value", ["../../etc", "/etc", "..", ".", "a/../../b", "C:\\x"])
+def test_no_value_leads_out_of_its_folder(value: str) -> None:
+    [name] = Path(layout.folder_name("p", value)).parts
+    assert name.startswith("p=")
+    [name] = Path(layout.folder_name(value, "x")).parts
+    assert name.endswith("=x")
+
+
+def test_values_are_written_as_spark_casts_them_to_strings() -> None:
+    values = [True, 7, Decimal("0.0000000001"), dt.date(1, 2, 3), "ü"]
+    assert [layout.folder_name("p", value) for value in values] == [
+        *("p=true", "p=7", "p=0.0000000001", "p=0001-02-03", "p=ü"),
+    ]
+
+
+# Sizes and numbers. ------------------------------------------------------------------------------------------
+
+
+def test_a_file_never_has_more_records_than_asked_for(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(max_records_per_file=4), staging.create)
+    for count in (3, 6, 0, 1):
+        files.write(numbers(count))
+    files.finish()
+    assert [len(part) for part in lines(staging)] == [4, 4, 2]
+    assert [line for part in lines(staging) for line in part] == [
+        f'{{"n":{n}}}' for n in (*range(3), *range(6), *range(1))
+    ]
+
+
+def test_no_empty_file_is_made_where_the_records_fill_the_last_one(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(max_records_per_file=3), staging.create)
+    files.write(numbers(6))
+    files.finish()
+    assert [len(part) for part in lines(staging)] == [3, 3]
+
+
+@pytest.mark.parametrize("kind", [JsonLines(), Csv(), Parquet(compression="none", row_group_bytes=10_000)], ids=str)
+def test_a_file_is_finished_with_the_batch_that_fills_it(kind: Format, staging: Staging) -> None:
+    files = Files(kind, Layout(max_bytes_per_file=100_000), staging.create)
+    for _ in range(100):
+        files.write(batch(n=list(range(1000)), s=["x" * 10] * 1000))
+    files.finish()
+    sizes = [file.path.stat().st_size for file in staging.files]
+    assert len(sizes) > 1
+    assert max(sizes) < 150_000
+
+
+def test_records_that_are_held_count_for_the_size_of_a_file(staging: Staging) -> None:
+    files = Files(Parquet(), Layout(max_bytes_per_file=8000), staging.create)
+    for _ in range(4):
+        files.write(numbers(600))  # 4800 bytes; no row group is written yet
+    files.finish()
+    assert [pq.read_metadata(file.path).num_rows for file in staging.files] == [1200, 1200]
+
+
+def test_the_least_recently_written_file_makes_room_and_later_records_get_a_new_one(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "HELD_BYTES", 1)  # nothing can wait
+    files = Files(JsonLines(), Layout(("p",), max_open_files=2), staging.create)
+    for n, p in enumerate("abaca"):
+        files.write(batch(p=[p], n=[n]))
+        assert staging.states().count("open") <= 2
+    assert staging.folders() == ["p=a", "p=b", "p=c"]
+    assert staging.states() == ["open", "closed", "open"]
+    files.write(batch(p=["b"], n=[5]))
+    files.finish()
+    assert staging.folders() == ["p=a", "p=b", "p=c", "p=b"]
+    assert lines(staging) == [['{"n":0}', '{"n":2}', '{"n":4}'], ['{"n":1}'], ['{"n":3}'], ['{"n":5}']]
+
+
+def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "HELD_BYTES", 500_000)
+    files = Files(JsonLines(), Layout(("p",), max_open_files=3), staging.create)
+    rows = [(n % 20, n) for n in range(100_000)]
+    for start in range(0, len(rows), 1000):
+        part = rows[start : start + 1000]
+        files.write(batch(p=[p for p, _ in part], n=[n for _, n in part]))
+        assert staging.states().count("open") <= 3
+        assert sum(waiting.size_bytes for waiting in files._waiting.values()) <= 500_000
+    files.finish()
+    assert len(staging.files) < 200
+    found = [
+        (int(folder.removeprefix("p=")), json.loads(line)["n"])
+        for folder, part in zip(staging.folders(), lines(staging), strict=True)
+        for line in part
+    ]
+    assert sorted(found, key=lambda row: row[1]) == rows
+
+
+def test_a_folder_that_gets_room_may_fill_its_file_at_once(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "HELD_BYTES", 1)
+    files = Files(JsonLines(), Layout(("p",), max_records_per_file=2, max_open_files=1), staging.create)
+    files.write(batch(p=["a", "b", "b", "c", "c", "d"], n=[1, 2, 3, 4, 5, 6]))
+    files.finish()
+    assert [len(part) for part in lines(staging)] == [1, 2, 2, 1]
+
+
+def test_records_that_wait_come_before_later_ones_of_their_folder(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(("p",), max_records_per_file=3, max_open_files=1), staging.create)
+    files.write(batch(p=["a", "a", "b"], n=[1, 2, 3]))
+    assert staging.folders() == ["p=a"]
+    files.write(batch(p=["a", "b", "b"], n=[4, 5, 6]))  # fills the file of a, which makes room
+    files.finish()
+    assert lines(staging) == [['{"n":1}', '{"n":2}', '{"n":4}'], ['{"n":3}', '{"n":5}', '{"n":6}']]
+
+
+@pytest.mark.parametrize("kind", [Parquet(), Orc()], ids=str)
+def test_many_open_files_hold_no_more_together_than_a_few(
+    kind: Format, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "HELD_BYTES", 100_000)
+    files = Files(kind, Layout(("p",)), staging.create)
+    for _ in range(50):
+        files.write(batch(p=[n % 8 for n in range(1000)], n=list(range(1000))))
+        assert sum(file.writer.held_bytes for file in files._open.values()) <= 100_000
+    files.finish()
+    read = {Parquet: pq.read_table, Orc: paorc.read_table}[type(kind)]
+    assert sum(read(str(file.path)).num_rows for file in staging.files) == 50_000
+
+
+def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(staging: Staging) -> None:
+    files = Files(Parquet(), Layout(("p",)), staging.create)
+    before = pa.total_allocated_bytes()
+    for _ in range(30):
+        files.write(batch(p=["rare", *["often"] * 100_000], s=["x" * 10] * 100_001))
+        files._open["p=often"].writer.flush()
+    assert pa.total_allocated_bytes() - before < 5_000_000
+    files.discard()
+
+
+# Failures. ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Parquet(), JsonLines("gzip"), Csv(), Orc(), Text("zstd")], ids=str)
+def test_discard_removes_every_file_closed_or_open_and_writes_nothing_more(kind: Format, staging: Staging) -> None:
+    files = Files(kind, Layout(("p",), max_records_per_file=2), staging.create)
+    files.write(batch(p=["a", "a", "a", "b"], s=["v", "w", "x", "y"]))
+    assert staging.states() == ["closed", "open", "open"]
+    for file in staging.files:
+        file.write = None  # type: ignore[assignment, method-assign]  # whoever writes fails
+    files.discard()
+    assert staging.states() == ["discarded"] * 3
+    files.discard()
+
+
+def test_discard_after_finish_removes_every_file(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(), staging.create)
+    files.write(numbers(3))
+    files.finish()
+    files.discard()
+    assert staging.states() == ["discarded"]
+
+
+def test_discard_goes_on_where_one_file_cant_be_removed(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(max_records_per_file=1), staging.create)
+    files.write(numbers(3))
+    staging.files[0].path.unlink()
+    files.discard()
+    assert staging.states()[1:] == ["discarded", "discarded"]
+
+
+def test_files_of_which_one_cant_be_finished_are_all_discarded(staging: Staging) -> None:
+    files = Files(Parquet(), Layout(("p",)), staging.create)
+    files.write(batch(p=["a", "b"], s=["v", "w"]))
+    staging.files[1]._file.close()  # whoever writes to it gets an error
+    with pytest.raises(ValueError, match="closed file"):
+        files.finish()
+    files.discard()
+    assert staging.states() == ["discarded", "discarded"]
+
+
+def test_a_batch_of_another_schema_is_refused(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(("p",)), staging.create)
+    files.write(batch(p=["a"], n=[1]))
+    with pytest.raises(SchemaMismatch, match="column 'p' of type int64 after string"):
+        files.write(batch(p=[1], n=[1]))
