@@ -23,12 +23,19 @@ MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
 
 
+def the_file(committable: Committable) -> dict[str, Any]:
+    """What its handle says of its one file."""
+    files: Any = committable.handle["files"]
+    [file] = files
+    return dict(file)
+
+
 def staged_path(folder: Path, committable: Committable) -> Path:
-    return folder / "_twopc" / str(committable.handle["staged"])
+    return folder / "_twopc" / str(the_file(committable)["staged"])
 
 
 def target_path(folder: Path, committable: Committable) -> Path:
-    return folder / str(committable.handle["target"])
+    return folder / str(the_file(committable)["target"])
 
 
 @pytest.fixture
@@ -73,8 +80,8 @@ def test_pre_commit_syncs_the_file_when_all_of_it_is_written(
 
     monkeypatch.setattr(os, "fsync", record_size)
     committable = pre_commit()
-    assert committable.handle["bytes"] in sizes
-    assert committable.handle["bytes"] == staged_path(folder, committable).stat().st_size
+    assert the_file(committable)["bytes"] in sizes
+    assert the_file(committable)["bytes"] == staged_path(folder, committable).stat().st_size
 
 
 def test_commit_renames_and_then_syncs_both_folders(
@@ -110,7 +117,7 @@ def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
 
 
 def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreCommit) -> None:
-    targets = [str(pre_commit(batch_id=b, partition=p).handle["target"]) for b in (2, 10, 9) for p in (11, 2)]
+    targets = [str(the_file(pre_commit(batch_id=b, partition=p))["target"]) for b in (2, 10, 9) for p in (11, 2)]
     assert targets[0].startswith("part-00000000000000000002-00011-")
     assert [name[:31] for name in sorted(targets)] == [
         f"part-{batch:020d}-{partition:05d}" for batch in (2, 9, 10) for partition in (2, 11)
@@ -125,7 +132,7 @@ def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> Non
         sink = make_sink(log_id)
         with Participant({"orders": sink}, Round(incarnation, 4), 0, serial) as participant:
             participant.write("orders", pa.record_batch({"value": ["a"]}))
-            targets.add(participant.pre_commit()["orders"].handle["target"])
+            targets.add(the_file(participant.pre_commit()["orders"])["target"])
     assert len(targets) == 4
 
 
@@ -351,9 +358,16 @@ def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreComm
         {"target": None},
         {"staged": "../../secret"},
         {"staged": "/etc/passwd"},
-        {"staged": ".twopc.log.orders.1.0.1.0.0.staged"},
+        {"staged": ".twopc.log.orders.1.0.1.0.0-0.staged"},
         {"staged": None},
+        {"target": "day=1/../escaped.parquet"},
+        {"target": f"../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"day=1/../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"/day=1/part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"day=1\n/part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.parquet"},
         {"bytes": "7"},
+        {"bytes": None},
         {"bytes": -1},
         {"bytes": True},
     ],
@@ -367,7 +381,7 @@ def test_a_handle_that_no_file_sink_writes_is_refused_and_touches_no_file(
     secret = folder.parent / "secret"
     secret.write_text("keep")
     before = sorted(folder.parent.rglob("*"))
-    hostile = Committable(committable.transaction_id, {**committable.handle, **change}, committable.records)
+    hostile = Committable(committable.transaction_id, {"files": [{**the_file(committable), **change}]}, 2)
     with pytest.raises(CorruptLog, match=r"No file was touched"):
         make_sink().commit(hostile)
     if "staged" in change:
@@ -376,14 +390,22 @@ def test_a_handle_that_no_file_sink_writes_is_refused_and_touches_no_file(
     assert sorted(folder.parent.rglob("*")) == before
 
 
+@pytest.mark.parametrize("files", [None, [], "x", [7], {}], ids=repr)
+def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, make_sink: MakeSink) -> None:
+    committable = Committable(pre_commit().transaction_id, {"files": files}, 2)
+    for refuse in (make_sink().commit, make_sink().abort):
+        with pytest.raises(CorruptLog):
+            refuse(committable)
+
+
 def test_a_transaction_id_with_a_path_in_it_is_refused(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit()
-    victim = folder / "_twopc" / ".x" / "victim.staged"
+    victim = folder / "_twopc" / ".x" / "victim-0.staged"
     victim.parent.mkdir()
     victim.touch()
-    hostile = Committable("x/victim", {**committable.handle, "staged": ".x/victim.staged"}, 1)
+    hostile = Committable("x/victim", {"files": [{**the_file(committable), "staged": ".x/victim-0.staged"}]}, 1)
     with pytest.raises(CorruptLog):
         make_sink().abort(hostile)
     assert victim.exists()

@@ -26,8 +26,9 @@ from twopc.log_store import LocalStore, LogStore
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transactional_ids import Round
-from twopc_files import sink as file_sink
 from twopc_files.sink import FileSink
+from twopc_files.stores import local
+from twopc_files.stores.local import Local
 
 NAP = Op("wait before a repeat", None)
 
@@ -82,7 +83,7 @@ class SimulatedFileSink(FileSink):
     """The real sink, on the simulated disk."""
 
     def __init__(self, disk: Disk, name: str) -> None:
-        self._folder = disk.path("data", name)  # type: ignore[assignment]
+        self._store = Local(disk.path("data", name))  # type: ignore[arg-type]
         self._format = RowsFormat()  # type: ignore[assignment]
 
 
@@ -171,8 +172,8 @@ def simulated() -> Iterator[None]:
         mock.patch.object(commit_log, "_now", _one_moment),
         mock.patch.object(log_store, "os", _OS),
         mock.patch.object(log_store, "uuid", uuids),
-        mock.patch.object(file_sink, "os", _OS),
-        mock.patch.object(file_sink, "open", lambda path, mode: path.open(mode), create=True),
+        mock.patch.object(local, "os", _OS),
+        mock.patch.object(local, "open", lambda path, mode: path.open(mode), create=True),
     ):
         try:
             yield
