@@ -293,7 +293,7 @@ MUTANTS = (
     ),
     Mutant(
         "a staged file is not synced",
-        (Edit(f"{FILES}File.close", "os.fsync(file.fileno())", "pass"),),
+        (Edit(f"{FILES}File.made_durable", "os.fsync(file.fileno())", "pass"),),
     ),
     Mutant(
         "the staging folder is not synced",

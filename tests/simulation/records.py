@@ -32,7 +32,7 @@ class Records:
 class RowsFormat:
     """A file format: one row a line."""
 
-    extension = ".rows"
+    extension = ".txt"
 
     def check_type(self, schema: object) -> None:
         """Every type will do."""

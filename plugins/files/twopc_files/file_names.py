@@ -21,13 +21,12 @@ pyarrow skip a folder whose name starts with an underscore."""
 # <path>/* does; the ending hides it from whoever looks for **/*.parquet.
 _STAGED = re.compile(r"\.(?P<id>[A-Za-z0-9._-]+)-[0-9]+\.staged")
 
-# The folder of one value of a column, such as day=2024-01-01. Nothing hidden, never `..`, nothing that ends a line.
-_PARTITION = r"[^/=.\x00-\x1f\x7f\ud800-\udfff][^/=\x00-\x1f\x7f\ud800-\udfff]*=[^/\x00-\x1f\x7f\ud800-\udfff]*"
+# The folder of one value of a column, such as day=2024-01-01; never `..`, and nothing that ends a line.
+_PARTITION = r"[^/=\x00-\x1f\x7f\ud800-\udfff]+=[^/\x00-\x1f\x7f\ud800-\udfff]*"
+_EXTENSION = r"\.(?:parquet|orc|(?:json|csv|txt)(?:\.(?:gz|zst))?)"
 _EXACT_ID = r"[A-Za-z0-9._-]+(?:\.[0-9]+){5}"
-_TARGET = re.compile(
-    rf"(?:{_PARTITION}/)*part-[0-9]{{20,}}-[0-9]{{5,}}-[0-9]{{5,}}-(?P<id>{_EXACT_ID})(?:\.[a-z][a-z0-9]*)+"
-)
-"""All that ``target_name`` makes."""
+_TARGET = re.compile(rf"(?:{_PARTITION}/)*part-[0-9]{{20,}}-[0-9]{{5,}}-[0-9]{{5,}}-(?P<id>{_EXACT_ID}){_EXTENSION}")
+"""All that ``target_name`` makes, and nothing else: somebody may be copying a file to its name with ``.bak``."""
 
 
 @dataclass(frozen=True, slots=True)

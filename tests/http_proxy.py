@@ -1,0 +1,194 @@
+"""An HTTP proxy in front of one server, which loses requests and replies, or answers in the server's place."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+TIMEOUT_S = 60.0
+_PER_HOP = frozenset({"connection", "expect", "keep-alive", "transfer-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``target`` is the path with its query, as the client sent it."""
+
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Lost(Enum):
+    """The connection ends without a reply, before or after the server has the request."""
+
+    REQUEST = "before"
+    REPLY = "after"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the client gets in the server's place."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the server gets in the place of the request, without some of its headers (in small letters)."""
+
+    without_headers: frozenset[str]
+
+
+Disturbance: TypeAlias = Lost | Answer | Changed
+
+
+def s3_error(status: int, code: str, message: str = "as the test asked") -> Answer:
+    """The reply of an S3 server that names nothing but code and message."""
+    xml = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
+    return Answer(status, xml.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    matches: Callable[[Request], bool]
+    disturbance: Disturbance
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"  # connections stay open, as they do to a server
+    pass_on: Callable[[Request], Answer | None]
+
+    def _handle(self) -> None:
+        assert "Transfer-Encoding" not in self.headers, "the proxy needs a Content-Length"
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        answer = type(self).pass_on(Request(self.command, self.path, dict(self.headers.items()), body))
+        if answer is None:
+            self.close_connection = True
+            return
+        self.send_response_only(answer.status)
+        for name, value in answer.headers:
+            self.send_header(name, value)
+        if self.command != "HEAD":  # whose length is the object's
+            self.send_header("Content-Length", str(len(answer.body)))
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server looks for
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: what came is in the proxy's list."""
+
+
+class HttpProxy:
+    """Forwards what comes to a free port, one request at a time.
+
+    One at a time, because a store promises that a conditional write is atomic, and moto's threads look first and write
+    then. The requests of several clients still arrive in any order.
+    """
+
+    def __init__(self, server_url: str) -> None:
+        url = urlsplit(server_url)
+        assert url.hostname
+        assert url.port
+        self._server = (url.hostname, url.port)
+        self._one_at_a_time = threading.Lock()
+        self._next: list[_Plan] = []
+        self._always: list[_Plan] = []
+        self.requests: list[Request] = []
+        """All that have come, in order, with those that were lost."""
+        handler = type("Handler", (_Handler,), {"pass_on": self._pass_on})
+        self._listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._listener.daemon_threads = True
+        self._thread = threading.Thread(target=self._listener.serve_forever, name="http-proxy", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.server_address[1]}"
+
+    def disturb_next(self, method: str, disturbance: Disturbance, target: Callable[[str], bool] | str = "") -> None:
+        """Disturb the next request of ``method`` whose target matches, or has the given text in it. Several wait in the
+        order in which they were given, each for a request of its own."""
+        self._next.append(_Plan(_matching(method, target), disturbance))
+
+    def disturb_all(self, method: str, disturbance: Disturbance, target: Callable[[str], bool] | str = "") -> None:
+        """The same for every request that nothing else disturbs, until ``heal``."""
+        self._always.append(_Plan(_matching(method, target), disturbance))
+
+    def heal(self) -> None:
+        """Forget all disturbances."""
+        with self._one_at_a_time:
+            self._next.clear()
+            self._always.clear()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that ``disturb_next`` asked for has happened."""
+        return not self._next
+
+    def sent(self, method: str, target: str = "") -> list[Request]:
+        """The requests of ``method`` that had ``target`` in theirs."""
+        return [request for request in self.requests if _matching(method, target)(request)]
+
+    def _pass_on(self, request: Request) -> Answer | None:
+        with self._one_at_a_time:
+            self.requests.append(request)
+            disturbance = self._disturbance(request)
+            if isinstance(disturbance, Answer):
+                return disturbance
+            if disturbance is Lost.REQUEST:
+                return None
+            dropped = disturbance.without_headers if isinstance(disturbance, Changed) else frozenset()
+            answer = self._forward(request, _PER_HOP | dropped)
+            return None if disturbance is Lost.REPLY else answer
+
+    def _disturbance(self, request: Request) -> Disturbance | None:
+        for plan in self._next:
+            if plan.matches(request):
+                self._next.remove(plan)
+                return plan.disturbance
+        return next((plan.disturbance for plan in self._always if plan.matches(request)), None)
+
+    def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
+        connection = http.client.HTTPConnection(*self._server, timeout=TIMEOUT_S)
+        try:
+            headers = {name: value for name, value in request.headers.items() if name.lower() not in dropped}
+            connection.request(request.method, request.target, request.body, headers)
+            reply = connection.getresponse()
+            body = reply.read()
+            of_body = set() if request.method == "HEAD" else {"content-length"}
+            kept = tuple((k, v) for k, v in reply.getheaders() if k.lower() not in _PER_HOP | of_body)
+            return Answer(reply.status, body, kept)
+        finally:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._listener.shutdown()
+        self._listener.server_close()
+        self._thread.join()
+
+
+def _matching(method: str, target: Callable[[str], bool] | str) -> Callable[[Request], bool]:
+    def matches(request: Request) -> bool:
+        fits = target in request.target if isinstance(target, str) else target(request.target)
+        return request.method == method and fits
+
+    return matches
