@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from twopc import Committable
+from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 
 if TYPE_CHECKING:
@@ -125,8 +125,6 @@ def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreComm
 
 
 def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> None:
-    from twopc import Participant, Round
-
     targets = set()
     for log_id, incarnation, serial in [("log", 1, 0), ("log", 1, 1), ("log", 9, 0), ("log2", 1, 0)]:
         sink = make_sink(log_id)
@@ -332,6 +330,15 @@ def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
     target_path(folder, committable).touch()
     with pytest.raises(Refused, match="never overwritten"):
         make_sink().seal([committable], age_s=0)
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> None:
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create(f"city={'x' * 255}")
+    with pytest.raises(Refused, match="File name too long"):
+        sink.seal([sink.pre_commit(transaction)], age_s=0)
 
 
 def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreCommit, make_sink: MakeSink) -> None:

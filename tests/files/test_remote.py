@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
 from twopc_files.file_names import decidable_files
 
 if TYPE_CHECKING:
@@ -40,6 +40,15 @@ def test_a_folder_that_is_not_there_is_in_doubt_and_not_lost(renaming: Place) ->
     renaming.fs.mv(renaming.path("").rstrip("/"), renaming.path("").rstrip("/") + "-moved")
     with pytest.raises(OutcomeUnknown, match="is not there"):
         renaming.sink().commit(committable)
+
+
+def test_a_store_that_can_not_be_made_is_refused_at_the_start(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ImportError("the client library is not installed")
+
+    monkeypatch.setattr("twopc_files.stores.remote.url_to_fs", fail)
+    with pytest.raises(ConfigurationError, match=r"memory://.*not installed.*Nothing was written"):
+        memory.sink().open()
 
 
 class NoOSError(Exception):

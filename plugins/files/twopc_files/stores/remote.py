@@ -128,12 +128,20 @@ class Remote:
         return self._path(f"{STAGING}/{name}")
 
     def _path(self, below: str) -> str:
-        folder: str = url_to_fs(self.url, **self.storage_options)[1]
+        folder: str = self._located()[1]
         return f"{folder.rstrip('/')}/{below}".rstrip("/")
 
     @property
     def _fs(self) -> Any:
-        return url_to_fs(self.url, **self.storage_options)[0]  # fsspec keeps one for each process
+        return self._located()[0]
+
+    def _located(self) -> tuple[Any, str]:
+        try:
+            located: tuple[Any, str] = url_to_fs(self.url, **self.storage_options)  # fsspec keeps one a process
+        except Exception as error:
+            # Such as a missing library of HDFS: no repeat mends it.
+            raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+        return located
 
 
 class RemoteFile(StagedFile):
