@@ -35,6 +35,27 @@ def test_a_rename_that_the_store_refuses_without_a_word_is_repeated(
     assert renaming.values() == ["a", "b"]
 
 
+@pytest.mark.parametrize("kind", ["memory", "renaming"])
+def test_a_file_that_another_process_publishes_during_a_look_is_not_taken_for_lost(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Place = request.getfixturevalue(kind)
+    committable = place.pre_commit()
+    info, asked = type(place.fs).info, list[str]()
+
+    def other_process_is_quicker(fs: Any, path: str, **keywords: Any) -> Any:
+        try:
+            return info(fs, path, **keywords)
+        finally:
+            asked.append(path)
+            if len(asked) == 1:
+                place.sink().commit(committable)
+
+    monkeypatch.setattr(type(place.fs), "info", other_process_is_quicker)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
+
+
 def test_a_folder_that_is_not_there_is_in_doubt_and_not_lost(renaming: Place) -> None:
     committable = renaming.pre_commit()
     renaming.fs.mv(renaming.path("").rstrip("/"), renaming.path("").rstrip("/") + "-moved")

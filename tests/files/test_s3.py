@@ -169,6 +169,25 @@ def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(
         s3.sink().commit(committable)
 
 
+def test_an_upload_that_another_process_completes_during_a_look_is_not_taken_for_lost(
+    s3: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = s3.pre_commit()
+    call, asked = S3.call, list[str]()
+
+    def other_process_is_quicker(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            return call(store, method, **arguments)
+        finally:
+            asked.append(method)
+            if len(asked) == 1:
+                s3.sink().commit(committable)
+
+    monkeypatch.setattr(S3, "call", other_process_is_quicker)
+    s3.sink().commit(committable)
+    assert s3.values() == ["a", "b"]
+
+
 def test_an_object_of_another_length_with_the_transactions_mark_is_in_doubt(s3: Place) -> None:
     committable = s3.pre_commit()
     file = the_file(committable)

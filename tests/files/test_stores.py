@@ -98,6 +98,7 @@ def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
     done, open_ = transaction.create("a=1"), transaction.create("a=2")
     for file in (done, open_):
         file.write(b"x" * 100)
+        assert file.tell() == 100
     done.close()
     for _ in range(2):
         sink.abort(transaction)

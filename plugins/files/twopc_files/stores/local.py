@@ -128,6 +128,9 @@ class LocalFile(StagedFile):
         self._store = store
         self._file = file
 
+    def tell(self) -> int:
+        return self._file.tell()
+
     def made_durable(self) -> FileHandle:
         with self._file as file:
             file.flush()

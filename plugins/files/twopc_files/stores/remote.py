@@ -64,6 +64,8 @@ class Remote:
         self._fs.invalidate_cache()
         # In this order, which upholds what the store promises of a look.
         staged, target = self._size(self._staged_path(file.staged)), self._size(self._path(file.target))
+        if staged is not None and target is not None:
+            staged = self._size(self._staged_path(file.staged))  # it may have been published between the two
         if self.renames and staged is None and target is None and not _ask(self._fs.isdir, self._path("")):
             raise OSError(errno.ENODEV, f"the folder {self.url} is not there. Was the option 'path' changed?")
         is_foreign = staged is not None and target is not None and not self._is_copy(file, staged, target)
@@ -158,6 +160,9 @@ class RemoteFile(StagedFile):
         length = memoryview(data).nbytes
         self._size_bytes += length
         return length
+
+    def tell(self) -> int:
+        return self._size_bytes
 
     def made_durable(self) -> FileHandle:
         _ask(self._file.close)

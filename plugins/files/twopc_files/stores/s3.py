@@ -175,6 +175,9 @@ class S3File(StagedFile):
             self._size_bytes += len(view)
             return len(view)
 
+    def tell(self) -> int:
+        return self._size_bytes
+
     def made_durable(self) -> FileHandle:
         if self._buffer or not self._etags:
             self._upload_part()

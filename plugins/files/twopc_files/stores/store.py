@@ -26,6 +26,10 @@ class StagedFile(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
+    @abstractmethod
+    def tell(self) -> int:
+        """Bytes written so far."""
+
     def close(self) -> None:
         """Make all that was written durable. Raises OSError where any of it is not."""
         if not self.closed:
