@@ -129,6 +129,22 @@ def test_a_committable_does_not_grow_with_the_file(s3: Place) -> None:
     assert small == large
 
 
+def test_checksums_that_s3_keeps_of_parts_are_given_back_when_the_upload_is_completed(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    file = the_file(committable)
+    etag = proxied.store.look(file).parts[0]["ETag"]
+    part = f"<PartNumber>1</PartNumber><ETag>{etag}</ETag><Size>{file.size_bytes}</Size>"
+    checksum = "<ChecksumSHA256>the checksum</ChecksumSHA256>"  # which moto does not tell
+    proxy.disturb_next(
+        "GET", Answer(200, f"<ListPartsResult><Part>{part}{checksum}</Part></ListPartsResult>".encode()), "uploadId"
+    )
+    proxied.sink().commit(committable)
+    [completion] = proxy.sent("POST", "uploadId")
+    assert checksum.encode() in completion.body
+
+
 def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twopc_files.stores.s3.FIRST_PART_BYTES", 10)
     call = S3.call
@@ -138,7 +154,7 @@ def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(S3, "call", in_small_pages)
     handle = upload(s3, bytes(65))
-    assert len(s3_of(s3).look(handle).etags) == 7
+    assert len(s3_of(s3).look(handle).parts) == 7
 
 
 # What a repeated commit finds. ------------------------------------------------------------------------------

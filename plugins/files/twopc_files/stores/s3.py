@@ -32,6 +32,11 @@ PARTS_OF_ONE_SIZE = 1000
 """After so many the size doubles: the 10 000 parts that S3 allows then hold more than its largest object."""
 
 
+# S3 wants the checksums back that it was given, if a bucket or the option s3_additional_kwargs asks for any.
+_CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
+_OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
+
+
 def part_bytes(number: int) -> int:
     """How long part ``number`` is, from 1 on, unless it is the last."""
     return FIRST_PART_BYTES << (number - 1) // PARTS_OF_ONE_SIZE
@@ -83,19 +88,18 @@ class S3:
             staged_bytes=None if parts is None else sum(part["Size"] for part in parts),
             target_bytes=None if target is None else target["ContentLength"],
             is_foreign=target is not None and target["Metadata"].get(MARK) != file.transaction_id,
-            etags=tuple(part["ETag"] for part in parts or ()),
+            parts=tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts or ()),
         )
 
     def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # S3 tells of rights when they are used
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
-        parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(seen.etags, start=1)]
         answer = self.call(
             "complete_multipart_upload",
             Key=self._key(file.target),
             UploadId=file.staged,
-            MultipartUpload={"Parts": parts},
+            MultipartUpload={"Parts": list(seen.parts)},
         )
         if not answer.get("ETag"):  # S3 says 200 first, and whether it worked later
             raise OSError(errno.EAGAIN, "S3 did not say that the upload is completed")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from twopc_files.file_names import FileHandle
 
@@ -56,13 +56,13 @@ class Sight:
         staged_bytes: what is staged.
         target_bytes: what has the target's name.
         is_foreign: what has the target's name is known to be another's.
-        etags: of the parts that make the staged file, in a store that puts it together from parts.
+        parts: what the staged file is put together from, as the store asks for it when it publishes.
     """
 
     staged_bytes: int | None
     target_bytes: int | None
     is_foreign: bool = False
-    etags: tuple[str, ...] = ()
+    parts: tuple[Mapping[str, Any], ...] = ()
 
 
 class Store(Protocol):
