@@ -57,6 +57,24 @@ def test_storage_options_may_be_text(options: object) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["s3://key:secret@bucket/x", "s3://key:sec/ret@bucket/x", "hdfs://me:secret@host/x", "sftp://me:sec/ret@host/x"],
+)
+def test_a_password_in_the_path_is_refused_and_not_repeated(path: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        FileOptions.parse({"path": path})
+    assert "sec" not in repr(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+def test_storage_options_that_can_not_be_parsed_are_not_repeated() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        FileOptions.parse({"path": "s3://bucket", "storage_options": '{"secret": "very-secret"'})
+    assert "very-secret" not in repr(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
 def test_parquet_with_snappy_is_the_default() -> None:
     assert FileOptions.parse({"path": "/x"}).format == Parquet("snappy")
 
@@ -70,6 +88,8 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": "sftp://host/orders"}, r"'sftp' is not one of file, local, s3"),
         ({"path": "abfs:/data/orders"}, r"'abfs' is not one of file, local, s3"),
         ({"path": "s3:///orders"}, "no name of a bucket"),
+        ({"path": "hdfs:///"}, "names no folder"),
+        ({"path": "memory://"}, "names no folder"),
         ({"path": "s3:/orders"}, "no name of a bucket"),
         ({"path": "/x", "storage_options": {"key": "k"}}, "'storage_options' is of no use"),
         ({"path": "memory://x", "storage_options": "[]"}, "'storage_options' must be a mapping"),

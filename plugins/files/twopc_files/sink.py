@@ -140,7 +140,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 published; nothing is visible.
         """
         work = [(committable, file) for committable in committables for file in self._decidable(committable)]
-        if self._store.asks_at_once == 1 or len(work) == 1:
+        if self._store.asks_at_once == 1 or len(work) <= 1:
             obstacles = [self._obstacle(file) for _, file in work]
         else:
             with ThreadPoolExecutor(self._store.asks_at_once, thread_name_prefix="twopc-seal") as pool:

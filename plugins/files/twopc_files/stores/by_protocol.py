@@ -60,15 +60,18 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
         )
     if protocol not in (None, *KNOWN):
         raise ConfigurationError(
-            f"the file sink can't write to {url!r}: {protocol!r} is not one of {', '.join(KNOWN)}, the stores of which"
-            " it is known that a file appears whole. Give one of them, or a plain path"
+            f"of the option 'path', the protocol {protocol!r} is not one of {', '.join(KNOWN)}, of whose stores it is"
+            " known that a file appears whole. Give one of them, or a plain path"
         )
     if protocol in (None, *LOCAL):
         return _local(url, protocol, rest, storage_options)
     _require_package(protocol)
     if protocol in UPLOADING:
         return _s3(rest, storage_options)
-    return Remote(f"{protocol}://{rest}".rstrip("/"), storage_options, renames=protocol in RENAMING)
+    folder = rest.rstrip("/")
+    if not folder:
+        raise ConfigurationError(f"the option 'path' names no folder: write {protocol}://... with one")
+    return Remote(f"{protocol}://{folder}", storage_options, renames=protocol in RENAMING)
 
 
 def _local(url: str, protocol: str | None, rest: str, storage_options: Mapping[str, Any]) -> Local:

@@ -79,7 +79,6 @@ class Remote:
 
     def _have_same_contents(self, one: str, other: str) -> bool:
         with self._fs.open(one, "rb") as first, self._fs.open(other, "rb") as second:
-            # Read apart: a file in memory is one object, however often it is opened.
             while block := first.read(COMPARED_BYTES):
                 if block != second.read(len(block)):
                     return False
@@ -96,7 +95,7 @@ class Remote:
         else:
             _ask(self._fs.cp_file, staged, target)
         self._fs.invalidate_cache()
-        # Of a rename that it refuses WebHDFS says nothing, and some object stores answer before they have copied.
+        # Of a rename that it refuses WebHDFS says nothing.
         if self._size(target) != file.size_bytes:
             raise OSError(errno.EAGAIN, f"{target} is not there yet, though the store was asked for it")
 
