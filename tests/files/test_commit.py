@@ -104,6 +104,23 @@ def test_a_repeated_commit_syncs_again_because_the_first_may_have_died_before_it
     assert syscalls == [f"sync {folder}", f"sync {folder / '_twopc'}"]
 
 
+def test_a_commit_syncs_every_folder_down_to_the_file_whoever_made_them(
+    folder: Path, make_sink: MakeSink, syscalls: list[str]
+) -> None:
+    sink = make_sink(format="json")
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create("a=1/b=2")
+    committable = sink.pre_commit(transaction)
+    (folder / "a=1" / "b=2").mkdir(parents=True)  # by one that died before it could sync
+    syscalls.clear()
+    sink.commit(committable)
+    assert [call for call in syscalls if call.startswith("sync")] == [
+        *(f"sync {folder}", f"sync {folder / '_twopc'}"),
+        *(f"sync {folder / below}" for below in ("a=1/b=2", "a=1", ".", "_twopc")),
+    ]
+
+
 def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:

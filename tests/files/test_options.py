@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
 from twopc.sink import TwoPhaseCommitSink
 from twopc_files import plugin
@@ -73,6 +74,17 @@ def test_storage_options_that_can_not_be_parsed_are_not_repeated() -> None:
         FileOptions.parse({"path": "s3://bucket", "storage_options": '{"secret": "very-secret"'})
     assert "very-secret" not in repr(error.value)
     assert error.value.__cause__ is error.value.__context__ is None
+
+
+def test_storage_options_may_stand_in_a_sinks_file_with_a_secret_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_SECRET", "very/secret+key")
+    options = """storage_options = '{"key": "k", "secret": "${S3_SECRET}"}'"""
+    (tmp_path / "sinks.toml").write_text(f'[archive]\nbackend = "files"\npath = "s3://bucket/x"\n{options}\n')
+    sink = read_sinks(tmp_path / "sinks.toml", Redaction())["archive"]
+    assert isinstance(sink, FileSink)
+    assert sink._store == S3("bucket", "x", {"key": "k", "secret": "very/secret+key"})
 
 
 def test_parquet_with_snappy_is_the_default() -> None:
