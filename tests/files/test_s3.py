@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -115,6 +116,15 @@ def test_a_write_of_any_length_holds_one_part_at_most(s3: Place) -> None:
     with s3_of(s3).create(ID, 0, TARGET) as file:
         file.write(bytes(FIRST_PART_BYTES * 2 + 5))
         assert len(file._buffer) == 5
+
+
+def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
+    file = s3_of(s3).create(ID, 0, TARGET)
+    file.write(b"x")
+    handle = file.handle
+    del file
+    gc.collect()
+    assert s3_of(s3)._parts(handle) == []
 
 
 def test_ten_thousand_parts_hold_the_largest_object_and_each_is_of_a_size_that_s3_takes() -> None:

@@ -105,14 +105,6 @@ def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
     assert (list(place.sink().recover()), place.files()) == ([], [])
 
 
-def test_a_file_that_is_forgotten_is_not_made_durable(place: Place) -> None:
-    transaction = place.sink().begin(place.sink().transactional_ids.allocate(Round(1, 0), 0))
-    handle = transaction.create("").handle
-    del transaction
-    assert handle.size_bytes is None
-    assert place.targets() == []
-
-
 # What is there is not what should be. -----------------------------------------------------------------------
 
 
