@@ -274,6 +274,23 @@ def test_a_completion_without_a_good_reply_is_no_success_and_a_later_commit_comp
     assert list(proxied.sink().recover()) == []
 
 
+def test_what_may_pass_is_repeated_before_a_person_is_called_for_what_will_not(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    sink = proxied.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create("a=1").write(b'{"value": "b"}\n')
+    committable = sink.pre_commit(transaction)
+    lost, delayed = decidable_files(committable)
+    sink._store.discard(lost)
+    proxy.disturb_next("POST", s3_error(503, "SlowDown"), f"uploadId={delayed.staged}")
+    for expected in (Retriable, TransactionLost):
+        with pytest.raises(expected):
+            proxied.sink().commit(committable)
+    assert proxied.values() == ["b"]
+
+
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize(
     ("reply", "expected"),

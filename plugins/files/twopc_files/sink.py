@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import groupby
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 from twopc.errors import Refused, Retriable, TwoPhaseCommitError
 from twopc.sink import TwoPhaseCommitSink
@@ -28,13 +29,14 @@ from twopc_files.outcomes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from twopc.transactional_ids import TransactionId
     from twopc_files.stores.store import StagedFile, Store
 
+ResultT = TypeVar("ResultT")
 
 EXACT_DOTS = 4
 """Between the five numbers that end an exact transactional id."""
@@ -140,11 +142,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 published; nothing is visible.
         """
         work = [(committable, file) for committable in committables for file in self._decidable(committable)]
-        if self._store.asks_at_once == 1 or len(work) <= 1:
-            obstacles = [self._obstacle(file) for _, file in work]
-        else:
-            with ThreadPoolExecutor(self._store.asks_at_once, thread_name_prefix="twopc-seal") as pool:
-                obstacles = list(pool.map(self._obstacle, [file for _, file in work]))
+        obstacles = self._for_each([file for _, file in work], self._obstacle)
         for (committable, file), obstacle in zip(work, obstacles, strict=True):
             if obstacle:
                 raise Refused(
@@ -172,10 +170,11 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             OperatorRequired: a foreign file has the target's name, or a right is missing; not committed.
             CorruptLog: the committable is none of this sink's.
         """
-        failures = [self._failure(committable, file) for file in self._decidable(committable)]
-        # A file that can't be published keeps no other one back: the repeat comes first, and then the person.
-        for failure in sorted(filter(None, failures), key=lambda failure: not isinstance(failure, Retriable)):
-            raise failure
+        answers = self._for_each(self._decidable(committable), partial(self._failure, committable))
+        failures = [failure for failure in answers if failure]
+        if failures:
+            # A file that can't be published keeps no other one back: the repeat comes first, and then the person.
+            raise min(failures, key=lambda failure: not isinstance(failure, Retriable))
 
     def _failure(self, committable: Committable, file: FileHandle) -> TwoPhaseCommitError | None:
         """Upholds: the target is this transaction's file, whole and durable; or an error."""
@@ -207,9 +206,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             for staged in transaction.files:
                 staged.discard()
             return
-        for file in self._owned(transaction, open_files(transaction)):
-            with self._asking():
-                self._store.discard(file)
+        files = self._owned(transaction, open_files(transaction))
+        with self._asking():
+            self._for_each(files, self._store.discard)
 
     def recover(self) -> Iterable[Committable]:
         """The staged files of this sink's pool, and nothing else that lies in the store.
@@ -229,6 +228,13 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """Whether this sink's pool has it as an exact name: the pooled ones, of four numbers, are no file's."""
         pool = self.transactional_ids
         return pool.owns(transaction_id) and transaction_id.removeprefix(pool.scope).count(".") == EXACT_DOTS
+
+    def _for_each(self, files: Sequence[FileHandle], ask: Callable[[FileHandle], ResultT]) -> list[ResultT]:
+        """What the store answers, of as many files at once as it is good for."""
+        if self._store.asks_at_once == 1 or len(files) <= 1:
+            return [ask(file) for file in files]
+        with ThreadPoolExecutor(self._store.asks_at_once, thread_name_prefix="twopc-files") as pool:
+            return list(pool.map(ask, files))
 
     def _decidable(self, committable: Committable) -> list[FileHandle]:
         return self._owned(committable, decidable_files(committable))
