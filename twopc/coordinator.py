@@ -419,7 +419,7 @@ def _name(sink: TwoPhaseCommitSink[Any]) -> str:
 def _staged(sink: TwoPhaseCommitSink[Any]) -> list[str]:
     """The names of all copies of what was written to ``sink``."""
     copies = sink.stage.names() if sink.stage else []
-    return [name for name, transaction_id in copies if sink.transactional_ids.owns(transaction_id)]
+    return [name for name, transaction_id in copies if sink.transactional_ids.owns_exact(transaction_id)]
 
 
 def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:

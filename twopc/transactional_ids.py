@@ -110,15 +110,19 @@ class TransactionalIdPool:
         Raises:
             ValueError: ``lost`` was not allocated here.
         """
-        if not self.owns(lost):
+        if not (self.owns_exact(lost) or self.owns_pooled(lost)):
             raise ValueError(f"{lost!r} is no transactional id of {self.scope!r}")
         numbers = [int(number) for number in lost.removeprefix(self.scope).split(".")]
         partition, serial, replay = numbers[2], numbers[-2], numbers[-1]  # a pooled name has its serial alone
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
-    def owns(self, transaction_id: str) -> bool:
-        """Whether ``transaction_id`` was allocated here: the scope, then the numbers of a pooled or exact name."""
-        return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){3,4}", transaction_id) is not None
+    def owns_exact(self, transaction_id: str) -> bool:
+        """Whether it was allocated here, as an exact name."""
+        return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){4}", transaction_id) is not None
+
+    def owns_pooled(self, transaction_id: str) -> bool:
+        """Whether it was allocated here, as a pooled name."""
+        return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){3}", transaction_id) is not None
 
     def reserve(self, round: Round, in_doubt: Iterable[str]) -> None:
         """Make sure that no name ``round`` could allocate is in doubt. Upholds: an id in doubt is never reused.

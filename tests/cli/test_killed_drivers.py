@@ -220,7 +220,7 @@ def test_what_can_be_mended_is_not_given_up(shop: Any, run: Any, look: Any) -> N
     shop.drive("committing")
     [staged, _] = sorted((shop.target / "_twopc").iterdir())
     decision = json.loads(max(shop.log.glob("*.json")).read_text())["unresolved"][0]
-    target = shop.target / decision["sinks"]["archive"][0]["handle"]["target"]
+    target = shop.target / decision["sinks"]["archive"][0]["handle"]["files"][0]["target"]
     target.write_bytes(b"a stranger's")
     done = run("abandon", shop.log, "--batch", 1, "--accept-loss", "--sinks", shop.sinks, "--yes", "--json")
     assert (done.code, done.json["error"]["kind"], done.json["noted"]) == (4, "OperatorRequired", False)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from twopc import Committable
+from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 
 if TYPE_CHECKING:
@@ -23,12 +23,19 @@ MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
 
 
+def the_file(committable: Committable) -> dict[str, Any]:
+    """What its handle says of its one file."""
+    files: Any = committable.handle["files"]
+    [file] = files
+    return dict(file)
+
+
 def staged_path(folder: Path, committable: Committable) -> Path:
-    return folder / "_twopc" / str(committable.handle["staged"])
+    return folder / "_twopc" / str(the_file(committable)["staged"])
 
 
 def target_path(folder: Path, committable: Committable) -> Path:
-    return folder / str(committable.handle["target"])
+    return folder / str(the_file(committable)["target"])
 
 
 @pytest.fixture
@@ -73,8 +80,8 @@ def test_pre_commit_syncs_the_file_when_all_of_it_is_written(
 
     monkeypatch.setattr(os, "fsync", record_size)
     committable = pre_commit()
-    assert committable.handle["bytes"] in sizes
-    assert committable.handle["bytes"] == staged_path(folder, committable).stat().st_size
+    assert the_file(committable)["bytes"] in sizes
+    assert the_file(committable)["bytes"] == staged_path(folder, committable).stat().st_size
 
 
 def test_commit_renames_and_then_syncs_both_folders(
@@ -97,6 +104,21 @@ def test_a_repeated_commit_syncs_again_because_the_first_may_have_died_before_it
     assert syscalls == [f"sync {folder}", f"sync {folder / '_twopc'}"]
 
 
+def test_a_commit_syncs_every_folder_down_to_the_file_whoever_made_them(
+    folder: Path, make_sink: MakeSink, syscalls: list[str]
+) -> None:
+    sink = make_sink(format="json")
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create("a=1/b=2").close()
+    committable = sink.pre_commit(transaction)
+    (folder / "a=1" / "b=2").mkdir(parents=True)  # by one that died before it could sync
+    syscalls.clear()
+    sink.commit(committable)
+    synced = [call for call in syscalls if call.startswith("sync")]
+    assert synced[-4:] == [f"sync {folder / below}" for below in ("a=1/b=2", "a=1", ".", "_twopc")]
+
+
 def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
@@ -110,7 +132,7 @@ def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
 
 
 def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreCommit) -> None:
-    targets = [str(pre_commit(batch_id=b, partition=p).handle["target"]) for b in (2, 10, 9) for p in (11, 2)]
+    targets = [str(the_file(pre_commit(batch_id=b, partition=p))["target"]) for b in (2, 10, 9) for p in (11, 2)]
     assert targets[0].startswith("part-00000000000000000002-00011-")
     assert [name[:31] for name in sorted(targets)] == [
         f"part-{batch:020d}-{partition:05d}" for batch in (2, 9, 10) for partition in (2, 11)
@@ -118,14 +140,12 @@ def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreComm
 
 
 def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> None:
-    from twopc import Participant, Round
-
     targets = set()
     for log_id, incarnation, serial in [("log", 1, 0), ("log", 1, 1), ("log", 9, 0), ("log2", 1, 0)]:
         sink = make_sink(log_id)
         with Participant({"orders": sink}, Round(incarnation, 4), 0, serial) as participant:
             participant.write("orders", pa.record_batch({"value": ["a"]}))
-            targets.add(participant.pre_commit()["orders"].handle["target"])
+            targets.add(the_file(participant.pre_commit()["orders"])["target"])
     assert len(targets) == 4
 
 
@@ -327,6 +347,15 @@ def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
         make_sink().seal([committable], age_s=0)
 
 
+def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> None:
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create(f"city={'x' * 255}").close()
+    with pytest.raises(Refused, match="File name too long"):
+        sink.seal([sink.pre_commit(transaction)], age_s=0)
+
+
 def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreCommit, make_sink: MakeSink) -> None:
     committables = [pre_commit(partition=partition) for partition in (2, 0, 1)]
     assert make_sink().seal(committables, age_s=0) == committables
@@ -351,9 +380,16 @@ def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreComm
         {"target": None},
         {"staged": "../../secret"},
         {"staged": "/etc/passwd"},
-        {"staged": ".twopc.log.orders.1.0.1.0.0.staged"},
+        {"staged": ".twopc.log.orders.1.0.1.0.0-0.staged"},
         {"staged": None},
+        {"target": "day=1/../escaped.parquet"},
+        {"target": f"../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"day=1/../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"/day=1/part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"day=1\n/part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.parquet"},
         {"bytes": "7"},
+        {"bytes": None},
         {"bytes": -1},
         {"bytes": True},
     ],
@@ -367,7 +403,7 @@ def test_a_handle_that_no_file_sink_writes_is_refused_and_touches_no_file(
     secret = folder.parent / "secret"
     secret.write_text("keep")
     before = sorted(folder.parent.rglob("*"))
-    hostile = Committable(committable.transaction_id, {**committable.handle, **change}, committable.records)
+    hostile = Committable(committable.transaction_id, {"files": [{**the_file(committable), **change}]}, 2)
     with pytest.raises(CorruptLog, match=r"No file was touched"):
         make_sink().commit(hostile)
     if "staged" in change:
@@ -376,14 +412,22 @@ def test_a_handle_that_no_file_sink_writes_is_refused_and_touches_no_file(
     assert sorted(folder.parent.rglob("*")) == before
 
 
+@pytest.mark.parametrize("files", [None, [], "x", [7], {}], ids=repr)
+def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, make_sink: MakeSink) -> None:
+    committable = Committable(pre_commit().transaction_id, {"files": files}, 2)
+    for refuse in (make_sink().commit, make_sink().abort):
+        with pytest.raises(CorruptLog):
+            refuse(committable)
+
+
 def test_a_transaction_id_with_a_path_in_it_is_refused(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit()
-    victim = folder / "_twopc" / ".x" / "victim.staged"
+    victim = folder / "_twopc" / ".x" / "victim-0.staged"
     victim.parent.mkdir()
     victim.touch()
-    hostile = Committable("x/victim", {**committable.handle, "staged": ".x/victim.staged"}, 1)
+    hostile = Committable("x/victim", {"files": [{**the_file(committable), "staged": ".x/victim-0.staged"}]}, 1)
     with pytest.raises(CorruptLog):
         make_sink().abort(hostile)
     assert victim.exists()

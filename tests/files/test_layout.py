@@ -19,15 +19,17 @@ from hypothesis import strategies as st
 from twopc.errors import SchemaMismatch
 from twopc_files import layout
 from twopc_files.delimited import Csv
+from twopc_files.file_names import FileHandle
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Files, Layout, split
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
+from twopc_files.stores.store import StagedFile
 from twopc_files.text import Text
 
 
-class LocalFile:
+class LocalFile(StagedFile):
     """A staged file on the disk, which tells what became of it."""
 
     def __init__(self, path: Path) -> None:
@@ -35,20 +37,21 @@ class LocalFile:
         self.path = path
         self.state = "open"
         self._file = path.open("xb")
-        self.tell = self._file.tell
 
-    def write(self, data: bytes) -> None:
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def write(self, data: Any) -> int:
         assert self.state == "open"
-        self._file.write(data)
+        return self._file.write(data)
 
-    def close(self) -> None:
+    def made_durable(self) -> FileHandle:
         self._file.close()
         self.state = "closed"
+        return FileHandle("", "", "")
 
     def discard(self) -> None:
-        self._file.close()
-        self.path.unlink()
-        self.state = "discarded"
+        raise AssertionError("it is the sink that discards")
 
 
 class Staging:
@@ -299,41 +302,25 @@ def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(
 
 
 @pytest.mark.parametrize("kind", [Parquet(), JsonLines("gzip"), Csv(), Orc(), Text("zstd")], ids=str)
-def test_discard_removes_every_file_closed_or_open_and_writes_nothing_more(kind: Format, staging: Staging) -> None:
+def test_writers_that_are_let_go_of_write_nothing_more(kind: Format, staging: Staging) -> None:
     files = Files(kind, Layout(("p",), max_records_per_file=2), staging.create)
     files.write(batch(p=["a", "a", "a", "b"], s=["v", "w", "x", "y"]))
     assert staging.states() == ["closed", "open", "open"]
     for file in staging.files:
         file.write = None  # type: ignore[assignment, method-assign]  # whoever writes fails
-    files.discard()
-    assert staging.states() == ["discarded"] * 3
-    files.discard()
+    for _ in range(2):
+        files.discard()
+    assert staging.states() == ["closed", "open", "open"]
 
 
-def test_discard_after_finish_removes_every_file(staging: Staging) -> None:
-    files = Files(JsonLines(), Layout(), staging.create)
-    files.write(numbers(3))
-    files.finish()
-    files.discard()
-    assert staging.states() == ["discarded"]
-
-
-def test_discard_goes_on_where_one_file_cant_be_removed(staging: Staging) -> None:
-    files = Files(JsonLines(), Layout(max_records_per_file=1), staging.create)
-    files.write(numbers(3))
-    staging.files[0].path.unlink()
-    files.discard()
-    assert staging.states()[1:] == ["discarded", "discarded"]
-
-
-def test_files_of_which_one_cant_be_finished_are_all_discarded(staging: Staging) -> None:
+def test_writers_are_let_go_of_where_one_could_not_finish(staging: Staging) -> None:
     files = Files(Parquet(), Layout(("p",)), staging.create)
     files.write(batch(p=["a", "b"], s=["v", "w"]))
     staging.files[1]._file.close()  # whoever writes to it gets an error
     with pytest.raises(ValueError, match="closed file"):
         files.finish()
     files.discard()
-    assert staging.states() == ["discarded", "discarded"]
+    assert staging.states() == ["closed", "open"]
 
 
 def test_a_batch_of_another_schema_is_refused(staging: Staging) -> None:

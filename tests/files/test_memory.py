@@ -10,13 +10,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
+from twopc_files.file_names import FileHandle
 from twopc_files.format_options import parse_format
 from twopc_files.layout import Files, Layout
+from twopc_files.stores.store import StagedFile
 
 MIB = 1024 * 1024
 SIZE_MIB, BOUND_MIB = 320, 250
@@ -45,23 +48,24 @@ def peak_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
-class NoFile:
+class NoFile(StagedFile):
     """Takes bytes and keeps none."""
 
     def __init__(self) -> None:
         self.written_bytes = 0
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> int:
         self.written_bytes += len(data)
+        return len(data)
 
     def tell(self) -> int:
         return self.written_bytes
 
-    def close(self) -> None:
-        pass
+    def made_durable(self) -> FileHandle:
+        return FileHandle("", "", "")
 
     def discard(self) -> None:
-        pass
+        """There is nothing."""
 
 
 def measure(name: str, size_mib: int, *partition_by: str) -> dict[str, float]:

@@ -8,12 +8,16 @@ from typing import Any
 
 import pytest
 
+from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
 from twopc.sink import TwoPhaseCommitSink
 from twopc_files import plugin
 from twopc_files.options import FileOptions
 from twopc_files.parquet import Parquet
 from twopc_files.sink import FileSink
+from twopc_files.stores.local import Local
+from twopc_files.stores.remote import Remote
+from twopc_files.stores.s3 import S3
 
 
 @pytest.mark.parametrize(
@@ -21,12 +25,66 @@ from twopc_files.sink import FileSink
     ["/data/orders", "/data/orders/", "file:///data/orders", "local:///data/orders", "file:/data/orders"],
 )
 def test_a_plain_path_and_a_file_url_name_the_same_folder(path: str) -> None:
-    assert FileOptions.parse({"path": path}).folder == Path("/data/orders")
+    assert FileOptions.parse({"path": path}).store == Local(Path("/data/orders"))
 
 
 def test_a_relative_path_means_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    assert FileOptions.parse({"path": "orders"}).folder == tmp_path / "orders"
+    assert FileOptions.parse({"path": "orders"}).store == Local(tmp_path / "orders")
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/a/b", "s3a://bucket/a/b/", "s3n://bucket//a/b"])
+def test_hadoops_spellings_of_s3_name_the_same_folder(path: str) -> None:
+    assert FileOptions.parse({"path": path}).store == S3("bucket", "a/b", {})
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("memory://orders/", Remote("memory://orders", {}, renames=False)),
+        ("hdfs://name-node:8020/orders", Remote("hdfs://name-node:8020/orders", {}, renames=True)),
+        ("hdfs:/orders", Remote("hdfs:///orders", {}, renames=True)),
+        ("webhdfs://name-node:9870/orders", Remote("webhdfs://name-node:9870/orders", {}, renames=True)),
+    ],
+)
+def test_a_protocol_chooses_the_way_in_which_files_are_published(path: str, expected: Remote) -> None:
+    assert FileOptions.parse({"path": path}).store == expected
+
+
+@pytest.mark.parametrize("options", [{"key": "k"}, '{"key": "k"}'], ids=["mapping", "text"])
+def test_storage_options_may_be_text(options: object) -> None:
+    assert FileOptions.parse({"path": "s3://bucket", "storage_options": options}).store == S3(
+        "bucket", "", {"key": "k"}
+    )
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["s3://key:secret@bucket/x", "s3://key:sec/ret@bucket/x", "hdfs://me:secret@host/x", "sftp://me:sec/ret@host/x"],
+)
+def test_a_password_in_the_path_is_refused_and_not_repeated(path: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        FileOptions.parse({"path": path})
+    assert "sec" not in repr(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+def test_storage_options_that_can_not_be_parsed_are_not_repeated() -> None:
+    with pytest.raises(ConfigurationError) as error:
+        FileOptions.parse({"path": "s3://bucket", "storage_options": '{"secret": "very-secret"'})
+    assert "very-secret" not in repr(error.value)
+    assert error.value.__cause__ is error.value.__context__ is None
+
+
+def test_storage_options_may_stand_in_a_sinks_file_with_a_secret_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("S3_SECRET", "very/secret+key")
+    options = """storage_options = '{"key": "k", "secret": "${S3_SECRET}"}'"""
+    (tmp_path / "sinks.toml").write_text(f'[archive]\nbackend = "files"\npath = "s3://bucket/x"\n{options}\n')
+    sink = read_sinks(tmp_path / "sinks.toml", Redaction())["archive"]
+    assert isinstance(sink, FileSink)
+    assert sink._store == S3("bucket", "x", {"key": "k", "secret": "very/secret+key"})
 
 
 def test_parquet_with_snappy_is_the_default() -> None:
@@ -39,12 +97,19 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({}, "needs the option 'path'"),
         ({"path": ""}, "needs the option 'path'"),
         ({"path": None}, "needs the option 'path'"),
-        ({"path": "s3://bucket/orders"}, r"'s3' is not one of file, local"),
-        ({"path": "hdfs:/data/orders"}, r"'hdfs' is not one of file, local"),
+        ({"path": "sftp://host/orders"}, r"'sftp' is not one of file, local, s3"),
+        ({"path": "abfs:/data/orders"}, r"'abfs' is not one of file, local, s3"),
+        ({"path": "s3:///orders"}, "no name of a bucket"),
+        ({"path": "hdfs:///"}, "names no folder"),
+        ({"path": "memory://"}, "names no folder"),
+        ({"path": "s3:/orders"}, "no name of a bucket"),
+        ({"path": "/x", "storage_options": {"key": "k"}}, "'storage_options' is of no use"),
+        ({"path": "memory://x", "storage_options": "[]"}, "'storage_options' must be a mapping"),
+        ({"path": "memory://x", "storage_options": "{"}, "'storage_options' must be a mapping"),
         ({"path": "simplecache::file:///x"}, "is not one of file, local"),
         ({"path": "file://data/orders"}, "three slashes"),
-        ({"path": "/x", "fromat": "json"}, r"'fromat'. Did you mean 'format'\? It knows: path, format, compression"),
-        ({"path": "/x", "zzz": "1"}, "no option 'zzz'. It knows: path, format, compression"),
+        ({"path": "/x", "fromat": "json"}, r"'fromat'. Did you mean 'format'\? It knows: path, storage_options"),
+        ({"path": "/x", "zzz": "1"}, "no option 'zzz'. It knows: path, storage_options"),
         ({"path": "/x", "format": "xml"}, "format 'xml' is not one of parquet, json"),
         ({"path": "/x", "compression": "lzo"}, "compression 'lzo' is not one of none, snappy"),
         ({"path": "/x", "compression": ""}, "compression '' is not one of"),

@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError
 from twopc_files import committed_files
-from twopc_files.batch_log import BatchLog, CommittedFile
+from twopc_files.batch_log import CommittedFile
 from twopc_files.manifest import manifest
 from twopc_files.sink import FileSink
 from twopc_files.spark_metadata import spark_metadata
@@ -57,22 +57,17 @@ def spark() -> Iterator[SparkSession]:
 
 
 class Query:
-    """Commits batches of ``FILES`` files through the real sink, and completes them in both logs."""
+    """Commits batches of ``FILES`` files through the sink, which keeps both logs."""
 
-    def __init__(self, folder: Path, kept_for_s: float = 600) -> None:
-        self.folder = folder
-        self.sink = FileSink({"path": str(folder)})
+    def __init__(self, folder: Path, batch_logs: str = "spark,manifest", kept_for_s: float = 600) -> None:
+        self.sink = FileSink({"path": str(folder), "batch_logs": batch_logs} if batch_logs else {"path": str(folder)})
         self.sink.bind("orders", "log")
-        logs = [make(LocalFileSystem(), str(folder), self.owner, kept_for_s) for make in (spark_metadata, manifest)]
-        self.logs: list[BatchLog] = logs
-
-    @property
-    def owner(self) -> str:
-        return self.sink.transactional_ids.scope
+        self._kept_for_s = kept_for_s
 
     def open(self) -> None:
-        for log in self.logs:
-            log.open()
+        self.sink.open()
+        for log in self.sink._logs:
+            log._kept_for_s = self._kept_for_s
 
     def steps(self, batch_id: int) -> Iterator[bool]:
         """Run a batch, and pause after each file; yields whether the batch is complete."""
@@ -85,9 +80,7 @@ class Query:
         for vote in votes:
             self.sink.commit(vote)
             yield False
-        files = [CommittedFile(str(v.handle["target"]), int(str(v.handle["bytes"])), v.records) for v in votes]
-        for log in self.logs:
-            log.complete(batch_id, files)
+        self.sink.complete(batch_id, votes)
         yield True
 
     def run(self, *batch_ids: int) -> None:
@@ -223,8 +216,7 @@ def test_spark_reads_a_log_of_which_the_old_entries_are_gone(spark: SparkSession
 
 @pytest.mark.parametrize("first", [0, 25])
 def test_a_log_that_is_begun_in_a_folder_with_batches_shows_them(first: int, spark: SparkSession, folder: Path) -> None:
-    before = Query(folder)
-    before.logs.clear()
+    before = Query(folder, batch_logs="")
     before.run(*range(first + 1))
     assert by_spark(spark)(folder) == whole(first + 1)
     query = Query(folder)

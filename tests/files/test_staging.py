@@ -21,6 +21,7 @@ from typing_extensions import Self
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, Refused, SchemaMismatch
 from twopc_files.sink import FileSink
+from twopc_files.stores import local
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +41,9 @@ def run_participant(sink: FileSink, *batches: pa.RecordBatch, batch_id: int = 0)
 
 def test_begin_makes_nothing_that_a_reader_sees(folder: Path, make_sink: MakeSink) -> None:
     sink = make_sink()
-    sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    assert not folder.exists()
+    sink.write(transaction, ROWS)
     assert [path.name for path in folder.iterdir()] == ["_twopc"]
     assert list(folder.rglob("*.parquet")) == []
 
@@ -75,7 +78,7 @@ def test_recovery_finds_its_own_staged_files_and_no_file_that_looks_like_one(
     folder: Path, make_sink: MakeSink, pre_commit: PreCommit
 ) -> None:
     own = pre_commit()
-    name = str(own.handle["staged"])
+    [name] = (path.name for path in (folder / "_twopc").iterdir())
     others = [
         name.removeprefix("."),
         name.removesuffix(".staged"),
@@ -85,16 +88,19 @@ def test_recovery_finds_its_own_staged_files_and_no_file_that_looks_like_one(
         name.replace(".log.", ".log2."),
         name.replace(".orders.", ".orders2."),
         name.replace("twopc.", "twopc2."),
-        name.replace(".staged", ".0.staged"),
-        name.replace(".0.staged", ".staged"),
-        name.replace(".0.staged", ".x.staged"),
+        name.replace("-0.staged", ".staged"),
+        name.replace("-0.staged", "-x.staged"),
+        name.replace("-0.staged", ".0-0.staged"),
+        name.replace("-0.staged", "-0-0.staged"),
+        name.replace(".0-0.staged", "-0.staged"),
+        name.replace(".0-0.staged", ".x-0.staged"),
         ".staged",
         "notes.txt",
     ]
     for other in others:
         (folder / "_twopc" / other).write_text("keep")
         (folder / other).write_text("keep")
-    (folder / "_twopc" / name.replace(".1.0.0.0.0.", ".1.0.9.0.0.")).mkdir()
+    (folder / "_twopc" / name.replace(".1.0.0.0.0-", ".1.0.9.0.0-")).mkdir()
     sink = make_sink()
     found = list(sink.recover())
     assert [committable.transaction_id for committable in found] == [own.transaction_id]
@@ -133,7 +139,7 @@ def test_recovery_of_a_folder_that_does_not_exist_finds_nothing_and_makes_nothin
 
 def test_an_abort_never_removes_a_target(folder: Path, make_sink: MakeSink, pre_commit: PreCommit) -> None:
     committable = pre_commit()
-    target = folder / str(committable.handle["target"])
+    target = folder / f"part-{0:020d}-{0:05d}-{0:05d}-{committable.transaction_id}.parquet"
     target.write_text("somebody else's")
     make_sink().abort(committable)
     assert [path.name for path in (folder / "_twopc").iterdir()] == []
@@ -193,17 +199,10 @@ class FullDisk:
 @pytest.mark.parametrize("kind", ["parquet", "json"])
 @pytest.mark.parametrize("room", [0, 10, 100])
 def test_a_disk_that_is_full_in_mid_file_names_the_transaction_and_leaves_nothing(
-    kind: str, room: int, folder: Path, make_sink: MakeSink
+    kind: str, room: int, folder: Path, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = make_sink(format=kind)
-    begin = sink.begin
-
-    def begin_on_a_full_disk(transaction_id: Any) -> Any:
-        transaction = begin(transaction_id)
-        transaction.file = FullDisk(transaction.file, room)  # type: ignore[assignment]
-        return transaction
-
-    sink.begin = begin_on_a_full_disk  # type: ignore[method-assign]
+    monkeypatch.setattr(local, "open", lambda path, mode: FullDisk(path.open(mode), room), raising=False)
     with pytest.raises(OSError, match=r"twopc\.log\.orders.*batch 3.*No space left") as error:
         run_participant(sink, *[ROWS] * 10, batch_id=3)
     assert error.value.errno == errno.ENOSPC
@@ -235,10 +234,11 @@ def test_an_id_that_is_used_twice_overwrites_no_staged_file(folder: Path, make_s
     name = sink.transactional_ids.allocate(Round(1, 0), 0)
     first = sink.begin(name)
     sink.write(first, ROWS)
-    committable = sink.pre_commit(first)
+    sink.pre_commit(first)
     with pytest.raises(FileExistsError):
-        sink.begin(name)
-    assert (folder / "_twopc" / str(committable.handle["staged"])).stat().st_size > 0
+        sink.write(sink.begin(name), ROWS)
+    [staged] = (folder / "_twopc").iterdir()
+    assert staged.stat().st_size > 0
 
 
 @pytest.fixture
@@ -280,5 +280,6 @@ def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeS
     folder.parent.mkdir(parents=True)
     folder.write_text("a file")
     sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     with pytest.raises((ConfigurationError, FileExistsError), match="could not be staged"):
-        sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+        sink.write(transaction, ROWS)

@@ -12,6 +12,7 @@ from tests.simulation.world import Actor, Violation
 from twopc import entries
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log_store import entry_name
+from twopc_files.file_names import decidable_files
 
 DecidedKey: TypeAlias = "tuple[str, int, int]"
 
@@ -92,9 +93,9 @@ class Ledger:
         keys = []
         for committables in decision.committables.values():
             for committable in committables:
-                staged = committable.handle.get("staged")
-                if isinstance(staged, str):
-                    self._staged.setdefault(staged, decision.batch_id)
+                if "files" in committable.handle:
+                    for file in decidable_files(committable):
+                        self._staged.setdefault(file.staged, decision.batch_id)
                 else:
                     keys.append(_key(committable.transaction_id, committable.handle))
         for key in keys:

@@ -59,7 +59,7 @@ class Mutant:
 
 COORDINATOR = "twopc.coordinator:Coordinator"
 KAFKA = "twopc_kafka.sink:KafkaSink"
-FILES = "twopc_files.sink:FileSink"
+FILES = "twopc_files.stores.local:Local"
 LOG = "twopc.commit_log"
 
 PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
@@ -337,25 +337,23 @@ MUTANTS = (
     ),
     Mutant(
         "a staged file is not synced",
-        (Edit(f"{FILES}.pre_commit", "os.fsync(file.fileno())", "pass"),),
+        (Edit(f"{FILES}File.made_durable", "os.fsync(file.fileno())", "pass"),),
     ),
     Mutant(
         "the staging folder is not synced",
-        (Edit(f"{FILES}.pre_commit", "sync_folder(self._staging)", "pass"),),
+        (Edit(f"{FILES}.sync_staging", "sync_folder(self._staging)", "pass"),),
     ),
     Mutant(
         "a committed file's name is not synced",
-        (Edit(f"{FILES}.commit", "sync_folder(self._folder)", "pass"),),
+        (Edit(f"{FILES}.settle", "sync_folder(folder)", "pass"),),
     ),
     Mutant(
         "a file that was committed before is not synced again",
         (
             Edit(
-                f"{FILES}.commit",
-                "self._publish(committable, names, what)",
-                "if _status(self._staging / names.staged) is None:\n"
-                "                return\n"
-                "            self._publish(committable, names, what)",
+                "twopc_files.sink:FileSink._failure",
+                "            published = True\n",
+                "            else:\n                return None\n            published = True\n",
             ),
         ),
         (ON_DISK,),

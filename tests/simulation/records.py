@@ -28,11 +28,14 @@ class Records:
     def num_rows(self) -> int:
         return len(self.rows)
 
+    def slice(self, offset: int, length: int | None = None) -> Records:
+        return Records(self.rows[offset:] if length is None else self.rows[offset : offset + length])
+
 
 class RowsFormat:
     """A file format: one row a line."""
 
-    extension = ".rows"
+    extension = ".txt"
 
     def check_type(self, schema: object) -> None:
         """Every type will do."""
@@ -42,6 +45,8 @@ class RowsFormat:
 
 
 class RowsWriter:
+    held_bytes = encoder_bytes = 0
+
     def __init__(self, file: File) -> None:
         self._file = file
 

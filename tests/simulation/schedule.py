@@ -28,8 +28,10 @@ from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
-from twopc_files import sink as file_sink
+from twopc_files.layout import Layout
 from twopc_files.sink import FileSink
+from twopc_files.stores import local
+from twopc_files.stores.local import Local
 
 NAP = Op("wait before a repeat", None)
 
@@ -85,8 +87,10 @@ class SimulatedFileSink(FileSink):
 
     def __init__(self, broker: Broker, disk: Disk, name: str) -> None:
         self._broker = broker
-        self._folder = disk.path("data", name)  # type: ignore[assignment]
+        self._store = Local(disk.path("data", name))  # type: ignore[arg-type]
         self._format = RowsFormat()  # type: ignore[assignment]
+        self._layout = Layout()
+        self._batch_logs = ()
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         self._broker.on_complete(self.transactional_ids.sink, batch_id)
@@ -166,8 +170,8 @@ def simulated() -> Iterator[None]:
         mock.patch.object(entries, "_now", _one_moment),
         mock.patch.object(log_store, "os", _OS),
         mock.patch.object(log_store, "uuid", uuids),
-        mock.patch.object(file_sink, "os", _OS),
-        mock.patch.object(file_sink, "open", lambda path, mode: path.open(mode), create=True),
+        mock.patch.object(local, "os", _OS),
+        mock.patch.object(local, "open", lambda path, mode: path.open(mode), create=True),
     ):
         try:
             yield

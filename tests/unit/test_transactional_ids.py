@@ -31,8 +31,8 @@ def test_a_name_tells_its_place_and_its_attempt() -> None:
 @given(POOL, ATTEMPT)
 def test_a_pool_owns_what_it_allocates(pool: TransactionalIdPool, attempt: tuple[Round, int, int]) -> None:
     name = pool.allocate(*attempt)
-    assert pool.owns(name.exact)
-    assert pool.owns(name.pooled)
+    assert pool.owns_exact(name.exact)
+    assert pool.owns_pooled(name.pooled)
     assert (name.prefix, name.log_id, name.sink) == (pool.prefix, pool.log_id, pool.sink)
     assert (name.round, name.partition, name.serial) == attempt
 
@@ -42,8 +42,8 @@ def test_a_pool_owns_nothing_of_another(
     one: TransactionalIdPool, other: TransactionalIdPool, attempt: tuple[Round, int, int]
 ) -> None:
     if one != other:
-        assert not one.owns(other.allocate(*attempt).exact)
-        assert not one.owns(other.allocate(*attempt).pooled)
+        assert not one.owns_exact(other.allocate(*attempt).exact)
+        assert not one.owns_pooled(other.allocate(*attempt).pooled)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_sinks_and_logs_whose_names_are_prefixes_of_each_other_own_nothing_of_ea
     other: TransactionalIdPool,
 ) -> None:
     mine, theirs = POOL_OF_A.allocate(Round(1, 2), 3, 4), other.allocate(Round(1, 2), 3, 4)
-    assert POOL_OF_A.owns(mine.exact)
-    assert other.owns(theirs.exact)
-    assert not POOL_OF_A.owns(theirs.exact)
-    assert not other.owns(mine.exact)
+    assert POOL_OF_A.owns_exact(mine.exact)
+    assert other.owns_exact(theirs.exact)
+    assert not POOL_OF_A.owns_exact(theirs.exact)
+    assert not other.owns_exact(mine.exact)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,8 @@ def test_sinks_and_logs_whose_names_are_prefixes_of_each_other_own_nothing_of_ea
     ],
 )
 def test_a_look_alike_is_not_owned(look_alike: str) -> None:
-    assert not POOL_OF_A.owns(look_alike)
+    assert not POOL_OF_A.owns_exact(look_alike)
+    assert not POOL_OF_A.owns_pooled(look_alike)
 
 
 @pytest.mark.parametrize("bad", ["", ".", "a.b", "a b", "a/b", "a\n", "\u00e4", "a*", ".a", "a."])
@@ -104,7 +105,7 @@ def test_a_name_that_cannot_be_part_of_an_id_is_refused_and_named(bad: str) -> N
 def test_a_sink_named_by_a_number_is_refused_because_its_ids_would_have_two_readings(bad: str) -> None:
     with pytest.raises(ConfigurationError, match="digits alone"):
         TransactionalIdPool("twopc", "log", bad)
-    assert TransactionalIdPool("1", "2", "3rd").owns("1.2.3rd.1.2.3.4")
+    assert TransactionalIdPool("1", "2", "3rd").owns_pooled("1.2.3rd.1.2.3.4")
 
 
 @pytest.mark.parametrize("bad", ["", ".", "a..b", "a b", ".a", "a.", "a\n"])

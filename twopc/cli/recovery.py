@@ -126,7 +126,7 @@ class Recovery:
         if self._stage is None:
             return []
         pools = [sink.transactional_ids for sink in self._sinks.values()]
-        return [name for name, written in Stage(self._stage).names() if any(pool.owns(written) for pool in pools)]
+        return [name for name, written in Stage(self._stage).names() if any(pool.owns_exact(written) for pool in pools)]
 
     # What changes the log and the targets. ------------------------------------------------------------------------
 

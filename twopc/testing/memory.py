@@ -67,4 +67,4 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
 
     def recover(self) -> Iterable[Committable]:
         with self.target.lock:
-            return [Committable(name, {}) for name in self.target.open if self.transactional_ids.owns(name)]
+            return [Committable(name, {}) for name in self.target.open if self.transactional_ids.owns_exact(name)]

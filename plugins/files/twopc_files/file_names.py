@@ -1,4 +1,5 @@
-"""The names of staged and committed files: built, parsed and checked here and nowhere else."""
+"""The names of staged and committed files, and what a committable says of them: built, parsed and checked here and
+nowhere else."""
 
 from __future__ import annotations
 
@@ -18,80 +19,125 @@ pyarrow skip a folder whose name starts with an underscore."""
 
 # A dot in front hides a staged file from those who name the staging folder after all, as the pattern
 # <path>/* does; the ending hides it from whoever looks for **/*.parquet.
-_HIDDEN = "."
-_STAGED = ".staged"
+_STAGED = re.compile(r"\.(?P<id>[A-Za-z0-9._-]+)-[0-9]+\.staged")
 
-_TARGET = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]*")
-"""All that ``target_name`` makes: no separator, nothing hidden, never ``..``."""
-
-_TRANSACTION_ID = re.compile(r"[A-Za-z0-9._-]+")
-"""What the pool of transactional ids allows."""
+# The folder of one value of a column, such as day=2024-01-01; never `..`, and nothing that ends a line.
+_PARTITION = r"[^/=\x00-\x1f\x7f\ud800-\udfff]+=[^/\x00-\x1f\x7f\ud800-\udfff]*"
+_EXTENSION = r"\.(?:parquet|orc|(?:json|csv|txt)(?:\.(?:gz|zst))?)"
+_EXACT_ID = r"[A-Za-z0-9._-]+(?:\.[0-9]+){5}"
+_TARGET = re.compile(rf"(?:{_PARTITION}/)*part-[0-9]{{20,}}-[0-9]{{5,}}-[0-9]{{5,}}-(?P<id>{_EXACT_ID}){_EXTENSION}")
+"""All that ``target_name`` makes, and nothing else: somebody may be copying a file to its name with ``.bak``."""
 
 
 @dataclass(frozen=True, slots=True)
-class FileNames:
-    """Where one transaction's file is before and after its commit: names relative to the sink's folder.
+class FileHandle:
+    """What a committable's handle says of one file.
 
     Attributes:
-        staged: below the staging folder.
-        target: in the sink's folder itself.
-        size_bytes: how long the file is.
+        transaction_id: the transaction that the file is of.
+        staged: under what the store knows it before its commit: the name of a staged file, or the id of an upload.
+        target: its path below the sink's folder after its commit; "" where only the store was asked and can't tell.
+        size_bytes: how long it is; None where only the store was asked.
+        parts: a digest of the parts of its upload; "" in a store without.
     """
 
+    transaction_id: str
     staged: str
     target: str
-    size_bytes: int
+    size_bytes: int | None = None
+    parts: str = ""
 
-    @classmethod
-    def of(cls, committable: Committable) -> FileNames:
-        """The names in a committable, which came from a log and is input like any other.
-
-        Raises:
-            CorruptLog: they are not such as this sink writes. Nothing was touched.
-        """
-        target, size_bytes = committable.handle.get("target"), committable.handle.get("bytes")
-        if not isinstance(target, str) or not _TARGET.fullmatch(target):
-            raise _corrupt(committable, "target", target)
-        if not isinstance(size_bytes, int) or isinstance(size_bytes, bool) or size_bytes < 0:
-            raise _corrupt(committable, "bytes", size_bytes)
-        return cls(staged_of(committable), target, size_bytes)
+    def to_json(self) -> dict[str, JsonValue]:
+        values: dict[str, JsonValue] = {
+            "staged": self.staged,
+            "target": self.target,
+            "bytes": self.size_bytes,
+            "parts": self.parts,
+        }
+        return {key: value for key, value in values.items() if value not in ("", None)}
 
 
-def staged_of(committable: Committable) -> str:
-    """The staged file's name in a committable, which may be one of ``recover``. Raises CorruptLog as above.
+DECIDABLE = "files"
+"""The key of the files in the handle of a transaction that is pre-committed."""
 
-    It must be the transaction's own: a wrong name would commit, or remove, the file of another one.
+OPEN = "open"
+"""The key of the files in the handle of one that recovery found. Another key, as some of them may be published by then,
+and others not found yet: the name alone tells which transaction it is."""
+
+
+def decidable_files(committable: Committable) -> list[FileHandle]:
+    """The files in a committable, which came from a log and is input like any other.
+
+    Raises:
+        CorruptLog: they are not such as this sink writes. Nothing was touched.
     """
-    staged, transaction_id = committable.handle.get("staged"), committable.transaction_id
-    if staged != staged_name(transaction_id) or not _TRANSACTION_ID.fullmatch(transaction_id):
-        raise _corrupt(committable, "staged", staged)
-    return staged_name(transaction_id)
+    files = _parsed(committable, DECIDABLE)
+    for file in files:
+        if not file.target:
+            raise corrupt(committable, "target", file.target)
+        if file.size_bytes is None:
+            raise corrupt(committable, "bytes", file.size_bytes)
+    return files
 
 
-def staged_name(transaction_id: str) -> str:
+def open_files(committable: Committable) -> list[FileHandle]:
+    """The files in a committable, which may be one of ``recover``. Raises CorruptLog as above."""
+    return _parsed(committable, OPEN if OPEN in committable.handle else DECIDABLE)
+
+
+def _parsed(committable: Committable, key: str) -> list[FileHandle]:
+    entries = committable.handle.get(key)
+    if not isinstance(entries, list) or not entries:
+        raise corrupt(committable, key, entries)
+    return [_file(committable, entry) for entry in entries]
+
+
+def _file(committable: Committable, entry: JsonValue) -> FileHandle:
+    if not isinstance(entry, dict):
+        raise corrupt(committable, DECIDABLE, entry)
+    staged, target, parts = entry.get("staged"), entry.get("target", ""), entry.get("parts", "")
+    size_bytes = entry.get("bytes")
+    if not isinstance(staged, str) or not staged:
+        raise corrupt(committable, "staged", staged)
+    if not isinstance(target, str) or (target and owner_of_target(target) != committable.transaction_id):
+        raise corrupt(committable, "target", target)
+    if size_bytes is not None and (not isinstance(size_bytes, int) or isinstance(size_bytes, bool) or size_bytes < 0):
+        raise corrupt(committable, "bytes", size_bytes)
+    if not isinstance(parts, str):
+        raise corrupt(committable, "parts", parts)
+    return FileHandle(committable.transaction_id, staged, target, size_bytes, parts)
+
+
+def staged_name(transaction_id: str, number: int) -> str:
     """Named by the exact id, never a pooled one: a file system keeps nothing of a name that is gone."""
-    return f"{_HIDDEN}{transaction_id}{_STAGED}"
+    return f".{transaction_id}-{number}.staged"
 
 
-def transaction_of(staged: str) -> str | None:
+def owner_of_staged(name: str) -> str | None:
     """The transaction id in the name of a staged file, or None where it is no such name."""
-    if not (staged.startswith(_HIDDEN) and staged.endswith(_STAGED)):
-        return None
-    return staged.removeprefix(_HIDDEN).removesuffix(_STAGED)
+    match = _STAGED.fullmatch(name)
+    return match["id"] if match else None
 
 
-def target_name(transaction_id: TransactionId, extension: str) -> str:
-    """``part-<batch>-<partition>-<exact id>.parquet``: sorts by batch, and is unique because the exact id is.
-
-    A line of a log that names the transaction finds the file, and the other way round.
+def target_name(transaction_id: TransactionId, number: int, folder: str, extension: str) -> str:
+    """``<folder>/part-<batch>-<partition>-<number>-<exact id>.parquet``: sorts by batch, and is unique because the
+    exact id is. A line of a log that names the transaction finds the file, and the other way round.
     """
-    order = f"{transaction_id.round.batch_id:020d}-{transaction_id.partition:05d}"
-    return f"part-{order}-{transaction_id.exact}{extension}"
+    order = f"{transaction_id.round.batch_id:020d}-{transaction_id.partition:05d}-{number:05d}"
+    name = f"part-{order}-{transaction_id.exact}{extension}"
+    return f"{folder}/{name}" if folder else name
 
 
-def _corrupt(committable: Committable, key: str, value: JsonValue) -> CorruptLog:
+def owner_of_target(target: str) -> str | None:
+    """The transaction id in the path of a target, or None where it is no such path."""
+    match = _TARGET.fullmatch(target)
+    return match["id"] if match else None
+
+
+def corrupt(committable: Committable, key: str, value: object) -> CorruptLog:
+    """The error to raise for a handle that no sink of files writes."""
     return CorruptLog(
         f"the commit log names {value!r} as {key!r} of transaction {committable.transaction_id!r}, which no"
         " file sink writes. No file was touched. Was the log edited, or is this entry another backend's?"
-        " Restore the log, or give the sink the name back that it had."
+        " Restore the log, or give the sink the name and the 'path' back that it had."
     )

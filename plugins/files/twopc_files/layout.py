@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from twopc.errors import SchemaMismatch
-from twopc_files.formats import Format, Output, RecordWriter, check_names, check_same_schema, memory_bytes
+from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema, memory_bytes
+from twopc_files.stores.store import StagedFile
 
 HELD_BYTES = 48 * 1024 * 1024
 """What the writers of several open files may hold together, and the same again what waits for a file. One file
@@ -88,19 +88,6 @@ def _unknown(name: str, schema: pa.Schema) -> str:
     )
 
 
-class StagedFile(Output, Protocol):
-    """A file that no reader sees before the commit."""
-
-    def tell(self) -> int:
-        """Bytes written so far."""
-
-    def close(self) -> None:
-        """Make all that was written durable. Raises where it is not."""
-
-    def discard(self) -> None:
-        """Remove it, also after ``close``."""
-
-
 @dataclass(slots=True)
 class _OpenFile:
     staged: StagedFile
@@ -141,7 +128,6 @@ class Files:
         self._layout = layout
         self._create = create
         self._schema: pa.Schema | None = None
-        self._created: list[StagedFile] = []
         # By folder, the least recently written first.
         self._open: dict[str, _OpenFile] = {}
         # By folder without an open file.
@@ -174,14 +160,11 @@ class Files:
                 self._finish(folder)
 
     def discard(self) -> None:
-        """Let go of every file that was created, closed or not. Raises nothing."""
+        """Let go of the writers; the files are left to whoever created them. Raises nothing."""
         self._waiting.clear()
         for file in self._open.values():
             file.writer.discard()
         self._open.clear()
-        for staged in self._created:
-            with contextlib.suppress(Exception):
-                staged.discard()
 
     def _has_room(self) -> bool:
         encoder_bytes = sum(file.writer.encoder_bytes for file in self._open.values())
@@ -219,7 +202,6 @@ class Files:
         file = self._open.pop(folder, None)
         if file is None:
             staged = self._create(folder)
-            self._created.append(staged)
             file = _OpenFile(staged, self._format.open(staged, schema))
         self._open[folder] = file
         return file

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import re
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsspec.core import split_protocol
-from fsspec.implementations.local import LocalFileSystem
-
 from twopc.errors import ConfigurationError
-from twopc_files.format_options import FORMAT_OPTIONS, parse_format
+from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
+from twopc_files.layout import Layout
+from twopc_files.stores.by_protocol import store_at
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from twopc_files.formats import Format
+    from twopc_files.stores.store import Store
 
-KNOWN = ("path", *FORMAT_OPTIONS)
-PROTOCOLS = ("file", "local")
-
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+BATCH_LOGS = ("spark", "manifest")
+KNOWN = ("path", "storage_options", *FORMAT_OPTIONS, *LAYOUT_OPTIONS, "batch_logs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +26,16 @@ class FileOptions:
     """What the user asked for, checked.
 
     Attributes:
-        folder: where committed files appear; absolute, so that it means the same on every participant.
+        store: where committed files appear; absolute, so that it means the same on every participant.
         format: what the files are.
+        layout: which records go into which.
+        batch_logs: which logs of complete batches are kept.
     """
 
-    folder: Path
+    store: Store
     format: Format
+    layout: Layout
+    batch_logs: tuple[str, ...]
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> FileOptions:
@@ -53,22 +53,28 @@ class FileOptions:
             raise ConfigurationError(
                 "the file sink needs the option 'path': the folder for its files, such as file:///data/orders"
             )
-        return cls(_folder(str(options["path"])), parse_format(options))
+        store = store_at(str(options["path"]), _storage_options(options.get("storage_options")))
+        return cls(store, parse_format(options), parse_layout(options), _batch_logs(options.get("batch_logs", ())))
 
 
-def _folder(url: str) -> Path:
-    protocol, rest = split_protocol(url)
-    if protocol is None and (hadoop := _SCHEME.match(url)):
-        protocol = hadoop[1]  # Hadoop's spelling, file:/data, which fsspec does not split
-    elif protocol in PROTOCOLS and not rest.startswith("/"):
-        # fsspec reads file://data/orders as a path below the working folder, which differs between processes.
-        raise ConfigurationError(
-            f"path {url!r} names a host, {rest.split('/')[0]!r}: write {protocol}:///{rest}, with three slashes"
-        )
-    if protocol not in (None, *PROTOCOLS):
-        raise ConfigurationError(
-            f"the file sink can't write to {url!r}: {protocol!r} is not one of {', '.join(PROTOCOLS)}. Give"
-            " a plain path or a URL such as file:///data/orders"
-        )
-    # Not resolved: a symbolic link in the path may be moved by its owner between two runs.
-    return Path(LocalFileSystem._strip_protocol(url))  # noqa: SLF001  # fsspec's documented way to a path
+def _storage_options(value: object) -> dict[str, Any]:
+    if isinstance(value, str):
+        value = _parsed(value)
+    if not isinstance(value, Mapping | None):
+        # Without a word of it, as it holds credentials.
+        raise ConfigurationError("the option 'storage_options' must be a mapping, or the text of a JSON object")
+    return {str(name): option for name, option in (value or {}).items()}
+
+
+def _parsed(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text  # an error raised from here would carry the text with it, as its context
+
+
+def _batch_logs(value: object) -> tuple[str, ...]:
+    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not set(names) <= set(BATCH_LOGS):
+        raise ConfigurationError(f"batch_logs {value!r} is not some of {', '.join(BATCH_LOGS)}, such as spark,manifest")
+    return tuple(dict.fromkeys(names))

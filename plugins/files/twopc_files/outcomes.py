@@ -1,69 +1,128 @@
-"""What an error of the file system means for a commit: repeat it, call a person, or nobody knows."""
+"""What follows from what a store shows of a decided file, and from its errors: repeat it, call a person, or nobody
+knows. It asks no store anything."""
 
 from __future__ import annotations
 
 import errno
 
-from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
-
-# The system was busy, or its network was. None of them moves a file half-way: what was done is seen on the
-# repeat. ENOENT: another process renamed the file between our look at it and our rename. ENOSPC and EDQUOT:
-# the target's folder had no room for one more name, and passes when somebody makes room; the staged file is
-# whole meanwhile, and waiting loses nothing.
-MAY_PASS = frozenset(
-    getattr(errno, name)
-    for name in (
-        *("EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOLCK", "ENOSPC", "EDQUOT"),
-        *(
-            "ENOENT",
-            "ESTALE",
-            "ETIMEDOUT",
-            "EHOSTDOWN",
-            "EHOSTUNREACH",
-            "ENETDOWN",
-            "ENETUNREACH",
-            "ENOTCONN",
-        ),
-    )
-    if hasattr(errno, name)
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    OutcomeUnknown,
+    Retriable,
+    TransactionLost,
+    TwoPhaseCommitError,
 )
+from twopc_files.file_names import FileHandle
+from twopc_files.stores.store import NO_FILE, Sight
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(getattr(errno, name) for name in names if hasattr(errno, name))
+
+
+BUSY = _numbers(
+    *("EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOLCK"),
+    *("ESTALE", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENOTCONN"),
+    *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE"),
+)
+"""The store was busy, or its network was. None of them moves a file half-way: what was done is seen on the repeat."""
+
+MAY_PASS = BUSY | _numbers("ENOENT", "ENOSPC", "EDQUOT")
+"""Of a commit. ENOENT: another process published the file between our look at it and our act. ENOSPC and EDQUOT: the
+target's folder had no room for one more name, and passes when somebody makes room; the staged file is whole meanwhile,
+and waiting loses nothing."""
 
 # A person has to change something, and until then every repeat fails alike.
 NEEDS_A_PERSON = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 )
 
-# EIO is in neither set: the disk may have done it or not, and may tell something else when asked again.
+# EIO is in neither set: the store may have done it or not, and may tell something else when asked again.
 
-# A kernel reports a failed write-back once, and the next fsync may succeed though the data never reached the
-# disk (the PostgreSQL project's "fsyncgate", 2018). So of an fsync's errors only those are repeated that say
-# it never began.
-SYNC_MAY_PASS = MAY_PASS - {errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EBUSY}
+SYNC_MAY_PASS = BUSY - {errno.EBUSY}
+"""A kernel reports a failed write-back once, and the next fsync may succeed though the data never reached the disk (the
+PostgreSQL project's "fsyncgate", 2018). So of an fsync's errors only those are repeated that say it never began."""
 
 
-def commit_failed(error: OSError, what: str, renamed: bool) -> TwoPhaseCommitError:
-    """The error to raise for what the file system said to a commit.
+def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | None) -> bool:
+    """What to do about a decided file, from what its store shows: publish it, or nothing as it is published.
+
+    Args:
+        seen: what the store shows.
+        file: what was pre-committed.
+        what: the subject of the message: names batch, transaction and places.
+        records: of the whole transaction.
+
+    Raises:
+        TransactionLost: nothing is there.
+        OperatorRequired: something else has the target's name.
+        OutcomeUnknown: what is there has another length.
+    """
+    here = seen.staged_bytes if seen.target_bytes is None else seen.target_bytes
+    if here is None:
+        raise TransactionLost(
+            f"{what} is decided, and neither file is there: {records} records are lost, or were committed"
+            " and then removed. Was the option 'path' of this sink changed? Set it back. Did another program move"
+            " the committed file, or clean up what was staged? Put one of the two files back; then start the query"
+            " again, which repeats the commit."
+        )
+    if seen.is_foreign:
+        raise OperatorRequired(
+            f"{what} is decided and not committed: a file that is not the transaction's has the target's name."
+            " Nothing was overwritten. Move it away; then start the query again, which repeats the commit."
+        )
+    if here != file.size_bytes:
+        raise OutcomeUnknown(
+            f"{what} was pre-committed with {file.size_bytes} bytes, and its"
+            f" {'staged file' if seen.target_bytes is None else 'target'} now {_length(here)}: it was changed by"
+            " another program, or the store lost a part. Nothing was changed. Restore it from a copy and start the"
+            " query again, or give it up with 'twopc abandon'."
+        )
+    return seen.target_bytes is None
+
+
+def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
+    """What would keep a file that is not decided yet from being published, and what to do about it."""
+    if seen.target_bytes is not None:
+        return "a file has the target's name already, and is never overwritten. Move it away."
+    if seen.staged_bytes is None:
+        return (
+            "the staged file is not here. Do all processes of the query have the same disk, or the same store, at this"
+            " path?"
+        )
+    if seen.staged_bytes != file.size_bytes:
+        return f"the staged file {_length(seen.staged_bytes)} here, and was written with {file.size_bytes}."
+    return None
+
+
+def _length(size_bytes: int) -> str:
+    return "is no plain file" if size_bytes == NO_FILE else f"has {size_bytes} bytes"
+
+
+def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitError:
+    """The error to raise for what the store said to a commit.
 
     Args:
         error: what it said.
-        what: the subject of the message: names batch, transaction and paths.
-        renamed: the file is in place, and what failed is to make that survive a power cut.
+        what: the subject of the message, as above.
+        published: the file is in place, and what failed is to make that survive a power cut.
     """
-    if error.errno in (SYNC_MAY_PASS if renamed else MAY_PASS):
+    if error.errno in (SYNC_MAY_PASS if published else MAY_PASS):
         return Retriable(f"{what} can't be committed yet: {error}")
-    if renamed:
+    if published:
         return OutcomeUnknown(
             f"{what} is in place, and whether that survives a power cut is not known: {error}. Check the"
-            " disk and the system's log; then start the query again, which repeats the commit."
+            " store and the system's log; then start the query again, which repeats the commit."
         )
     if error.errno in NEEDS_A_PERSON:
         return OperatorRequired(
-            f"{what} is decided and not committed: {error}. Its records are safe in the staged file. Give"
-            " this process the right to rename it; then start the query again, which repeats the commit."
+            f"{what} is decided and not committed: {error}. Its records are safe where they are staged. Give"
+            " this process the right to commit them; then start the query again, which repeats the commit."
         )
     return OutcomeUnknown(
-        f"{what} is decided, and the file system does not say whether it is committed: {error}. Check the"
-        " disk; then start the query again, which repeats the commit."
+        f"{what} is decided, and the store does not say whether it is committed: {error}. Check the store; then start"
+        " the query again, which repeats the commit."
     )
 
 
@@ -75,3 +134,13 @@ def write_failed(error: OSError, what: str) -> Exception:
             f"{message}. Give the option 'path' a folder that this process may make files in: {error}"
         )
     return OSError(error.errno, message, error.filename) if error.errno else OSError(message)
+
+
+def unreachable(error: OSError, url: str) -> TwoPhaseCommitError:
+    """The error to raise where the store at ``url`` can't be used, before anything is written."""
+    if error.errno in BUSY:
+        return Retriable(f"the file sink's store at {url} does not answer: {error}")
+    return ConfigurationError(
+        f"the file sink can't use {url}: {error}. Nothing was written. Check the options 'path' and 'storage_options',"
+        " and the rights that come with its credentials."
+    )

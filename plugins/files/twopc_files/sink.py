@@ -1,123 +1,152 @@
-"""The file sink: a file is staged below the target folder, synced, and renamed into place on commit.
+"""The file sink: files are staged where no reader looks, and published on commit, each at once.
 
-``<path>/_twopc/.<transaction id>.staged`` becomes ``<path>/part-<batch>-<partition>-....parquet``. A rename
-within one file system is atomic, so a reader of the folder sees a transaction's file whole or not at all.
+How a file is staged and published is its store's business (``stores/``); what follows from what a store tells is
+decided in ``outcomes.py``. Here is what is common: the transaction, its committable, and the order of things.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
-from typing import IO, TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from twopc.errors import OperatorRequired, OutcomeUnknown, Refused, TransactionLost
-from twopc.log_store import make_folder, sync_folder
+from twopc.errors import Refused, Retriable, TwoPhaseCommitError
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
-from twopc_files.file_names import STAGING, FileNames, staged_name, staged_of, target_name, transaction_of
-from twopc_files.formats import RecordWriter, check_same_schema, check_schema
+from twopc_files.batch_log import CommittedFile
+from twopc_files.file_names import DECIDABLE, OPEN, FileHandle, corrupt, decidable_files, open_files, target_name
+from twopc_files.formats import check_schema
+from twopc_files.layout import Files
+from twopc_files.manifest import manifest
 from twopc_files.options import FileOptions
-from twopc_files.outcomes import commit_failed, write_failed
+from twopc_files.outcomes import (
+    BUSY,
+    NEEDS_A_PERSON,
+    commit_failed,
+    is_to_be_published,
+    obstacle_seen,
+    unreachable,
+    write_failed,
+)
+from twopc_files.spark_metadata import spark_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
     from twopc.transactional_ids import TransactionId
+    from twopc_files.batch_log import BatchLog
+    from twopc_files.formats import Format
+    from twopc_files.layout import Layout
+    from twopc_files.stores.store import StagedFile, Store
 
+ResultT = TypeVar("ResultT")
 
-EXACT_DOTS = 4
-"""Between the five numbers that end an exact transactional id."""
+_BATCH_LOGS = {"spark": spark_metadata, "manifest": manifest}
 
 
 class FileTransaction(Transaction):
-    """A staged file that is being written.
+    """Files that are being staged.
 
     Attributes:
-        path: the staged file.
-        file: its only handle; closed by pre-commit or abort.
-        schema: of all its record batches; None before the first.
-        writer: encodes records into ``file``; None before the first.
+        staged: all of them, in the order in which they were created.
+        files: distributes records over them.
     """
 
-    def __init__(self, transaction_id: TransactionId, path: Path, file: IO[bytes]) -> None:
+    def __init__(self, transaction_id: TransactionId, store: Store, format: Format, layout: Layout) -> None:
         super().__init__(transaction_id)
-        self.path = path
-        self.file = file
-        self.schema: pa.Schema | None = None
-        self.writer: RecordWriter | None = None
+        self.staged: list[StagedFile] = []
+        self.files = Files(format, layout, self.create)
+        self._store = store
+        self._extension = format.extension
+
+    def create(self, folder: str) -> StagedFile:
+        number = len(self.staged)
+        target = target_name(self.id, number, folder, self._extension)
+        self.staged.append(self._store.create(self.id.exact, number, target))
+        return self.staged[-1]
 
 
 class FileSink(TwoPhaseCommitSink[FileTransaction]):
-    """Writes files to a folder on a disk that every process of the query has at the same path.
+    """Writes files to a folder on a disk that every process of the query has at the same path, or in a store that all
+    of them reach.
 
     Args:
-        options: ``path``: plain path or ``file://`` URL of the folder. ``format``: ``parquet`` (default) or
-            ``json`` (JSON lines). ``compression``: of Parquet (default ``snappy``).
+        options: ``path``: plain path or URL of the folder. ``storage_options``: what fsspec needs for a URL.
+            ``format``: ``parquet`` (default), ``json`` (JSON lines), ``csv``, ``orc`` or ``text``. ``partition_by``:
+            columns that become folders. ``batch_logs``: for readers of whole batches. The README has all of them.
 
     Raises:
         ConfigurationError: an option is unknown, missing or can't be.
     """
 
+    _logs: tuple[BatchLog, ...] = ()
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         parsed = FileOptions.parse(options)
-        self._folder = parsed.folder
+        self._store = parsed.store
         self._format = parsed.format
+        self._layout = parsed.layout
+        self._batch_logs = parsed.batch_logs
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in super().__getstate__().items() if name != "_logs"}
 
     def __repr__(self) -> str:
-        return f"FileSink({str(self._folder)!r}, {self._format})"
+        return f"FileSink({self._store.url!r}, {self._format})"
 
     def validate(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatch that names a column of no use to the format."""
-        check_schema(self._format, schema)
+        """Raises SchemaMismatch that names a column of no use to the format or the layout."""
+        check_schema(self._format, self._layout.data_schema(schema))
+
+    def open(self) -> None:
+        """Look at the store, and begin the logs of complete batches.
+
+        Raises:
+            ConfigurationError: it is not there or refuses us, or another writer keeps such a log there.
+            Retriable: it does not answer.
+        """
+        try:
+            self._store.check()
+        except OSError as error:
+            raise unreachable(error, self._store.url) from error
+        if self._batch_logs:
+            fs, folder = self._store.located()
+            owner = self.transactional_ids.scope
+            self._logs = tuple(_BATCH_LOGS[name](fs, folder, owner) for name in self._batch_logs)
+        for log in self._logs:
+            with self._asking():
+                log.open()
 
     # On a participant. --------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> FileTransaction:
-        """Makes an empty staged file.
-
-        Raises:
-            ConfigurationError: this process may not make files there.
-            OSError: any other reason why it can't.
-        """
-        path = self._staging / staged_name(transaction_id.exact)
-        with self._staged(transaction_id):
-            make_folder(self._staging)
-            # x: an exact id is never used twice, so whoever wrote a file of this name still owns it.
-            return FileTransaction(transaction_id, path, open(path, "xb"))  # noqa: PTH123
+        """Without effect: the first record makes the first file."""
+        return FileTransaction(transaction_id, self._store, self._format, self._layout)
 
     def write(self, transaction: FileTransaction, batch: pa.RecordBatch) -> None:
-        """Raises SchemaMismatch for another schema than the first batch's, OSError where the disk is full."""
-        with self._staged(transaction.id):
-            if transaction.writer is None or transaction.schema is None:
-                transaction.schema = batch.schema
-                transaction.writer = self._format.open(transaction.file, batch.schema)
-            check_same_schema(transaction.schema, batch)
-            transaction.writer.write(batch)
+        """Stage the records of ``batch``.
+
+        Raises:
+            SchemaMismatch: it has another schema than the first one.
+            ValueError: the format, or the name of a folder, can't hold a record.
+            ConfigurationError: this process may not make files there.
+            OSError: any other reason why it can't, such as a full disk.
+        """
+        with self._staging(transaction.id):
+            transaction.files.write(batch)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
-        """Raises OSError where any byte could not be synced."""
-        if transaction.writer is None:
+        """Raises OSError where any byte could not be made durable."""
+        with self._staging(transaction.id):
+            transaction.files.finish()
+        if not transaction.staged:
             raise ValueError(f"transaction {transaction.id.exact} has no record, and would be a file without a schema")
-        with self._staged(transaction.id), transaction.file as file:
-            transaction.writer.finish()
-            file.flush()
-            os.fsync(file.fileno())
-            size_bytes = os.fstat(file.fileno()).st_size
-        with self._staged(transaction.id):
-            sync_folder(self._staging)
-            # The entry of the staging folder: whoever made it may have been killed before it could sync.
-            sync_folder(self._folder)
-        target = target_name(transaction.id, self._format.extension)
-        handle: dict[str, JsonValue] = {
-            "staged": transaction.path.name,
-            "target": target,
-            "bytes": size_bytes,
-            "batch": transaction.id.round.batch_id,
-        }
+        files: list[JsonValue] = [file.handle.to_json() for file in transaction.staged]
+        handle: dict[str, JsonValue] = {DECIDABLE: files, "batch": transaction.id.round.batch_id}
         return Committable(transaction.id.exact, handle, transaction.records)
 
     # On the coordinator. ------------------------------------------------------------------------------------
@@ -127,152 +156,139 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
         Raises:
             Refused: a staged file is not here (participants write to another disk), is not whole, or can't be
-                renamed to its target; nothing is visible.
+                published; nothing is visible.
         """
-        for committable in committables:
-            obstacle = self._obstacle(FileNames.of(committable))
+        work = [(committable, file) for committable in committables for file in self._decidable(committable)]
+        obstacles = self._for_each([file for _, file in work], self._obstacle)
+        for (committable, file), obstacle in zip(work, obstacles, strict=True):
             if obstacle:
-                what = self._what(committable, FileNames.of(committable))
                 raise Refused(
-                    f"{what} could not be committed, so it is rolled back, and nothing is visible: {obstacle}"
+                    f"{self._what(committable, file)} could not be committed, so it is rolled back, and nothing is"
+                    f" visible: {obstacle}"
                 )
         return committables
 
-    def _obstacle(self, names: FileNames) -> str | None:
-        """What would keep ``names`` from being committed by this process, and what to do about it."""
-        staged, target = _status(self._staging / names.staged), _status(self._folder / names.target)
-        if staged is None:
-            return "the staged file is not here. Do all processes of the query have the same disk at this path?"
-        if staged.st_size != names.size_bytes:
-            return f"the staged file has {staged.st_size} bytes here, and was written with {names.size_bytes}."
-        if target is not None:
-            return "a file has the target's name already, and is never overwritten. Move it away."
-        for folder in (self._folder, self._staging):
-            # Effective ids are the ones that count in a rename; macOS can only be asked for the real ones.
-            effective = os.access in os.supports_effective_ids
-            if not os.access(folder, os.W_OK | os.X_OK, effective_ids=effective):
-                return f"this process has no right to change {folder}. Grant it."
-        if staged.st_dev != self._folder.stat().st_dev:
-            return f"{self._staging} is on another file system than {self._folder}. Make it a plain folder."
-        return None
+    def _obstacle(self, file: FileHandle) -> str | None:
+        """What would keep ``file`` from being committed by this process, and what to do about it."""
+        try:
+            return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
+        except OSError as error:
+            if error.errno in NEEDS_A_PERSON:
+                return f"{error}."
+            raise
 
     def commit(self, committable: Committable) -> None:
-        """Rename the staged file into place, durably.
+        """Publish every file of the transaction, durably.
 
         Raises:
-            Retriable: the file system may do it later.
-            TransactionLost: the staged file is gone, and no target is there.
-            OutcomeUnknown: the file system does not say, or what is there has another length.
+            Retriable: the store may do it later.
+            TransactionLost: a staged file is gone, and no target is there.
+            OutcomeUnknown: the store does not say, or what is there has another length.
             OperatorRequired: a foreign file has the target's name, or a right is missing; not committed.
             CorruptLog: the committable is none of this sink's.
         """
-        names = FileNames.of(committable)
-        what = self._what(committable, names)
-        renamed = False
-        try:
-            self._publish(committable, names, what)
-            renamed = True
-            # Also where another call renamed it, which may have died before it could sync.
-            sync_folder(self._folder)
-            with contextlib.suppress(FileNotFoundError):  # emptied and then removed by somebody tidy
-                sync_folder(self._staging)
-        except OSError as error:
-            raise commit_failed(error, what, renamed) from error
+        answers = self._for_each(self._decidable(committable), partial(self._failure, committable))
+        failures = [failure for failure in answers if failure]
+        if failures:
+            # A file that can't be published keeps no other one back: the repeat comes first, and then the person.
+            raise min(failures, key=lambda failure: not isinstance(failure, Retriable))
 
-    def _publish(self, committable: Committable, names: FileNames, what: str) -> None:
-        """Upholds: the target is this transaction's file, whole; or an error, and nothing was changed."""
-        staged_path, target_path = self._staging / names.staged, self._folder / names.target
-        # In this order: a file that another process renames meanwhile is seen twice, and never not at all.
-        staged, target = _status(staged_path), _status(target_path)
-        if staged is None and target is None:
-            raise self._lost(committable, what)
-        here = target or staged
-        if staged and target and not os.path.samestat(staged, target):
-            raise OperatorRequired(
-                f"{what} is decided and not committed: a file that is not the transaction's has the"
-                " target's name. Nothing was overwritten. Move it away; then start the query again, which"
-                " repeats the commit."
-            )
-        if here is None or here.st_size != names.size_bytes or not stat.S_ISREG(here.st_mode):
-            raise OutcomeUnknown(
-                f"{what} was pre-committed with {names.size_bytes} bytes, and its"
-                f" {'target' if target else 'staged file'} now has {here.st_size if here else 'none'}: it"
-                " was changed by another program, or the disk lost a part. Nothing was changed. Restore it"
-                " from a copy and start the query again, or give it up with 'twopc abandon'."
-            )
-        if target is None:
-            # Not a hard link and an unlink, which could never overwrite: not every file system has hard
-            # links, and Linux refuses them on another user's file. The target's name holds an id that is
-            # never used twice.
-            staged_path.rename(target_path)
+    def _failure(self, committable: Committable, file: FileHandle) -> TwoPhaseCommitError | None:
+        """Upholds: the target is this transaction's file, whole and durable; or an error."""
+        what = self._what(committable, file)
+        published = False
+        try:
+            seen = self._store.look(file)
+            if is_to_be_published(seen, file, what, committable.records):
+                self._store.publish(file, seen)
+            published = True
+            self._store.settle(file)
+        except OSError as error:
+            failure = commit_failed(error, what, published)
+            failure.__cause__ = error
+            return failure
+        except TwoPhaseCommitError as error:
+            return error
+        return None
 
     def abort(self, transaction: FileTransaction | Committable) -> None:
-        """Remove the staged file, never a target. Not synced: what a power cut brings back is swept again."""
+        """Remove what is staged, never a target.
+
+        Raises:
+            Retriable: the store may do it later.
+        """
         if isinstance(transaction, FileTransaction):
-            if transaction.writer is not None:
-                transaction.writer.discard()
-            with contextlib.suppress(OSError):  # the last bytes, which a full disk refuses once more
-                transaction.file.close()
-            transaction.path.unlink(missing_ok=True)
-        else:
-            (self._staging / staged_of(transaction)).unlink(missing_ok=True)
+            transaction.files.discard()
+            for staged in transaction.staged:
+                staged.discard()
+            return
+        files = self._owned(transaction, open_files(transaction))
+        with self._asking():
+            self._for_each(files, self._store.discard)
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        files = [
+            CommittedFile(file.target, file.size_bytes or 0)
+            for committable in committables
+            for file in self._decidable(committable)
+        ]
+        for log in self._logs:
+            with self._asking():
+                log.complete(batch_id, files)
 
     def recover(self) -> Iterable[Committable]:
-        """The staged files of this sink's pool, and nothing else that lies in the folder.
+        """The staged files of this sink's pool, and nothing else that lies in the store.
 
-        The target is left out of the handle: a staged file's name does not tell in which format it was begun.
+        Raises:
+            Retriable: the store may tell later.
         """
-        try:
-            with os.scandir(self._staging) as entries:
-                staged = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-        except FileNotFoundError:
-            return []
-        named = ((name, transaction_of(name)) for name in staged)
-        return [Committable(owned, {"staged": name}) for name, owned in named if owned and self._owns(owned)]
+        with self._asking():
+            owns = self.transactional_ids.owns_exact
+            staged = [file for file in self._store.staged() if owns(file.transaction_id)]
+        staged.sort(key=lambda file: file.transaction_id)
+        return [
+            Committable(transaction_id, {OPEN: [file.to_json() for file in files]})
+            for transaction_id, files in groupby(staged, lambda file: file.transaction_id)
+        ]
 
-    def _owns(self, transaction_id: str) -> bool:
-        """Whether this sink's pool has it as an exact name: the pooled ones, of four numbers, are no file's."""
-        pool = self.transactional_ids
-        return pool.owns(transaction_id) and transaction_id.removeprefix(pool.scope).count(".") == EXACT_DOTS
+    def _for_each(self, files: Sequence[FileHandle], ask: Callable[[FileHandle], ResultT]) -> list[ResultT]:
+        """What the store answers, of as many files at once as it is good for."""
+        if self._store.asks_at_once == 1 or len(files) <= 1:
+            return [ask(file) for file in files]
+        with ThreadPoolExecutor(self._store.asks_at_once, thread_name_prefix="twopc-files") as pool:
+            return list(pool.map(ask, files))
 
-    @property
-    def _staging(self) -> Path:
-        return self._folder / STAGING
+    def _decidable(self, committable: Committable) -> list[FileHandle]:
+        return self._owned(committable, decidable_files(committable))
+
+    def _owned(self, committable: Committable, files: list[FileHandle]) -> list[FileHandle]:
+        """Raises CorruptLog where one of them can't be of this transaction in this store."""
+        for file in files:
+            if not self._store.owns(file):
+                raise corrupt(committable, "staged", file.staged)
+        return files
 
     @contextlib.contextmanager
-    def _staged(self, transaction_id: TransactionId) -> Iterator[None]:
-        """Names the batch and the transaction in an error of the file system."""
+    def _staging(self, transaction_id: TransactionId) -> Iterator[None]:
+        """Names the batch and the transaction in an error of the store."""
         try:
             yield
         except OSError as error:
-            what = f"transaction {transaction_id.exact} of {transaction_id.round} in {self._staging}"
+            what = f"transaction {transaction_id.exact} of {transaction_id.round} in {self._store.url}"
             raise write_failed(error, what) from error
 
-    def _what(self, committable: Committable, names: FileNames) -> str:
-        return (
-            f"transaction {committable.transaction_id} of batch"
-            f" {committable.handle.get('batch', 'unknown')} ({self._staging / names.staged} to"
-            f" {self._folder / names.target})"
-        )
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Has the coordinator repeat what a busy store did not answer."""
+        try:
+            yield
+        except TwoPhaseCommitError:
+            raise
+        except Exception as error:
+            if self._store.meaning(error).errno in BUSY:
+                raise Retriable(f"the file sink's store at {self._store.url} does not answer: {error}") from error
+            raise
 
-    def _lost(self, committable: Committable, what: str) -> Exception:
-        if not self._folder.is_dir():
-            return OutcomeUnknown(
-                f"{what} is decided, and the folder {self._folder} is not there. Is its disk mounted, was"
-                " the option 'path' changed? Put that right; then start the query again, which repeats the"
-                " commit."
-            )
-        return TransactionLost(
-            f"{what} is decided, and neither file is there: its {committable.records} records are lost, or"
-            " were committed and then removed. Was the option 'path' of this sink changed? Set it back."
-            " Did another program move the committed file, or clean up the staging folder? Put one of the"
-            " two files back; then start the query again, which repeats the commit."
-        )
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """None only where the system says that there is no such file: any other error is no answer."""
-    try:
-        return path.lstat()
-    except FileNotFoundError:
-        return None
+    def _what(self, committable: Committable, file: FileHandle) -> str:
+        batch = committable.handle.get("batch", "unknown")
+        return f"transaction {committable.transaction_id} of batch {batch} ({self._store.where(file)})"

@@ -197,7 +197,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def recover(self) -> Iterable[Committable]:
         # Whatever 'delivery' is now: it may have been exactly-once before.
         listed = self._control.list_ongoing(self.transactional_ids.scope)
-        owned = [name for name in listed if self.transactional_ids.owns(name)]
+        owned = [name for name in listed if self.transactional_ids.owns_pooled(name)]
         return [
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
             for name, state in self._control.describe(owned).items()

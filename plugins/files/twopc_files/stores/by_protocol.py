@@ -1,0 +1,105 @@
+"""Which store a path is in, by its protocol. Only what is known to publish a file whole and at once is in the table.
+
+| protocol | store | why |
+| --- | --- | --- |
+| none, ``file``, ``local`` | ``Local`` | a rename is atomic, and can be synced |
+| ``s3``, ``s3a``, ``s3n`` | ``S3`` | a multipart upload can be held open, and completed by anybody |
+| ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS promises that a rename is atomic; it never replaces a file |
+| ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object is there when all of it is |
+
+Not in it, and why: SFTP and SMB (no fsync, so nothing is durable on return), Azure (its copy goes on after the answer),
+caches and archives (what is written is elsewhere, or later).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsspec import get_filesystem_class
+from fsspec.core import split_protocol
+from fsspec.implementations.local import LocalFileSystem
+
+from twopc.errors import ConfigurationError
+from twopc_files.stores.local import Local
+from twopc_files.stores.remote import Remote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from twopc_files.stores.s3 import S3
+    from twopc_files.stores.store import Store
+
+LOCAL = ("file", "local")
+UPLOADING = ("s3", "s3a", "s3n")
+RENAMING = ("hdfs", "webhdfs")
+COPYING = ("gs", "gcs", "memory")
+KNOWN = (*LOCAL, *UPLOADING, *RENAMING, *COPYING)
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+_CREDENTIALS = re.compile(r"://[^/]*:[^/]*@")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
+
+
+def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
+    """The store of the folder ``url``. Asks it nothing.
+
+    Raises:
+        ConfigurationError: the protocol is not in the table or its package is not there, or the path can't be.
+    """
+    if _CREDENTIALS.search(url):
+        # Not repeated in the message.
+        raise ConfigurationError("the option 'path' holds a password: give credentials in 'storage_options'")
+    protocol, rest = split_protocol(url)
+    # Hadoop's spelling, file:/data, which fsspec does not split.
+    if protocol is None and (hadoop := _SCHEME.match(url)):
+        protocol, rest = (
+            hadoop[1],
+            url[hadoop.end() - 1 :],
+        )
+    if protocol not in (None, *KNOWN):
+        raise ConfigurationError(
+            f"of the option 'path', the protocol {protocol!r} is not one of {', '.join(KNOWN)}, of whose stores it is"
+            " known that a file appears whole. Give one of them, or a plain path"
+        )
+    if protocol in (None, *LOCAL):
+        return _local(url, protocol, rest, storage_options)
+    _require_package(protocol)
+    if protocol in UPLOADING:
+        return _s3(rest, storage_options)
+    folder = rest.rstrip("/")
+    if not folder:
+        raise ConfigurationError(f"the option 'path' names no folder: write {protocol}://... with one")
+    return Remote(f"{protocol}://{folder}", storage_options, renames=protocol in RENAMING)
+
+
+def _local(url: str, protocol: str | None, rest: str, storage_options: Mapping[str, Any]) -> Local:
+    if protocol and not rest.startswith("/"):
+        # fsspec reads file://data/orders as a path below the working folder, which differs between processes.
+        host, _, _ = rest.partition("/")
+        raise ConfigurationError(f"path {url!r} names a host, {host!r}: write {protocol}:///{rest}, with three slashes")
+    if storage_options:
+        raise ConfigurationError(f"the option 'storage_options' is of no use for {url!r}, a local path: leave it out")
+    # Not resolved: a symbolic link in the path may be moved by its owner between two runs.
+    return Local(Path(LocalFileSystem._strip_protocol(url)))  # noqa: SLF001  # fsspec's documented way to a path
+
+
+def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
+    from twopc_files.stores.s3 import S3
+
+    bucket, _, folder = rest.partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        # Not repeated in the message: some write their keys there.
+        raise ConfigurationError(
+            "the option 'path' has no name of a bucket where it should: write s3://bucket/folder. Of an access point"
+            " give its alias. Credentials go into 'storage_options'"
+        )
+    return S3(bucket, folder.strip("/"), storage_options)
+
+
+def _require_package(protocol: str) -> None:
+    try:
+        get_filesystem_class({"s3n": "s3"}.get(protocol, protocol))
+    except ImportError as error:
+        raise ConfigurationError(f"the file sink needs another package for {protocol!r}: {error}") from error

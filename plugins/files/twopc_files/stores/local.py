@@ -1,0 +1,167 @@
+"""Files on a local disk: staged below the target folder, synced, and renamed into place.
+
+``<path>/_twopc/.<transaction id>-<number>.staged`` becomes ``<path>/part-<batch>-<partition>-....parquet``. A rename
+within one file system is atomic, so a reader of the folder sees a file whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+from twopc.log_store import make_folder, sync_folder
+from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
+from twopc_files.stores.store import NO_FILE, Sight, StagedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A folder on a disk that every process of the query has at the same path."""
+
+    folder: Path
+
+    @property
+    def url(self) -> str:
+        return str(self.folder)
+
+    @property
+    def asks_at_once(self) -> int:
+        return 1
+
+    def located(self) -> tuple[Any, str]:
+        return LocalFileSystem(), str(self.folder)
+
+    def meaning(self, error: Exception) -> OSError:
+        return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+
+    def check(self) -> None:
+        """A folder that is not there yet is made by the first transaction."""
+
+    def create(self, transaction_id: str, number: int, target: str) -> LocalFile:
+        name = staged_name(transaction_id, number)
+        make_folder(self._staging)
+        # x: an exact id is never used twice, so whoever wrote a file of this name still owns it.
+        file = open(self._staging / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
+        return LocalFile(self, FileHandle(transaction_id, name, target), file)
+
+    def owns(self, file: FileHandle) -> bool:
+        return owner_of_staged(file.staged) == file.transaction_id
+
+    def where(self, file: FileHandle) -> str:
+        return f"{self._staging / file.staged} to {self.folder / file.target}"
+
+    def look(self, file: FileHandle) -> Sight:
+        # In this order, which upholds what the store promises of a look.
+        staged, target = _status(self._staging / file.staged), _status(self.folder / file.target)
+        if staged is None and target is None and not self.folder.is_dir():
+            raise OSError(
+                errno.ENODEV,
+                f"the folder {self.folder} is not there. Is its disk mounted, was the option 'path' changed?",
+            )
+        is_foreign = staged is not None and target is not None and not os.path.samestat(staged, target)
+        return Sight(_size(staged), _size(target), is_foreign)
+
+    def obstacle(self, file: FileHandle) -> str | None:
+        folder = next((folder for folder in self._folders(file) if folder.is_dir()), self.folder)
+        for changed in (folder, self._staging):
+            # Effective ids are the ones that count in a rename; macOS can only be asked for the real ones.
+            effective = os.access in os.supports_effective_ids
+            if not os.access(changed, os.W_OK | os.X_OK, effective_ids=effective):
+                return f"this process has no right to change {changed}. Grant it."
+        if (self._staging / file.staged).stat().st_dev != folder.stat().st_dev:
+            return f"{self._staging} is on another file system than {folder}. Make both plain folders of one."
+        return None
+
+    def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # a rename needs no more than the names
+        [folder, *_] = self._folders(file)
+        make_folder(folder)
+        # Not a hard link and an unlink, which could never overwrite: not every file system has hard links, and Linux
+        # refuses them on another user's file. The target's name holds an id that is never used twice.
+        (self._staging / file.staged).rename(self.folder / file.target)
+
+    def settle(self, file: FileHandle) -> None:
+        # Also where another call renamed it, or made a folder for it, and died before it could sync.
+        for folder in self._folders(file):
+            sync_folder(folder)
+        with contextlib.suppress(FileNotFoundError):  # emptied and then removed by somebody tidy
+            sync_folder(self._staging)
+
+    def discard(self, file: FileHandle) -> None:
+        """Not synced: what a power cut brings back is swept again."""
+        (self._staging / file.staged).unlink(missing_ok=True)
+
+    def staged(self) -> Iterable[FileHandle]:
+        """Without targets: a staged file's name tells neither its folder nor in which format it was begun."""
+        try:
+            with os.scandir(self._staging) as entries:
+                names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+        except FileNotFoundError:
+            return []
+        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_staged(name))]
+
+    def sync_staging(self) -> None:
+        """Make the name of a staged file survive a power cut."""
+        sync_folder(self._staging)
+        # The entry of the staging folder: whoever made it may have been killed before it could sync.
+        sync_folder(self.folder)
+
+    @property
+    def _staging(self) -> Path:
+        return self.folder / STAGING
+
+    def _folders(self, file: FileHandle) -> list[Path]:
+        """The target's folder, and every one that it lies in, up to the sink's own."""
+        folders = [self.folder]
+        for name in file.target.split("/")[:-1]:
+            folders.insert(0, folders[0] / name)
+        return folders
+
+
+class LocalFile(StagedFile):
+    """A staged file on a disk."""
+
+    def __init__(self, store: Local, handle: FileHandle, file: IO[bytes]) -> None:
+        self.handle = handle
+        self.write = file.write  # type: ignore[method-assign]  # a call less for each record
+        self._store = store
+        self._file = file
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def made_durable(self) -> FileHandle:
+        with self._file as file:
+            file.flush()
+            os.fsync(file.fileno())
+            size_bytes = os.fstat(file.fileno()).st_size
+        self._store.sync_staging()
+        return replace(self.handle, size_bytes=size_bytes)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):  # the last bytes, which a full disk refuses once more
+            self._file.close()
+        self._store.discard(self.handle)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """None only where the system says that there is no such file: any other error is no answer."""
+    try:
+        return path.lstat()
+    except FileNotFoundError:
+        return None
+
+
+def _size(status: os.stat_result | None) -> int | None:
+    if status is None:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else NO_FILE

@@ -1,0 +1,203 @@
+"""Files in a store that fsspec reaches, where a rename or a copy makes a file appear whole and at once.
+
+A file is staged under ``<path>/_twopc/``. Where a rename is atomic (HDFS), it is renamed; in an object store without,
+where a rename is a copy and an object appears when all of it is there, it is copied and the staged one removed. Such
+stores have neither fsync nor, all of them, an exclusive create: a file is as durable as the store makes what is closed,
+and nobody else writes a name with an exact transactional id in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from fsspec.core import url_to_fs
+
+from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
+from twopc_files.stores.store import NO_FILE, Sight, StagedFile
+
+ResultT = TypeVar("ResultT")
+
+COMPARED_BYTES = 4 * 1024 * 1024
+"""Of two files at a time, when they are compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A folder at any URL that fsspec opens.
+
+    Attributes:
+        url: the folder.
+        storage_options: what fsspec needs for it; credentials among them.
+        renames: whether a rename is atomic there; else a copy is.
+    """
+
+    url: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+    renames: bool
+
+    @property
+    def asks_at_once(self) -> int:
+        return 16
+
+    def meaning(self, error: Exception) -> OSError:
+        return _translated(error)
+
+    def check(self) -> None:
+        self.staged()
+
+    def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
+        name = staged_name(transaction_id, number)
+        path = self._staged_path(name)
+        if self.renames:
+            _ask(self._fs.makedirs, self._path(STAGING), exist_ok=True)
+        return RemoteFile(self, FileHandle(transaction_id, name, target), _ask(self._fs.open, path, "wb"))
+
+    def owns(self, file: FileHandle) -> bool:
+        return owner_of_staged(file.staged) == file.transaction_id
+
+    def where(self, file: FileHandle) -> str:
+        return f"{self.url}/{STAGING}/{file.staged} to {self.url}/{file.target}"
+
+    def look(self, file: FileHandle) -> Sight:
+        self._fs.invalidate_cache()
+        # In this order, which upholds what the store promises of a look.
+        staged, target = self._size(self._staged_path(file.staged)), self._size(self._path(file.target))
+        if staged is not None and target is not None:
+            staged = self._size(self._staged_path(file.staged))  # it may have been published between the two
+        if self.renames and staged is None and target is None and not _ask(self._fs.isdir, self._path("")):
+            raise OSError(errno.ENODEV, f"the folder {self.url} is not there. Was the option 'path' changed?")
+        is_foreign = staged is not None and target is not None and not self._is_copy(file, staged, target)
+        return Sight(staged, target, is_foreign)
+
+    def _is_copy(self, file: FileHandle, staged: int, target: int) -> bool:
+        """Both are there: after a crash between a copy and the removal, or because a stranger has the name."""
+        if self.renames or staged != target:
+            return False
+        return _ask(self._have_same_contents, self._staged_path(file.staged), self._path(file.target))
+
+    def _have_same_contents(self, one: str, other: str) -> bool:
+        with self._fs.open(one, "rb") as first, self._fs.open(other, "rb") as second:
+            while block := first.read(COMPARED_BYTES):
+                if block != second.read(len(block)):
+                    return False
+        return True
+
+    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # such stores tell of rights when they are used
+        return None
+
+    def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
+        staged, target = self._staged_path(file.staged), self._path(file.target)
+        if self.renames:
+            _ask(self._fs.makedirs, target.rsplit("/", 1)[0], exist_ok=True)
+            _ask(self._fs.mv, staged, target)
+        else:
+            _ask(self._fs.cp_file, staged, target)
+        self._fs.invalidate_cache()
+        # Of a rename that it refuses WebHDFS says nothing.
+        if self._size(target) != file.size_bytes:
+            raise OSError(errno.EAGAIN, f"{target} is not there yet, though the store was asked for it")
+
+    def settle(self, file: FileHandle) -> None:
+        if not self.renames:
+            self.discard(file)
+
+    def discard(self, file: FileHandle) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _ask(self._fs.rm_file, self._staged_path(file.staged))
+
+    def staged(self) -> Iterable[FileHandle]:
+        """Without targets: a staged file's name tells neither its folder nor in which format it was begun."""
+        self._fs.invalidate_cache()
+        try:
+            entries = _ask(self._fs.ls, self._path(STAGING), detail=True)
+        except FileNotFoundError:
+            return []
+        names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
+        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_staged(name))]
+
+    def _size(self, path: str) -> int | None:
+        """None only where the store says that there is no such file: any other error is no answer."""
+        try:
+            info = _ask(self._fs.info, path)
+        except FileNotFoundError:
+            return None
+        return int(info["size"]) if info["type"] == "file" else NO_FILE
+
+    def _staged_path(self, name: str) -> str:
+        return self._path(f"{STAGING}/{name}")
+
+    def _path(self, below: str) -> str:
+        folder: str = self.located()[1]
+        return f"{folder.rstrip('/')}/{below}".rstrip("/")
+
+    @property
+    def _fs(self) -> Any:
+        return self.located()[0]
+
+    def located(self) -> tuple[Any, str]:
+        try:
+            located: tuple[Any, str] = url_to_fs(self.url, **self.storage_options)  # fsspec keeps one a process
+        except Exception as error:
+            # Such as a missing library of HDFS: no repeat mends it.
+            raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+        return located
+
+
+class RemoteFile(StagedFile):
+    """A staged file in such a store."""
+
+    def __init__(self, store: Remote, handle: FileHandle, file: Any) -> None:
+        self.handle = handle
+        self._store = store
+        self._file = file
+        self._size_bytes = 0
+
+    def write(self, data: Any) -> int:
+        _ask(self._file.write, data)
+        length = memoryview(data).nbytes
+        self._size_bytes += length
+        return length
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def made_durable(self) -> FileHandle:
+        _ask(self._file.close)
+        return replace(self.handle, size_bytes=self._size_bytes)
+
+    def discard(self) -> None:
+        with contextlib.suppress(Exception):  # what could not be written before can't be now
+            self._file.close()
+        self._store.discard(self.handle)
+
+
+def _ask(call: Callable[..., ResultT], *arguments: object, **keywords: object) -> ResultT:
+    """Have any error of the file system be an OSError that tells what it means."""
+    try:
+        return call(*arguments, **keywords)
+    except Exception as error:
+        translated = _translated(error)
+        if translated is error:
+            raise
+        raise translated from error
+
+
+def _translated(error: Exception) -> OSError:
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    text = f"{type(error).__name__}: {error}"
+    for kinds, number in (
+        (PermissionError, errno.EACCES),
+        (FileNotFoundError, errno.ENOENT),
+        (FileExistsError, errno.EEXIST),
+        ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
+        (OSError, errno.EAGAIN),  # of no kind and no number: how HTTP libraries tell that there was no good answer
+    ):
+        if isinstance(error, kinds):
+            return OSError(number, text)
+    return OSError(errno.EIO, text)

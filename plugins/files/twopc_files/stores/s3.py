@@ -1,0 +1,261 @@
+"""Files in S3: a multipart upload that pre-commit holds open, and commit completes.
+
+Its parts are durable when they are uploaded, and its object is not there for anybody before the upload is completed.
+What any process needs to complete it is its id: S3 itself lists the parts. The client is s3fs, so that fsspec's
+options and credentials work as everywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import fsspec
+from botocore import exceptions as boto
+
+from twopc_files.file_names import FileHandle, owner_of_target
+from twopc_files.stores.store import Sight, StagedFile
+
+MARK = "twopc-transaction"
+"""The key of the object's metadata that holds the exact transactional id. By it a repeated commit knows its own object,
+whatever the bucket's encryption makes of the object's ETag."""
+
+FIRST_PART_BYTES = 8 * 1024 * 1024
+"""S3 takes parts of 5 MiB and more, the last one aside. A part is also what a task holds in memory of a file."""
+
+PARTS_OF_ONE_SIZE = 1000
+"""After so many the size doubles: the 10 000 parts that S3 allows then hold more than its largest object."""
+
+
+# S3 wants the checksums back that it was given, if a bucket or the option s3_additional_kwargs asks for any.
+_CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
+_OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
+
+
+def part_bytes(number: int) -> int:
+    """How long part ``number`` is, from 1 on, unless it is the last."""
+    return FIRST_PART_BYTES << (number - 1) // PARTS_OF_ONE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    """A folder of a bucket.
+
+    Attributes:
+        bucket: its name.
+        folder: the key of the folder, without a slash at its ends; "" for the bucket itself.
+        storage_options: what s3fs is made with; credentials among them.
+    """
+
+    bucket: str
+    folder: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}/{self.folder}".rstrip("/")
+
+    @property
+    def asks_at_once(self) -> int:
+        return 16
+
+    def located(self) -> tuple[Any, str]:
+        fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one for each process
+        return fs, self.url.removeprefix("s3://")
+
+    def meaning(self, error: Exception) -> OSError:
+        return translated(error)
+
+    def check(self) -> None:
+        self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
+
+    def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
+        mark = {MARK: transaction_id}
+        upload = self.call("create_multipart_upload", Key=self._key(target), Metadata=mark)["UploadId"]
+        return S3File(self, FileHandle(transaction_id, upload, target))
+
+    def owns(self, file: FileHandle) -> bool:
+        """An upload's id says nothing of its owner, and is used only together with the target's key, which does."""
+        return bool(file.target) and file.staged.isascii() and file.staged.isprintable()
+
+    def where(self, file: FileHandle) -> str:
+        return f"upload {file.staged} to {self.url}/{file.target}"
+
+    def look(self, file: FileHandle) -> Sight:
+        # In this order, which upholds what the store promises of a look.
+        parts, target = self._parts(file), self._object(file)
+        if parts is not None and file.parts != digest(part["ETag"] for part in parts):
+            raise OSError(errno.EIO, f"the upload has {len(parts)} parts, which are not those that were pre-committed")
+        return Sight(
+            staged_bytes=None if parts is None else sum(part["Size"] for part in parts),
+            target_bytes=None if target is None else target["ContentLength"],
+            is_foreign=target is not None and target["Metadata"].get(MARK) != file.transaction_id,
+            parts=tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts or ()),
+        )
+
+    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # S3 tells of rights when they are used
+        return None
+
+    def publish(self, file: FileHandle, seen: Sight) -> None:
+        answer = self.call(
+            "complete_multipart_upload",
+            Key=self._key(file.target),
+            UploadId=file.staged,
+            MultipartUpload={"Parts": list(seen.parts)},
+        )
+        if not answer.get("ETag"):  # S3 says 200 first, and whether it worked later
+            raise OSError(errno.EAGAIN, "S3 did not say that the upload is completed")
+
+    def settle(self, file: FileHandle) -> None:
+        """A completed upload is durable, and gone."""
+
+    def discard(self, file: FileHandle) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.call("abort_multipart_upload", Key=self._key(file.target), UploadId=file.staged)
+
+    def staged(self) -> Iterable[FileHandle]:
+        prefix = self._key("")
+        for upload in self._pages("list_multipart_uploads", "Uploads", ("KeyMarker", "UploadIdMarker"), Prefix=prefix):
+            target = upload["Key"].removeprefix(prefix)
+            if owner := owner_of_target(target):
+                yield FileHandle(owner, upload["UploadId"], target)
+
+    def call(self, method: str, **arguments: object) -> dict[str, Any]:
+        """Ask S3 something.
+
+        Raises:
+            FileNotFoundError: there is no such upload or object.
+            OSError: any other error, by a number that tells what it means for a commit.
+        """
+        fs, _ = self.located()
+        try:
+            answer: dict[str, Any] = fs.call_s3(method, Bucket=self.bucket, **arguments)
+        except Exception as error:
+            raise translated(error) from error
+        return answer
+
+    def _parts(self, file: FileHandle) -> list[dict[str, Any]] | None:
+        key = {"Key": self._key(file.target), "UploadId": file.staged}
+        try:
+            return list(self._pages("list_parts", "Parts", ("PartNumberMarker",), **key))
+        except FileNotFoundError:
+            return None
+
+    def _object(self, file: FileHandle) -> dict[str, Any] | None:
+        try:
+            return self.call("head_object", Key=self._key(file.target))
+        except FileNotFoundError:
+            return None
+
+    def _pages(self, method: str, entries: str, markers: tuple[str, ...], **arguments: object) -> Iterator[Any]:
+        while True:
+            page = self.call(method, **arguments)
+            yield from page.get(entries, ())
+            if not page.get("IsTruncated"):
+                return
+            arguments |= {marker: page[f"Next{marker}"] for marker in markers}
+
+    def _key(self, below: str) -> str:
+        return f"{self.folder}/{below}".lstrip("/")
+
+
+class S3File(StagedFile):
+    """An upload that grows by a part at a time."""
+
+    def __init__(self, store: S3, handle: FileHandle) -> None:
+        self.handle = handle
+        self._store = store
+        self._buffer = bytearray()
+        self._size_bytes = 0
+        self._etags: list[str] = []
+
+    def write(self, data: Any) -> int:
+        with memoryview(data).cast("B") as view:
+            taken = 0
+            while taken < len(view):
+                room = part_bytes(len(self._etags) + 1) - len(self._buffer)
+                self._buffer += view[taken : taken + room]
+                taken += room
+                if len(self._buffer) == part_bytes(len(self._etags) + 1):
+                    self._upload_part()
+            self._size_bytes += len(view)
+            return len(view)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def made_durable(self) -> FileHandle:
+        if self._buffer or not self._etags:
+            self._upload_part()
+        return replace(self.handle, size_bytes=self._size_bytes, parts=digest(self._etags))
+
+    def discard(self) -> None:
+        self._buffer.clear()
+        self._store.discard(self.handle)
+
+    def _upload_part(self) -> None:
+        answer = self._store.call(
+            "upload_part",
+            Key=self._store._key(self.handle.target),  # noqa: SLF001  # the other half of one module
+            UploadId=self.handle.staged,
+            PartNumber=len(self._etags) + 1,
+            Body=self._buffer,
+        )
+        self._etags.append(answer["ETag"])
+        self._buffer = bytearray()
+
+
+def digest(etags: Iterable[str]) -> str:
+    """Tells one list of parts from any other, in a size that does not grow with the file."""
+    return hashlib.sha256("\n".join(etags).encode()).hexdigest()
+
+
+_ABSENT = frozenset(("NoSuchUpload", "NoSuchKey", "404"))
+
+_DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"))
+"""Refusals of credentials that S3 does not answer with 401 or 403."""
+
+_BUSY = frozenset(("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "OperationAborted"))
+"""S3 says some of them with 200, 400 or 409."""
+
+_NO_ANSWER = (
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    ConnectionError,
+    TimeoutError,
+    asyncio.TimeoutError,
+)
+
+_NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
+
+
+def translated(error: Exception) -> OSError:
+    """What S3 or its client said, as an error that says by its number what it means for a commit."""
+    cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
+    text = f"{type(cause).__name__}: {cause}"
+    if isinstance(cause, boto.ClientError):
+        code, status = cause.response["Error"].get("Code", ""), cause.response["ResponseMetadata"]["HTTPStatusCode"]
+        return OSError(_meaning(code, status), text)
+    if isinstance(cause, _NO_ANSWER):
+        return OSError(errno.ETIMEDOUT, text)
+    return OSError(errno.EACCES if isinstance(cause, _NO_CREDENTIALS) else errno.EIO, text)
+
+
+def _meaning(code: str, status: int) -> int:
+    if code in _ABSENT:
+        return errno.ENOENT
+    if code == "NoSuchBucket":
+        return errno.ENODEV
+    if code == "KeyTooLongError":
+        return errno.ENAMETOOLONG
+    if code in _BUSY or status in (408, 429) or status >= 500:
+        return errno.EBUSY
+    if code in _DENIED or status in (401, 403):
+        return errno.EACCES
+    return errno.EIO

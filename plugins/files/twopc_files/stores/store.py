@@ -1,0 +1,119 @@
+"""What a store of files must offer."""
+
+from __future__ import annotations
+
+import io
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from twopc_files.file_names import FileHandle
+
+NO_FILE = -1
+"""The size of something that is no file, such as a folder or a link."""
+
+
+class StagedFile(io.RawIOBase):
+    """A file that is being staged: binary, written from its start to its end, seen by no reader.
+
+    Attributes:
+        handle: what a committable says of it; complete after ``close``.
+    """
+
+    handle: FileHandle
+
+    def writable(self) -> bool:
+        return True
+
+    @abstractmethod
+    def tell(self) -> int:
+        """Bytes written so far."""
+
+    def close(self) -> None:
+        """Make all that was written durable. Raises OSError where any of it is not."""
+        if not self.closed:
+            self.handle = self.made_durable()
+            super().close()
+
+    @abstractmethod
+    def made_durable(self) -> FileHandle:
+        """Do what ``close`` promises, and return the complete handle."""
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Remove it, closed or not, or do nothing where it is gone."""
+
+    def __del__(self) -> None:
+        """Nothing is made durable by being forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What a store shows of one file, in bytes; None where it definitely has nothing.
+
+    Attributes:
+        staged_bytes: what is staged.
+        target_bytes: what has the target's name.
+        is_foreign: what has the target's name is known to be another's.
+        parts: what the staged file is put together from, as the store asks for it when it publishes.
+    """
+
+    staged_bytes: int | None
+    target_bytes: int | None
+    is_foreign: bool = False
+    parts: tuple[Mapping[str, Any], ...] = ()
+
+
+class Store(Protocol):
+    """One place for files. A value: it travels to the participants with its sink, and its repr shows no credentials.
+
+    It only acts and tells. What follows from what it tells is decided in ``outcomes.py``. Every method but ``owns`` and
+    ``where`` may raise OSError, whose ``errno`` has the meaning that it has in ``outcomes.py``, whatever the store.
+    """
+
+    @property
+    def url(self) -> str:
+        """The folder of committed files."""
+
+    @property
+    def asks_at_once(self) -> int:
+        """How many questions to ask it at the same time."""
+
+    def located(self) -> tuple[Any, str]:
+        """Fsspec's file system, and the folder of committed files on it."""
+
+    def meaning(self, error: Exception) -> OSError:
+        """An error of its client, by a number that tells what it means."""
+
+    def check(self) -> None:
+        """Whether it is there and answers; changes nothing."""
+
+    def create(self, transaction_id: str, number: int, target: str) -> StagedFile:
+        """A new, empty file, the ``number``-th of its transaction, that is to be published as ``target``."""
+
+    def owns(self, file: FileHandle) -> bool:
+        """Whether ``file.staged`` can be one of this store and of this transaction: a wrong one would commit, or
+        remove, the file of another."""
+
+    def where(self, file: FileHandle) -> str:
+        """Where the file is staged and where it goes, in words."""
+
+    def look(self, file: FileHandle) -> Sight:
+        """What is there. Upholds: a file that is published meanwhile is seen in both places, and never in none."""
+
+    def obstacle(self, file: FileHandle) -> str | None:
+        """What else would keep this process from publishing it, and what to do about it."""
+
+    def publish(self, file: FileHandle, seen: Sight) -> None:
+        """Make of the staged file the target, at once for every reader. Only after ``look`` has seen the first and not
+        the second. On return the target is there."""
+
+    def settle(self, file: FileHandle) -> None:
+        """Make the publication durable and remove its remains; also of one that another process made."""
+
+    def discard(self, file: FileHandle) -> None:
+        """Remove what is staged, and never a target; or do nothing where it is gone."""
+
+    def staged(self) -> Iterable[FileHandle]:
+        """Every staged file, whosever it is."""
