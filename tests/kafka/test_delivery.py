@@ -6,6 +6,7 @@ import gc
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -253,15 +254,20 @@ def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(top
 TAKEN_OVER = "another producer took over its transactional id"
 
 
+def threads_of_librdkafka() -> int:
+    return sum(path.read_text().startswith("rdk:") for path in Path("/proc/self/task").glob("*/comm"))
+
+
 @pytest.fixture
-def fenced(topic: Any, make_sink: Any) -> Writer:
+def fenced(topic: Any, make_sink: Any) -> Iterator[Writer]:
     """A writer with a record on its way when another has written by the same transactional id."""
     options = make_sink(topic, linger_ms=1000)._options
     old, new = (Writer(options, f"fenced-{topic.name}") for _ in range(2))
     new.write(text("new"))
     new.finish()
     old.write(text("old"))
-    return old
+    yield old
+    old.abort()
 
 
 def test_a_writer_whose_id_another_took_over_votes_no_and_says_so(fenced: Writer) -> None:
@@ -279,11 +285,16 @@ def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait:
 
 
 @pytest.mark.parametrize("learns_of_it_before", [False, True])
-def test_what_another_producer_took_over_is_aborted_already(learns_of_it_before: bool, fenced: Writer) -> None:
+def test_what_another_producer_took_over_is_aborted_already_and_leaves_no_thread(
+    learns_of_it_before: bool, fenced: Writer
+) -> None:
     if learns_of_it_before:
         with pytest.raises(RoundAborted):
             fenced.finish()
-    fenced.abort()
+    before = threads_of_librdkafka()
+    for _ in range(2):
+        fenced.abort()
+    assert not learns_of_it_before or threads_of_librdkafka() < before
 
 
 # Within bounded time. -------------------------------------------------------------------------------------------------

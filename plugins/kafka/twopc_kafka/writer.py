@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,7 @@ class Writer:
         self._reports = _Reports()
         self._transactional = options.delivery == EXACTLY_ONCE
         self._transactional_id = transactional_id
+        self._is_ended = False
         try:
             self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
         except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
@@ -144,19 +146,31 @@ class Writer:
             Retriable: no broker answered in time.
             RoundAborted: this producer can't any more. The coordinator's sweep does.
         """
+        if self._is_ended:
+            return
         if self._transactional:
             try:
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
+                self._is_ended = True
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 error = _of_librdkafka(raised)
-                if error.code() in _FENCED:
-                    return  # whoever took over the id has aborted this transaction already
+                if error.code() in _FENCED:  # whoever took over the id has aborted this transaction already
+                    self._end()
+                    return
                 raise (Retriable if error.retriable() else RoundAborted)(
                     f"transaction {self._transactional_id} could not be rolled back by its own producer: {error.str()}"
                     f" ({error.name()}). The coordinator's sweep rolls it back."
                 ) from raised
         else:
             self._producer.purge()
+
+    def _end(self) -> None:
+        """End a producer that was fenced: confluent-kafka, having raised so, keeps it and its threads for ever."""
+        self._is_ended = True
+        self._producer.purge()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it can't abort, which is known
+            self._producer.close()
 
     def _identity(self) -> ProducerIdentity:
         deadline = time.monotonic() + IDENTITY_TIMEOUT_S
