@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from kafka.record import MemoryRecords
 
-from twopc_kafka.arrow.batches import Encoder, Limits, RecordBatch
+from twopc_kafka.arrow.batches import Encoder, RecordBatch
 from twopc_kafka.arrow.compression import Compression
 from twopc_kafka.arrow.records import Records, binary, encoded_headers
+from twopc_kafka.arrow.settings import Limits
 from twopc_kafka.writer import ProducerIdentity
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

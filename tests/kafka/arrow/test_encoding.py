@@ -13,9 +13,10 @@ from kafka.record import MemoryRecords
 from kafka.record.util import encode_varint
 
 from twopc.errors import ConfigurationError, RoundAborted
-from twopc_kafka.arrow.batches import OVERHEAD_BYTES, Limits
+from twopc_kafka.arrow.batches import OVERHEAD_BYTES, refuse_too_large
 from twopc_kafka.arrow.compression import NUMBERS, Compression
 from twopc_kafka.arrow.records import encoded_headers
+from twopc_kafka.arrow.settings import Limits
 from twopc_kafka.arrow.varints import rows, sizes, varints
 
 CODECS = sorted(NUMBERS)
@@ -169,9 +170,9 @@ def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_the_limit_and_the
     records = encoding.columns([encoding.Given(b"small"), encoding.Given(bytes(2000))])
     [alone] = encoding.one_partition(records.slice(1, 2))
     exact = len(alone.data)
-    Limits(100, exact).check(records)
+    refuse_too_large(records, Limits(100, exact))
     with pytest.raises(RoundAborted, match=rf"record 1 .* takes {exact} bytes.*'message.max.bytes' = {exact - 1}"):
-        Limits(100, exact - 1).check(records)
+        refuse_too_large(records, Limits(100, exact - 1))
 
 
 def test_a_record_larger_than_a_batch_should_be_travels_alone(encoding: Any) -> None:

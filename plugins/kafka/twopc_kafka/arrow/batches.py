@@ -16,6 +16,7 @@ import pyarrow as pa
 from twopc.errors import RoundAborted
 from twopc_kafka.arrow.compression import NONE, Compression
 from twopc_kafka.arrow.records import Records
+from twopc_kafka.arrow.settings import Limits
 from twopc_kafka.arrow.varints import Integers, sizes
 from twopc_kafka.writer import ProducerIdentity
 
@@ -40,28 +41,20 @@ class RecordBatch:
     data: bytes
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How large a batch may be: together, and with one record alone."""
+def refuse_too_large(records: Records, limits: Limits) -> None:
+    """Refuse what no batch can hold.
 
-    batch_bytes: int
-    message_bytes: int
-
-    def check(self, records: Records) -> None:
-        """Refuse what no batch can hold.
-
-        Raises:
-            RoundAborted: tells the record's size, the limit and the setting.
-        """
-        body = records.content_length + _ALONE_BYTES
-        alone = OVERHEAD_BYTES + sizes(body) + body
-        if len(alone) and alone.max() > self.message_bytes:
-            first = int(np.argmax(alone > self.message_bytes))
-            raise RoundAborted(
-                f"record {first} of a batch takes {alone[first]} bytes, more than 'message.max.bytes' ="
-                f" {self.message_bytes}: Message size too large. Raise 'message.max.bytes' of the sink and the topic's"
-                " max.message.bytes."
-            )
+    Raises:
+        RoundAborted: tells the record's size, the limit and the setting.
+    """
+    body = records.content_length + _ALONE_BYTES
+    alone = OVERHEAD_BYTES + sizes(body) + body
+    if alone.max(initial=0) > limits.message_bytes:
+        first = int(np.argmax(alone > limits.message_bytes))
+        raise RoundAborted(
+            f"record {first} of a batch is too large: it takes {alone[first]} bytes, more than 'message.max.bytes' ="
+            f" {limits.message_bytes}. Raise 'message.max.bytes' of the sink and the topic's max.message.bytes."
+        )
 
 
 class Encoder:
@@ -77,7 +70,7 @@ class Encoder:
         """The batches that hold ``records``.
 
         Args:
-            records: none larger than ``Limits`` allow.
+            records: none too large.
             order: their positions, partition after partition.
             of_partition: what part of ``order`` belongs to each partition.
         """

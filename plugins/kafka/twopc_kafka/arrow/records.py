@@ -68,6 +68,8 @@ class Records:
     def slice(self, start: int, stop: int) -> Records:
         """Those from ``start`` up to ``stop``."""
         length = stop - start
+        if length == len(self):
+            return self
         return Records(
             self.value.slice(start, length),
             None if self.key is None else self.key.slice(start, length),
