@@ -6,10 +6,9 @@ own. All that is ``async`` here runs on that thread.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -59,23 +58,29 @@ class OpenTransaction:
 
 
 class Patience:
-    """How long a writer goes on trying, and how it says that it has given up."""
+    """How long to go on trying, and how to say that it was in vain."""
 
-    def __init__(self, servers: str, timeout_ms: int) -> None:
-        self._servers = servers
+    def __init__(self, what: str, timeout_ms: int) -> None:
+        self._what = what
         self._timeout_ms = timeout_ms
+        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._attempts = 0
 
-    def pauses_s(self, what: str, last: Callable[[], str]) -> Iterator[float]:
-        """How long to wait before each next attempt at ``what``; ``last`` tells how the last one failed.
+    def pause_s(self, last: str) -> float:
+        """How long to wait before the next attempt, when the ``last`` one failed like that.
 
         Raises:
             RoundAborted: time is up.
         """
-        deadline = time.monotonic() + self._timeout_ms / 1000
-        for attempt in itertools.count():
-            yield min(1.0, 0.02 * 2 ** min(attempt, 10))
-            if time.monotonic() > deadline:
-                raise RoundAborted(f"{what} at {self._servers} failed for {self._timeout_ms} ms: {last()}")
+        if time.monotonic() > self._deadline:
+            raise RoundAborted(f"{self._what} failed for {self._timeout_ms} ms: {last}")
+        self._attempts += 1
+        return pause_s(self._attempts)
+
+
+def pause_s(attempts: int) -> float:
+    """How long to wait after so many attempts: from what an ending transaction takes to what an election does."""
+    return float(min(1.0, 0.01 * 2**attempts))
 
 
 class Cluster:
@@ -180,39 +185,38 @@ class Cluster:
         except Unanswered as error:
             raise NotSent(str(error)) from error
 
-    async def begin(self, transactional_id: str, timeout_ms: int, patience: Patience) -> OpenTransaction:
+    async def begin(self, transactional_id: str, transaction_timeout_ms: int, timeout_ms: int) -> OpenTransaction:
         """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back.
 
         Every step may be repeated, also when its answer was lost: nothing is written yet, and what counts is the last
         epoch.
 
         Raises:
-            RoundAborted: the broker could not be reached, or refuses for now.
-            ConfigurationError: it refuses the transaction's time-out.
-            OperatorRequired: it denies the id.
+            RoundAborted: the brokers could not be reached for ``timeout_ms``, or refuse for now.
+            ConfigurationError: they refuse the transaction's time-out.
+            OperatorRequired: they deny the id.
         """
-        last = "it was not tried"
-        for pause_s in patience.pauses_s(f"to begin transaction {transactional_id}", lambda: last):
+        what = f"to begin transaction {transactional_id} at {self.servers}"
+        patience = Patience(what, timeout_ms)
+        while True:
             try:
-                code, transaction = await self._begin(transactional_id, timeout_ms)
+                answer, transaction = await self._begin(transactional_id, transaction_timeout_ms)
             except (NotSent, Unanswered) as error:
                 last = f"{error}. Is the broker up? 'message.timeout.ms' bounds the wait."
             else:
                 if transaction is not None:
                     return transaction
-                answer = meaning(code)
-                if code == _INVALID_TRANSACTION_TIMEOUT:
-                    raise timeout_refused(timeout_ms)
+                if answer is meaning(_INVALID_TRANSACTION_TIMEOUT):
+                    raise timeout_refused(transaction_timeout_ms)
                 if answer.answer is not Answer.REPEAT:
-                    raise failure(answer, f"no transaction {transactional_id} could be begun at {self.servers}")
+                    raise failure(answer, f"{what} was refused")
                 last = f"{answer.name}. {answer.advice}"
-            await self.sleep(pause_s)
-        raise AssertionError  # the pauses end by an error
+            await self.sleep(patience.pause_s(last))
 
-    async def _begin(self, transactional_id: str, timeout_ms: int) -> tuple[int, OpenTransaction | None]:
+    async def _begin(self, transactional_id: str, timeout_ms: int) -> tuple[Meaning, OpenTransaction | None]:
         code, node = await self.coordinator(transactional_id)
         if code:
-            return code, None
+            return meaning(code), None
         features = (await self.contact(node)).finalized_features
         level = {feature.name: feature.max_version_level for feature in features}.get("transaction.version", 0)
         request = InitProducerIdRequest(
@@ -224,9 +228,9 @@ class Cluster:
         )
         response = await self.send(node, request)
         if response.error_code:
-            return response.error_code, None
+            return meaning(response.error_code), None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
-        return 0, OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
+        return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
 
     async def coordinator(self, transactional_id: str) -> tuple[int, int]:
         """An error code, and the broker that coordinates the id."""

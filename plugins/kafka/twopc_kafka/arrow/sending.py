@@ -21,7 +21,7 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
 from twopc.errors import RoundAborted
 from twopc_kafka.arrow.answers import Answer, Meaning, meaning
 from twopc_kafka.arrow.batches import RecordBatch
-from twopc_kafka.arrow.cluster import Cluster, NotSent, OpenTransaction, Patience, Unanswered, failure
+from twopc_kafka.arrow.cluster import Cluster, NotSent, OpenTransaction, Patience, Unanswered, failure, pause_s
 from twopc_kafka.arrow.settings import Settings
 
 REQUESTS_PER_BROKER = 3
@@ -107,9 +107,9 @@ class Sending:
     # On the connections' thread. -------------------------------------------------------------------------------
 
     async def _partitions(self, topic: str) -> int:
-        last = "it was not tried"
-        patience = Patience(self._cluster.servers, self._settings.topic_timeout_ms)
-        for pause_s in patience.pauses_s(f"to find topic {topic!r}", lambda: last):
+        what = f"to find topic {topic!r} at {self._cluster.servers}"
+        patience = Patience(what, self._settings.topic_timeout_ms)
+        while True:
             try:
                 answer, leaders = await self._cluster.leaders(topic)
             except NotSent as error:
@@ -119,10 +119,9 @@ class Sending:
                     self._leaders[topic] = leaders
                     return len(leaders)
                 if answer.answer is not Answer.REPEAT:
-                    raise failure(answer, f"topic {topic!r} can't be written at {self._cluster.servers}")
+                    raise failure(answer, f"{what} was refused")
                 last = f"{answer.name}. {answer.advice}"
-            await self._cluster.sleep(pause_s)
-        raise AssertionError  # the pauses end by an error
+            await self._cluster.sleep(patience.pause_s(last))
 
     async def _put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         for batch in batches:
@@ -249,7 +248,7 @@ class Sending:
         self._cluster.spawn(self._ready_again, lanes)
 
     async def _ready_again(self, lanes: list[Lane]) -> None:
-        await self._cluster.sleep(min(1.0, 0.02 * 2 ** max(lane.repeats for lane in lanes)))
+        await self._cluster.sleep(pause_s(max(lane.repeats for lane in lanes)))
         for topic, _ in _by_topic(lanes):
             try:
                 answer, leaders = await self._cluster.leaders(topic)

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from twopc.errors import RoundAborted
 from twopc_kafka import control
 from twopc_kafka.arrow.batches import Encoder, refuse_too_large
-from twopc_kafka.arrow.cluster import Patience, connect
+from twopc_kafka.arrow.cluster import connect
 from twopc_kafka.arrow.partitions import choose, grouped
 from twopc_kafka.arrow.records import Records, binary, encoded_headers
 from twopc_kafka.arrow.sending import Sending
@@ -39,9 +39,8 @@ class ArrowWriter:
         self._options = options
         self._settings = settings(options.properties)
         self._cluster = connect(options.control, self._settings.timeout_ms)
-        patience = Patience(self._cluster.servers, self._settings.timeout_ms)
         self._transaction = self._cluster.run(
-            self._cluster.begin, transactional_id, options.transaction_timeout_ms, patience
+            self._cluster.begin, transactional_id, options.transaction_timeout_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings)
         self._topics: dict[str, tuple[Encoder, int]] = {}
@@ -133,13 +132,14 @@ def _timestamps(batch: pa.RecordBatch) -> Integers:
         return np.full(batch.num_rows, now)
     column = batch.column("timestamp")
     unit = pa.timestamp("ms", tz=column.type.tz)
-    given = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now).to_numpy()  # Kafka has no finer time
+    milliseconds = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now)  # Kafka has no finer time
+    given: Integers = milliseconds.to_numpy()
     if (given < 0).any():
         raise RoundAborted(
             f"record {int(np.argmax(given < 0))} of a batch has a time before 1970 in column 'timestamp', which Kafka"
             " can't hold. Correct or filter such records."
         )
-    return given.astype(np.int64)
+    return given
 
 
 def _chunks(records: Records) -> Iterator[slice]:
