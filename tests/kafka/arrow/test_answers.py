@@ -196,15 +196,21 @@ def test_of_several_partitions_the_one_that_was_refused_is_told_not_the_ones_tha
 
 
 @pytest.mark.kafka
-def test_a_lost_beginning_is_begun_again_and_a_request_that_did_not_leave_is_sent_again(
-    broker_answers: Any, topic: Any, make_sink: Any
-) -> None:
-    broker_answers(InitProducerIdRequest, Unanswered("lost"), having_done=True)
+def test_a_request_that_did_not_leave_is_sent_again(broker_answers: Any, topic: Any, make_sink: Any) -> None:
+    left = broker_answers((InitProducerIdRequest, ProduceRequest), *[NotSent("not connected")] * 3)
     sink = make_sink(topic, writer="arrow")
     assert sink.seal([written(sink, "a")], age_s=0)
-    broker_answers(ProduceRequest, NotSent("not connected"), NotSent("not connected"))
-    assert sink.seal([written(sink, "b", partition=1)], age_s=0)
-    assert uncommitted(topic) == [b"a", b"b"]
+    assert left == []
+    assert uncommitted(topic) == [b"a"]
+
+
+@pytest.mark.kafka
+def test_a_lost_beginning_fails_the_task_as_it_could_take_effect_later(
+    broker_answers: Any, topic: Any, make_sink: Any
+) -> None:
+    broker_answers(InitProducerIdRequest, Unanswered("broker 1: connection lost"), having_done=True)
+    with pytest.raises(RoundAborted, match=r"to begin transaction .* got no answer: broker 1"):
+        written(make_sink(topic, writer="arrow"), "a")
 
 
 @pytest.mark.kafka

@@ -108,7 +108,7 @@ class Cluster:
     def close(self) -> None:
         """Close the connections."""
         self._manager.close()
-        self._net.stop()
+        self._net.close()
 
     def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
         """Run a coroutine on the connections' thread and wait for its result."""
@@ -188,11 +188,11 @@ class Cluster:
     async def begin(self, transactional_id: str, transaction_timeout_ms: int, timeout_ms: int) -> OpenTransaction:
         """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back.
 
-        Every step may be repeated, also when its answer was lost: nothing is written yet, and what counts is the last
-        epoch.
+        What was refused is repeated; an answer that was lost is not. The broker may still have that request before it,
+        and whenever it gets to it, it would roll back what was begun by then, decided or not.
 
         Raises:
-            RoundAborted: the brokers could not be reached for ``timeout_ms``, or refuse for now.
+            RoundAborted: the brokers could not be reached for ``timeout_ms``, refuse for now, or fell silent.
             ConfigurationError: they refuse the transaction's time-out.
             OperatorRequired: they deny the id.
         """
@@ -201,7 +201,9 @@ class Cluster:
         while True:
             try:
                 answer, transaction = await self._begin(transactional_id, transaction_timeout_ms)
-            except (NotSent, Unanswered) as error:
+            except Unanswered as error:
+                raise RoundAborted(f"{what} got no answer: {error}. The batch can be run again.") from error
+            except NotSent as error:
                 last = f"{error}. Is the broker up? 'message.timeout.ms' bounds the wait."
             else:
                 if transaction is not None:
