@@ -292,7 +292,7 @@ def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
 # Connections. ---------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_share_the_connections_of_their_process(topic: Any, make_arrow_sink: Any) -> None:
+def test_tasks_of_a_thread_share_its_connections(topic: Any, make_arrow_sink: Any) -> None:
     sink = make_arrow_sink(topic)
     transactions = [sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition)) for partition in range(2)]
     writers = [transaction.writer for transaction in transactions]

@@ -14,7 +14,7 @@ compression    the codecs, framed as Java's consumer wants them
 partitions     which record goes where
 settings       which of the sink's options this writer honours
 answers        what the brokers' error codes mean to it
-cluster        the connections of this process
+cluster        the connections of this thread
 sending        batches on their way: order, memory, repeats
 writer         one transaction, from Arrow to acknowledged
 =============  ================================================================================================

@@ -1,7 +1,8 @@
-"""The connections of this process to a cluster, kept over tasks, and what a writer asks of it before it sends.
+"""The connections to a cluster, kept over tasks, and what a writer asks of it before it sends.
 
-They are kafka-python's, as those of ``control`` are: it connects, logs in and correlates answers, on a thread of its
-own. All that is ``async`` here runs on that thread.
+They are kafka-python's, as those of ``control`` are: it connects, logs in and correlates answers. There is no thread:
+the task's own drives them between two batches, and when it waits. A second one would send no sooner, as the system's
+socket buffers take what is written at once; but both would wait for each other's turn of the interpreter.
 """
 
 from __future__ import annotations
@@ -84,12 +85,11 @@ def pause_s(attempts: int) -> float:
 
 
 class Cluster:
-    """One connection set. Safe to use from several threads."""
+    """One connection set, of one thread."""
 
     def __init__(self, properties: Mapping[str, Any], timeout_ms: int) -> None:
         self.servers = ", ".join(properties["bootstrap_servers"])
         self._net = NetworkSelector(**properties)
-        self._net.start()
         self._manager = KafkaConnectionManager(
             self._net,
             max_in_flight_requests_per_connection=1000,  # how many there are is bounded where they are made
@@ -111,11 +111,17 @@ class Cluster:
         self._net.close()
 
     def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
-        """Run a coroutine on the connections' thread and wait for its result."""
-        return self._manager.run(asked, *args)  # type: ignore[no-any-return]
+        """Run a coroutine, and whatever else is going on, until it has its result."""
+        return self._net.run(asked, *args)  # type: ignore[no-any-return]
+
+    def progress(self) -> None:
+        """Take in what has arrived and send what can be sent, without waiting for either."""
+        for _ in range(2):  # what was just started has its bytes written in the second turn
+            self._net.poll(timeout_ms=0)
+            self._net.drain()
 
     def spawn(self, asked: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        """Start a coroutine; called on the connections' thread."""
+        """Start a coroutine and don't wait for it."""
         self._net.call_soon(lambda: asked(*args))
 
     async def sleep(self, delay_s: float) -> None:
@@ -253,18 +259,17 @@ def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
             return RoundAborted(f"{happened}: {what.name}. {what.advice}")
 
 
-_connecting = threading.Lock()
-_clusters: dict[object, Cluster] = {}
+_of_thread = threading.local()
 
 
 def connect(properties: Mapping[str, Any], timeout_ms: int) -> Cluster:
-    """The connections of this process to the cluster that ``properties`` (kafka-python's) name.
+    """The connections of this thread to the cluster that ``properties`` (kafka-python's) name.
 
     Raises:
         RoundAborted: no broker answered in time.
     """
     key = tuple(sorted((name, str(value)) for name, value in properties.items()))
-    with _connecting:
-        if key not in _clusters:
-            _clusters[key] = Cluster(properties, timeout_ms)
-        return _clusters[key]
+    clusters: dict[object, Cluster] = _of_thread.__dict__.setdefault("clusters", {})
+    if key not in clusters:
+        clusters[key] = Cluster(properties, timeout_ms)
+    return clusters[key]

@@ -2,7 +2,7 @@
 
 Of each partition one batch is under way at a time, so that a repeat can't overtake or be overtaken. Those of several
 partitions share a request for each broker, and requests to a broker overlap; so does the task, which encodes the next
-batches meanwhile. All state is touched on the connections' thread only.
+batches while the brokers work.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Sending:
         self._changed: Future | None = None
         self.acknowledged = 0
 
-    # For the task's thread. ------------------------------------------------------------------------------------
+    # What the task asks for. -----------------------------------------------------------------------------------
 
     def partitions(self, topic: str) -> int:
         """How many partitions ``topic`` has.
@@ -87,6 +87,7 @@ class Sending:
             RoundAborted: a batch, of these or before, was not delivered.
         """
         self._cluster.run(self._put, topic, batches)
+        self._cluster.progress()
 
     def drain(self) -> None:
         """Wait until every batch is acknowledged by all replicas in sync.
@@ -104,7 +105,7 @@ class Sending:
         """
         self._cluster.run(self._stop, timeout_s)
 
-    # On the connections' thread. -------------------------------------------------------------------------------
+    # How. ------------------------------------------------------------------------------------------------------
 
     async def _partitions(self, topic: str) -> int:
         what = f"to find topic {topic!r} at {self._cluster.servers}"
