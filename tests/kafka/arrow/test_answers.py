@@ -24,6 +24,7 @@ from kafka.protocol.producer import (
 
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from twopc_kafka import control
 from twopc_kafka.arrow import cluster as cluster_module
 from twopc_kafka.arrow import sending
 from twopc_kafka.arrow.answers import MEANINGS, Answer, meaning
@@ -42,6 +43,11 @@ def test_every_code_of_the_three_requests_has_a_meaning_and_what_fails_says_what
     assert set(PRODUCE + IDEMPOTENT_PRODUCE + INIT_PRODUCER_ID + ADD_PARTITIONS) <= set(MEANINGS)
     assert all(each.advice for each in MEANINGS.values())
     assert meaning(4242).answer is Answer.RUN_AGAIN
+
+
+def test_a_success_is_one_code_alone_and_only_what_had_no_effect_or_is_numbered_is_repeated() -> None:
+    assert [code for code, each in MEANINGS.items() if each.answer is Answer.DONE] == [0]
+    assert {3, 5, 6, 14, 15, 16, 19, 51, 89} == set(REPEATED)
 
 
 # Answers that are put into the broker's mouth. ------------------------------------------------------------------------
@@ -120,6 +126,38 @@ def written(sink: Any, *values: str, partition: int = 0) -> Any:
 
 def uncommitted(topic: Any) -> list[bytes]:
     return [record.value for record in topic.records("read_uncommitted")]
+
+
+@pytest.mark.kafka
+def test_all_replicas_in_sync_must_have_the_records(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = sending.Sending._produce, []
+
+    def produce(self: Any, lanes: Any) -> Any:
+        seen.append(real(self, lanes))
+        return seen[-1]
+
+    monkeypatch.setattr(sending.Sending, "_produce", produce)
+    vote = written(make_sink(topic, writer="arrow"), "a")
+    assert [(request.acks, request.transactional_id) for request in seen] == [(-1, vote.transaction_id)]
+
+
+@pytest.mark.kafka
+def test_what_is_held_for_the_broker_is_bounded(
+    broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    real = sending.Sending.put
+
+    def put(self: Any, name: str, batches: Any) -> None:
+        real(self, name, batches)
+        held.append(self._held_bytes)
+
+    monkeypatch.setattr(sending.Sending, "put", put)
+    broker_answers(ProduceRequest, *[19] * 3)  # it is slow
+    assert written(make_sink(topic, writer="arrow", queue_buffering_max_kbytes=5), *["x" * 1000] * 20).records == 20
+    assert 4000 < max(held) <= 5 * 1024
 
 
 REPEATED = [code for code, each in MEANINGS.items() if each.answer is Answer.REPEAT]
@@ -230,6 +268,67 @@ def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: A
     broker_answers(ProduceRequest, *[19] * 100)
     with pytest.raises(RoundAborted, match=r"was not taken for 500 ms: NOT_ENOUGH_REPLICAS.*min.insync.replicas"):
         written(make_sink(topic, writer="arrow", message_timeout_ms=500), "a")
+
+
+@pytest.mark.kafka
+def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that reaches the broker after the roll-back could begin a transaction of its own there."""
+    events: list[str] = []
+    send, end = Cluster.send, control.Control.end
+
+    async def slow(cluster: Cluster, node: int, request: Any, timeout_ms: int | None = None) -> Any:
+        if not isinstance(request, ProduceRequest):
+            return await send(cluster, node, request, timeout_ms)
+        events.append("sent")
+        response = await send(cluster, node, request, timeout_ms)
+        await cluster.sleep(0.1)
+        events.append("answered")
+        return response
+
+    def ended(*arguments: Any, **options: Any) -> str:
+        events.append("ended")
+        return end(*arguments, **options)
+
+    monkeypatch.setattr(Cluster, "send", slow)
+    monkeypatch.setattr(control.Control, "end", ended)
+    sink = make_sink(topic, writer="arrow")
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    while "sent" not in events:
+        sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    sink.abort(transaction)
+    assert events == ["sent", "answered", "ended"]
+    topic.stays_empty()
+
+
+@pytest.mark.kafka
+def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sending.Sending.put
+    monkeypatch.setattr(sending.Sending, "put", lambda self, name, batches: real(self, name, batches[1:]))
+    with pytest.raises(RoundAborted, match=r"0 records of 1 were acknowledged"):
+        written(make_sink(topic, writer="arrow"), "a")
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("level", "version"), [(2, 12), (99, 11)], ids=["implicit", "added"])
+def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
+    level: int, version: int, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "_IMPLICIT_PARTITIONS", level)
+    real, seen = Cluster.send, []
+
+    async def send(cluster: Cluster, node: int, request: Any, timeout_ms: int | None = None) -> Any:
+        response = await real(cluster, node, request, timeout_ms)
+        seen.append((type(request), request.API_VERSION))
+        return response
+
+    monkeypatch.setattr(Cluster, "send", send)
+    written(make_sink(topic, writer="arrow"), "a")
+    assert (ProduceRequest, version) in seen
+    assert ((AddPartitionsToTxnRequest, 3) in seen) == (version == 11)
 
 
 # A broker that really falls silent, or throttles. ---------------------------------------------------------------------
