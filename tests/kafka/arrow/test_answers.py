@@ -87,6 +87,13 @@ def refusing(request: Any, code: int) -> Any:
             return InitProducerIdResponse(error_code=code)
 
 
+def refuses(response: Any) -> bool:
+    """Whether a Produce was refused."""
+    return isinstance(response, ProduceResponse) and any(
+        partition.error_code for topic in response.responses for partition in topic.partition_responses
+    )
+
+
 @pytest.fixture
 def broker_answers(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Have the broker answer the first requests of a kind by codes, or by an error; ``having_done`` what was asked."""
@@ -98,9 +105,11 @@ def broker_answers(monkeypatch: pytest.MonkeyPatch) -> Any:
         async def send(cluster: Cluster, node: int, request: Any, timeout_ms: int | None = None) -> Any:
             if not isinstance(request, kind) or not left:
                 return await real(cluster, node, request, timeout_ms)
-            answer = left.pop(0)
             if having_done:
-                await real(cluster, node, request, timeout_ms)
+                response = await real(cluster, node, request, timeout_ms)
+                if refuses(response):
+                    return response  # it has not done it: the broker does not lead so new a topic yet
+            answer = left.pop(0)
             if isinstance(answer, Exception):
                 raise answer
             return refusing(request, answer)
@@ -140,7 +149,24 @@ def test_all_replicas_in_sync_must_have_the_records(
 
     monkeypatch.setattr(sending.Sending, "_produce", produce)
     vote = written(make_sink(topic, writer="arrow"), "a")
-    assert [(request.acks, request.transactional_id) for request in seen] == [(-1, vote.transaction_id)]
+    assert {(request.acks, request.transactional_id) for request in seen} == {(-1, vote.transaction_id)}
+
+
+@pytest.mark.kafka
+def test_the_partitions_of_a_broker_share_a_request(
+    make_topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = sending.Sending._produce, []
+
+    def produce(self: Any, lanes: Any) -> Any:
+        seen.append(len(lanes))
+        return real(self, lanes)
+
+    monkeypatch.setattr(sending.Sending, "_produce", produce)
+    with Participant({"orders": make_sink(make_topic(partitions=5), writer="arrow")}, Round(1, 0), 0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"] * 100, "key": [str(n) for n in range(100)]}))
+        participant.pre_commit()
+    assert seen[0] == 5  # a topic so new may not be led yet; then some are repeated
 
 
 @pytest.mark.kafka
@@ -161,7 +187,7 @@ def test_what_is_held_for_the_broker_is_bounded(
 
 
 REPEATED = [code for code, each in MEANINGS.items() if each.answer is Answer.REPEAT]
-FAILING = [(code, each) for code, each in MEANINGS.items() if each.answer in RAISED]
+FAILING = [(code, meaning(code)) for code in (-1, 10, 20, 45, 46, 47, 87, 90, 120, 76, 29, 53)]
 
 
 @pytest.mark.kafka

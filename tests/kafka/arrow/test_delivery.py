@@ -105,26 +105,26 @@ def test_many_batches_to_many_partitions_and_topics_keep_their_order(
     partitions_come: str, make_topic: Any, make_arrow_sink: Any, wait: Any
 ) -> None:
     topics = [make_topic(partitions=5), make_topic(partitions=1)]
-    sink = make_arrow_sink(topics[0], topic=None, batch_size=2000, queue_buffering_max_kbytes=20)
+    sink = make_arrow_sink(topics[0], topic=None, batch_size=500, queue_buffering_max_kbytes=5)
     batches = [
         pa.record_batch(
             {
-                "value": [f"{batch:03d}-{n:03d}" for n in range(400)],
-                "key": [f"key-{n % 17}" for n in range(400)],
-                "topic": [topics[n % 2].name for n in range(400)],
+                "value": [f"{batch:03d}-{n:03d}" for n in range(200)],
+                "key": [f"key-{n % 17}" for n in range(200)],
+                "topic": [topics[n % 2].name for n in range(200)],
             }
         )
-        for batch in range(20)
+        for batch in range(10)
     ]
     [sealed] = sink.seal([written(sink, *batches)], age_s=0)
-    assert sealed.records == 8000
+    assert sealed.records == 2000
     wait.repeated(lambda: sink.commit(sealed))
     for topic in topics:
         wait.until("all are visible", topic.has_no_open_transaction)
         by_key: dict[bytes, list[bytes]] = {}
         for record in topic.records():
             by_key.setdefault(record.key, []).append(record.value)
-        assert sum(map(len, by_key.values())) == 4000
+        assert sum(map(len, by_key.values())) == 1000
         assert all(values == sorted(values) for values in by_key.values())
 
 

@@ -112,8 +112,7 @@ def _lengths(column: pa.Array) -> Integers:
 def interleave(pieces: Sequence[Piece], count: int) -> pa.Array:
     """A binary array whose row *i* is the pieces' rows *i*, one behind another.
 
-    One ``take`` from all arrays together
-    needs half the time of Arrow's own ``binary_join_element_wise``.
+    One ``take`` from all arrays together needs half the time of Arrow's own ``binary_join_element_wise``.
     """
     source = np.empty((count, len(pieces)), np.int64)
     before = 0

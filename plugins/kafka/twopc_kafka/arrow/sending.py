@@ -133,9 +133,7 @@ class Sending:
         await self._until(lambda: self._held_bytes <= self._settings.buffer_bytes)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            if self._failure is not None:
-                raise self._failure
+        while self._failure is None and not holds():
             self._changed = self._changed or Future()
             await self._changed
         if self._failure is not None:
