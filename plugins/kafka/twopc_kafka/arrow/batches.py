@@ -20,7 +20,7 @@ from twopc_kafka.arrow.settings import Limits
 from twopc_kafka.arrow.varints import Integers, sizes
 from twopc_kafka.writer import ProducerIdentity
 
-_NOT_KNOWN_YET = (0, -1)  # base offset, leader epoch
+_BASE_OFFSET, _LEADER_EPOCH = 0, -1  # not known before the broker has appended the batch
 _MAGIC = 2
 _TRANSACTIONAL = 0x10
 _UNCHECKED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
@@ -28,7 +28,6 @@ _CHECKED = struct.Struct(">hiqqqhii")  # attributes, last offset delta, times, p
 _BEFORE_LENGTH_BYTES = 12  # of base offset and length, which the length does not count
 OVERHEAD_BYTES = _UNCHECKED.size + _CHECKED.size
 
-_DELTA_BYTES = 10  # of the longest varint
 _ALONE_BYTES = 2  # both deltas of a batch's first record
 
 
@@ -118,7 +117,7 @@ class Encoder:
         )
         checksum = google_crc32c.extend(google_crc32c.value(checked), packed)
         length = OVERHEAD_BYTES - _BEFORE_LENGTH_BYTES + packed.size
-        unchecked = _UNCHECKED.pack(_NOT_KNOWN_YET[0], length, _NOT_KNOWN_YET[1], _MAGIC, checksum)
+        unchecked = _UNCHECKED.pack(_BASE_OFFSET, length, _LEADER_EPOCH, _MAGIC, checksum)
         return RecordBatch(partition, count, b"".join([unchecked, checked, packed]))
 
 
