@@ -16,9 +16,13 @@ import confluent_kafka
 from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
+from twopc_kafka.arrow.settings import HONOURED, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
 DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
+
+LIBRDKAFKA, ARROW = "librdkafka", "arrow"
+WRITERS = (LIBRDKAFKA, ARROW)
 
 DEFAULTS: Mapping[str, Any] = {
     # The longer a decided transaction can wait for its commit, the less can be lost. This is what brokers grant at most
@@ -73,6 +77,7 @@ class KafkaOptions:
         topic: where records go that name no topic of their own, or None: then the column ``topic`` is needed. As with
             Spark's own sink, the option wins over the column.
         delivery: ``exactly-once``, ``at-least-once`` (flushed, no transaction) or ``none`` (not even flushed).
+        writer: ``librdkafka``, or ``arrow``: the sink's own, faster one, for ``exactly-once``.
         prefix: what transactional ids start with; rights are granted on it.
         commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
         asks_for_most: ``transaction.timeout.ms`` is not the user's: the most that the broker grants is best.
@@ -81,6 +86,7 @@ class KafkaOptions:
 
     topic: str | None
     delivery: str
+    writer: str
     prefix: str
     commit_margin_ms: int
     asks_for_most: bool
@@ -121,10 +127,13 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     properties = dict(options)
     topic = properties.pop("topic", None)
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
+    writer = str(properties.pop("writer", LIBRDKAFKA))
     prefix = str(properties.pop("transactional.id.prefix", "twopc"))
     margin = properties.pop("commit.margin.ms", None)
     if delivery not in DELIVERIES:
         raise ConfigurationError(f"'delivery' must be one of {', '.join(DELIVERIES)}")
+    if writer not in WRITERS:
+        raise ConfigurationError(f"'writer' must be one of {', '.join(WRITERS)}")
     if topic == "":
         raise ConfigurationError("'topic' must not be empty: name a topic, or leave it out and give a column 'topic'")
     if not properties.get("bootstrap.servers"):
@@ -137,9 +146,12 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     _refuse_what_is_no_address(properties["bootstrap.servers"])
     merged = _with_defaults(properties, delivery)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
+    if writer == ARROW:
+        _refuse_what_the_arrow_writer_cannot_honour(merged, delivery)
     return KafkaOptions(
         topic=None if topic is None else str(topic),
         delivery=delivery,
+        writer=writer,
         prefix=prefix,
         commit_margin_ms=_margin_ms(margin, int(merged["transaction.timeout.ms"])),
         asks_for_most="transaction.timeout.ms" not in properties,
@@ -204,6 +216,18 @@ def _refuse_what_control_cannot_honour(name: str) -> None:
         raise ConfigurationError(
             f"{name!r} can't be used: the sink's control connection would not honour it. Use one of {known}."
         )
+
+
+def _refuse_what_the_arrow_writer_cannot_honour(properties: Mapping[str, Any], delivery: str) -> None:
+    if delivery != EXACTLY_ONCE:
+        raise ConfigurationError(f"'writer' = 'arrow' goes with 'delivery' = 'exactly-once' alone, not {delivery!r}")
+    for name in properties:
+        if name not in HONOURED and name not in _CONTROL:
+            raise ConfigurationError(
+                f"{name!r} is an option of librdkafka that the arrow writer does not honour. Leave it out, or set"
+                " 'writer' = 'librdkafka'."
+            )
+    settings(properties)
 
 
 def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], delivery: str) -> None:

@@ -15,9 +15,10 @@ from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAbo
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
+from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.options import EXACTLY_ONCE, parse_options
+from twopc_kafka.options import ARROW, EXACTLY_ONCE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
 from twopc_kafka.writer import Writer, timeout_refused
 
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 class KafkaTransaction(Transaction):
     """A live transaction and its producer. The producer is dropped, not closed: the commit comes from elsewhere."""
 
-    def __init__(self, transaction_id: TransactionId, writer: Writer) -> None:
+    def __init__(self, transaction_id: TransactionId, writer: Writer | ArrowWriter) -> None:
         super().__init__(transaction_id)
         self.writer = writer
 
@@ -61,7 +62,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        return KafkaTransaction(transaction_id, Writer(self._options, transaction_id.pooled))
+        writer = ArrowWriter if self._options.writer == ARROW else Writer
+        return KafkaTransaction(transaction_id, writer(self._options, transaction_id.pooled))
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)

@@ -1,0 +1,129 @@
+"""Encoded records → record batches of format v2, none larger than the brokers take.
+
+Source: the protocol guide's "Record Batch". Base offset and leader epoch are the broker's to fill in.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from twopc.errors import RoundAborted
+from twopc_kafka.arrow.compression import NONE, Compression
+from twopc_kafka.arrow.records import Records
+from twopc_kafka.arrow.settings import Limits
+from twopc_kafka.arrow.varints import Integers, sizes
+from twopc_kafka.writer import ProducerIdentity
+
+_BASE_OFFSET, _LEADER_EPOCH = 0, -1  # not known before the broker has appended the batch
+_MAGIC = 2
+_TRANSACTIONAL = 0x10
+_UNCHECKED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
+_CHECKED = struct.Struct(">hiqqqhii")  # attributes, last offset delta, times, producer, first sequence number, count
+_BEFORE_LENGTH_BYTES = 12  # of base offset and length, which the length does not count
+OVERHEAD_BYTES = _UNCHECKED.size + _CHECKED.size
+
+_ALONE_BYTES = 2  # both deltas of a batch's first record
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """One batch for one partition, as it goes over the wire."""
+
+    partition: int
+    count: int
+    data: bytes
+
+
+def refuse_too_large(records: Records, limits: Limits) -> None:
+    """Refuse what no batch can hold.
+
+    Raises:
+        RoundAborted: tells the record's size, the limit and the setting.
+    """
+    body = records.content_length + _ALONE_BYTES
+    alone = OVERHEAD_BYTES + sizes(body) + body
+    if alone.max(initial=0) > limits.message_bytes:
+        first = int(np.argmax(alone > limits.message_bytes))
+        raise RoundAborted(
+            f"record {first} of a batch is too large: it takes {alone[first]} bytes, more than 'message.max.bytes' ="
+            f" {limits.message_bytes}. Raise 'message.max.bytes' of the sink and the topic's max.message.bytes."
+        )
+
+
+class Encoder:
+    """Makes the batches of one producer in one topic and numbers them, so that a broker takes each record once."""
+
+    def __init__(self, producer: ProducerIdentity, limits: Limits, compression: Compression) -> None:
+        self._producer = producer
+        self._limits = limits
+        self._compression = compression
+        self._next_sequence: dict[int, int] = {}
+
+    def encode(self, records: Records, order: Integers, of_partition: Mapping[int, slice]) -> list[RecordBatch]:
+        """The batches that hold ``records``.
+
+        Args:
+            records: none too large.
+            order: their positions, partition after partition.
+            of_partition: what part of ``order`` belongs to each partition.
+        """
+        bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
+        cuts = [(number, cut) for number, part in of_partition.items() for cut in self._cuts(bounds, part)]
+        starts = np.array([cut.start for _, cut in cuts])
+        encoded = records.encode(order, starts)
+        timestamps = records.timestamp_ms[order]
+        latest = np.maximum.reduceat(timestamps, starts)
+        ends = np.frombuffer(encoded.buffers()[1], np.int32)
+        data = encoded.buffers()[2]
+        return [
+            self._sealed(
+                number,
+                cut.stop - cut.start,
+                (int(timestamps[cut.start]), int(last)),
+                data.slice(ends[cut.start], ends[cut.stop] - ends[cut.start]),
+            )
+            for (number, cut), last in zip(cuts, latest, strict=True)
+        ]
+
+    def _cuts(self, bounds: Integers, part: slice) -> Iterator[slice]:
+        """Cut so that no batch gets larger than allowed; one record is never cut."""
+        start, room = part.start, min(self._limits.batch_bytes, self._limits.message_bytes) - OVERHEAD_BYTES
+        while start < part.stop:
+            fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
+            stop = min(max(fitting, start + 1), part.stop)
+            yield slice(start, stop)
+            start = stop
+
+    def _sealed(self, partition: int, count: int, times_ms: tuple[int, int], records: pa.Buffer) -> RecordBatch:
+        packed, compression = self._compression.compress(records), self._compression
+        if packed.size >= records.size:  # so that compression never makes a batch too large
+            packed, compression = records, Compression(NONE)
+        sequence = self._next_sequence.get(partition, 0)
+        self._next_sequence[partition] = (sequence + count) & 0x7FFF_FFFF
+        checked = _CHECKED.pack(
+            compression.number | _TRANSACTIONAL,
+            count - 1,
+            *times_ms,
+            self._producer.producer_id,
+            self._producer.producer_epoch,
+            sequence,
+            count,
+        )
+        checksum = google_crc32c.extend(google_crc32c.value(checked), packed)
+        length = OVERHEAD_BYTES - _BEFORE_LENGTH_BYTES + packed.size
+        unchecked = _UNCHECKED.pack(_BASE_OFFSET, length, _LEADER_EPOCH, _MAGIC, checksum)
+        return RecordBatch(partition, count, b"".join([unchecked, checked, packed]))
+
+
+def _at_most(records: Records) -> Integers:
+    """Bytes that each record takes wherever it comes to stand."""
+    timestamps = records.timestamp_ms
+    span = np.array([len(records), timestamps.max(initial=0) - timestamps.min(initial=0)])
+    body = records.content_length + int(sizes(span).sum())
+    return body + sizes(body)

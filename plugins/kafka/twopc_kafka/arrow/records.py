@@ -1,0 +1,153 @@
+"""Columns → encoded records of Kafka's format v2, all of them at once.
+
+A record is: length, attributes, timestamp delta, offset delta, key length, key, value length, value, headers. Lengths
+and deltas are varints and are computed for whole columns; keys and values are copied by Arrow, from where they lie.
+Source: the protocol guide's "Record" under "Record Batch".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twopc.errors import RoundAborted
+from twopc_kafka.arrow.varints import Integers, rows, sizes, varints
+
+NULL = -1
+"""The length of what is null; of what is empty it is 0."""
+
+
+Piece: TypeAlias = tuple[pa.Array, Integers | None]
+"""Binary, and the order to take its rows in; None: as they are."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """Records of one topic, a column for each part.
+
+    Attributes:
+        value: binary; null is a tombstone.
+        key: binary, or None where no record has one.
+        headers: each record's headers with their number in front, encoded; or None where no record has any.
+        timestamp_ms: since 1970.
+    """
+
+    value: pa.Array
+    key: pa.Array | None
+    headers: pa.Array | None
+    timestamp_ms: Integers
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    @cached_property
+    def value_length(self) -> Integers:
+        return _lengths(self.value)
+
+    @cached_property
+    def key_length(self) -> Integers:
+        return np.full(len(self), NULL) if self.key is None else _lengths(self.key)
+
+    @cached_property
+    def headers_length(self) -> Integers:
+        return np.ones(len(self), np.int64) if self.headers is None else _lengths(self.headers)
+
+    @cached_property
+    def content_length(self) -> Integers:
+        """Bytes of each record that do not depend on where in a batch it stands."""
+        texts = [sizes(length) + np.maximum(length, 0) for length in (self.key_length, self.value_length)]
+        attributes = 1
+        return attributes + texts[0] + texts[1] + self.headers_length
+
+    def slice(self, start: int, stop: int) -> Records:
+        """Those from ``start`` up to ``stop``."""
+        length = stop - start
+        if length == len(self):
+            return self
+        return Records(
+            self.value.slice(start, length),
+            None if self.key is None else self.key.slice(start, length),
+            None if self.headers is None else self.headers.slice(start, length),
+            self.timestamp_ms[start:stop],
+        )
+
+    def encode(self, order: Integers, starts: Integers) -> pa.Array:
+        """A binary array of encoded records, one behind another in its data.
+
+        Args:
+            order: the records' positions, in the order in which they are to be.
+            starts: where in that order each batch begins; offsets and timestamps count from there.
+        """
+        counts = np.diff(starts, append=len(order))
+        timestamps = self.timestamp_ms[order]
+        position = varints(np.arange(len(order)) - np.repeat(starts, counts))
+        time = varints(timestamps - np.repeat(timestamps[starts], counts))
+        length = varints(self.content_length[order] + position.size + time.size)
+        attributes = varints(np.zeros_like(order))  # none is defined yet: a byte of zero
+        front = [length, attributes, time, position, varints(self.key_length[order])]
+        value_length = varints(self.value_length[order])
+        pieces: list[Piece]
+        if self.key is None:
+            pieces = [(rows([*front, value_length]), None)]
+        else:
+            pieces = [(rows(front), None), (self.key, order), (rows([value_length]), None)]
+        headers = (_NO_HEADERS, np.zeros_like(order)) if self.headers is None else (self.headers, order)
+        return interleave([*pieces, (self.value, order), headers], len(order))
+
+
+_NO_HEADERS = pa.array([b"\0"], pa.binary())
+
+
+def _lengths(column: pa.Array) -> Integers:
+    lengths: Integers = pc.fill_null(pc.binary_length(column), NULL).to_numpy().astype(np.int64)
+    return lengths
+
+
+def interleave(pieces: Sequence[Piece], count: int) -> pa.Array:
+    """A binary array whose row *i* is the pieces' rows *i*, one behind another.
+
+    One ``take`` from all arrays together needs half the time of Arrow's own ``binary_join_element_wise``.
+    """
+    source = np.empty((count, len(pieces)), np.int64)
+    before = 0
+    for column, (array, order) in enumerate(pieces):
+        source[:, column] = np.arange(before, before + count) if order is None else order + before
+        before += len(array)
+    taken = pa.concat_arrays([array for array, _ in pieces]).take(pa.array(source.ravel()))
+    _, ends, data = taken.buffers()
+    joined = np.frombuffer(ends, np.int32)[: len(taken) + 1 : len(pieces)].copy()
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(joined), data])
+
+
+def binary(column: pa.Array) -> pa.Array:
+    """The same bytes, whatever the width of their offsets and whether they are text."""
+    return column.cast(pa.binary())
+
+
+def encoded_headers(column: pa.Array) -> pa.Array:
+    """Headers, a list<struct<key, value>> for each record, as they stand in it: their number, then each of them.
+
+    Raises:
+        RoundAborted: a header has no key.
+    """
+    counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    headers = column.flatten()
+    key, value = (binary(pc.struct_field(headers, [name])) for name in ("key", "value"))
+    if key.null_count:
+        first = pc.index(pc.is_null(key), True).as_py()  # Arrow's word for it
+        raise RoundAborted(
+            f"record {np.searchsorted(ends, first, side='right') - 1} of a batch has a header without a key in column"
+            " 'headers', which Kafka does not allow. Filter such headers."
+        )
+    lengths = [rows([varints(_lengths(each))]) for each in (key, value)]
+    every = interleave([(lengths[0], None), (key, None), (lengths[1], None), (value, None)], len(headers))
+    offsets = np.frombuffer(every.buffers()[1], np.int32)[ends]
+    of_record = pa.Array.from_buffers(pa.binary(), len(counts), [None, pa.py_buffer(offsets), every.buffers()[2]])
+    return interleave([(rows([varints(counts)]), None), (of_record, None)], len(counts))

@@ -1,0 +1,327 @@
+"""Batches on their way into one transaction: in order for each partition, in bounded memory, each at most once.
+
+Of each partition one batch is under way at a time, so that a repeat can't overtake or be overtaken. Those of several
+partitions share a request for each broker, and requests to a broker overlap; so does the task, which encodes the next
+batches while the brokers work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from kafka.future import Future
+from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
+
+from twopc.errors import RoundAborted
+from twopc_kafka.arrow.answers import Answer, Meaning, meaning
+from twopc_kafka.arrow.batches import RecordBatch
+from twopc_kafka.arrow.cluster import Cluster, NotSent, OpenTransaction, Patience, Unanswered, failure, pause_s
+from twopc_kafka.arrow.settings import Settings
+
+REQUESTS_PER_BROKER = 3
+"""The broker works on one while the next are on their way; what has to wait then shares the next request."""
+
+REQUEST_BYTES = 8 * 1024 * 1024
+"""A request takes no further batch beyond this; brokers refuse more than their socket.request.max.bytes, 100 MiB."""
+
+_ALL_REPLICAS = -1
+_ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python waits as long for the answer
+_IMPLICIT_PRODUCE = 12  # from this version on, a Produce adds its partitions to the transaction (KIP-890)
+_CLIENTS_ADD = 3  # the last version of AddPartitionsToTxn that clients use
+_DUPLICATE_SEQUENCE_NUMBER = 46
+_OPERATION_NOT_ATTEMPTED = 55
+
+
+@dataclass(eq=False)
+class Lane:
+    """A partition, and what waits for it. The first batch may be under way."""
+
+    topic: str
+    number: int
+    waiting: deque[RecordBatch] = field(default_factory=deque)
+    is_ready: bool = True
+    is_added: bool = False
+    failing_since: float | None = None
+    repeats: int = 0
+
+
+class Sending:
+    """The sending half of one transaction."""
+
+    def __init__(self, cluster: Cluster, transaction: OpenTransaction, settings: Settings) -> None:
+        self._cluster = cluster
+        self._transaction = transaction
+        self._settings = settings
+        implicit = {"min_version": _IMPLICIT_PRODUCE, "max_version": _IMPLICIT_PRODUCE}
+        self._versions = implicit if transaction.implicit else {"max_version": _IMPLICIT_PRODUCE - 1}
+        self._leaders: dict[str, list[int]] = {}
+        self._lanes: dict[tuple[str, int], Lane] = {}
+        self._contacted: set[int] = set()
+        self._under_way: dict[int, int] = defaultdict(int)
+        self._held_bytes = 0
+        self._failure: Exception | None = None
+        self._stopped = False
+        self._changed: Future | None = None
+        self.acknowledged = 0
+
+    # What the task asks for. -----------------------------------------------------------------------------------
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions ``topic`` has.
+
+        Raises:
+            RoundAborted: it is not there.
+        """
+        return self._cluster.run(self._partitions, topic)
+
+    def put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
+        """Hand batches over. Waits while more are held than the sink may hold.
+
+        Raises:
+            RoundAborted: a batch, of these or before, was not delivered.
+        """
+        self._cluster.run(self._put, topic, batches)
+        self._cluster.progress()
+
+    def drain(self) -> None:
+        """Wait until every batch is acknowledged by all replicas in sync.
+
+        Raises:
+            RoundAborted: one was not delivered.
+        """
+        self._cluster.run(self._until, lambda: not self._held_bytes)
+
+    def stop(self, timeout_s: float) -> None:
+        """Send nothing more, and let what is under way arrive: what came after the roll-back could begin anew.
+
+        Raises:
+            RoundAborted: something still is under way.
+        """
+        self._cluster.run(self._stop, timeout_s)
+
+    # How. ------------------------------------------------------------------------------------------------------
+
+    async def _partitions(self, topic: str) -> int:
+        what = f"to find topic {topic!r} at {self._cluster.servers}"
+        patience = Patience(what, self._settings.topic_timeout_ms)
+        while True:
+            try:
+                answer, leaders = await self._cluster.leaders(topic)
+            except NotSent as error:
+                last = f"{error}. Is the broker up?"
+            else:
+                if answer.answer is Answer.DONE:
+                    self._leaders[topic] = leaders
+                    return len(leaders)
+                if answer.answer is not Answer.REPEAT:
+                    raise failure(answer, f"{what} was refused")
+                last = f"{answer.name}. {answer.advice}"
+            await self._cluster.sleep(patience.pause_s(last))
+
+    async def _put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
+        for batch in batches:
+            lane = self._lanes.setdefault((topic, batch.partition), Lane(topic, batch.partition))
+            lane.waiting.append(batch)
+            self._held_bytes += len(batch.data)
+        self._dispatch()
+        await self._until(lambda: self._held_bytes <= self._settings.buffer_bytes)
+
+    async def _until(self, holds: Callable[[], bool]) -> None:
+        while self._failure is None and not holds():
+            self._changed = self._changed or Future()
+            await self._changed
+        if self._failure is not None:
+            raise self._failure
+
+    async def _stop(self, timeout_s: float) -> None:
+        self._stopped = True
+        deadline = time.monotonic() + timeout_s
+        while any(self._under_way.values()):
+            if time.monotonic() > deadline:
+                raise RoundAborted(f"requests are still under way after {timeout_s:.0f} s; nothing was rolled back yet")
+            await self._cluster.sleep(0.01)
+
+    def _dispatch(self) -> None:
+        """Send what can be sent."""
+        ready: dict[int, list[Lane]] = defaultdict(list)
+        if self._failure is None and not self._stopped:
+            for lane in self._lanes.values():
+                if lane.is_ready and lane.waiting:
+                    ready[self._leaders[lane.topic][lane.number]].append(lane)
+        for node, lanes in ready.items():
+            if node < 0:
+                self._repeat_later(lanes, meaning(5))
+                continue
+            while lanes and self._under_way[node] < REQUESTS_PER_BROKER:
+                taken = list(_up_to(REQUEST_BYTES, lanes))
+                del lanes[: len(taken)]
+                self._under_way[node] += 1
+                for lane in taken:
+                    lane.is_ready = False
+                self._cluster.spawn(self._deliver, node, taken)
+
+    async def _deliver(self, node: int, lanes: list[Lane]) -> None:
+        try:
+            if node not in self._contacted:
+                await self._cluster.contact(node)
+                self._contacted.add(node)
+            if self._transaction.implicit or await self._add(lanes):
+                response = await self._cluster.send(node, self._produce(lanes))
+                self._settle(lanes, response)
+        except NotSent as error:
+            self._contacted.discard(node)
+            self._repeat_later(lanes, Meaning(str(error), Answer.REPEAT, meaning(6).advice))
+        except Unanswered as error:
+            self._fail(RoundAborted(f"{self._what(lanes)} got no answer, and may or may not be there: {error}. The"
+                                    " transaction is rolled back and the batch can be run again."))  # fmt: skip
+        except Exception as error:  # noqa: BLE001  # whatever it is, the task must not wait for ever
+            self._fail(error)
+        finally:
+            self._under_way[node] -= 1
+            self._dispatch()
+            self._wake()
+
+    def _produce(self, lanes: Iterable[Lane]) -> Any:
+        topic = ProduceRequest.TopicProduceData
+        return ProduceRequest(
+            transactional_id=self._transaction.transactional_id,
+            acks=_ALL_REPLICAS,
+            timeout_ms=_ACK_TIMEOUT_MS,
+            topic_data=[
+                topic(
+                    name=name,
+                    partition_data=[
+                        topic.PartitionProduceData(index=lane.number, records=lane.waiting[0].data) for lane in of_topic
+                    ],
+                )
+                for name, of_topic in _by_topic(lanes)
+            ],
+            **self._versions,
+        )
+
+    def _settle(self, lanes: list[Lane], response: Any) -> None:
+        answers = {
+            (topic.name, partition.index): partition
+            for topic in response.responses
+            for partition in topic.partition_responses
+        }
+        again: dict[int, list[Lane]] = defaultdict(list)
+        for lane in lanes:
+            answer = answers[lane.topic, lane.number]
+            code = answer.error_code
+            if code == _DUPLICATE_SEQUENCE_NUMBER and lane.repeats:
+                code = 0  # an attempt before had arrived
+            match meaning(code).answer:
+                case Answer.DONE:
+                    self._delivered(lane)
+                case Answer.REPEAT:
+                    again[code].append(lane)
+                case _:
+                    told = f" ({answer.error_message})" if answer.error_message else ""
+                    raise failure(meaning(code), f"{self._what([lane])} was refused{told}")
+        for code, some in again.items():
+            self._repeat_later(some, meaning(code))
+
+    def _delivered(self, lane: Lane) -> None:
+        batch = lane.waiting.popleft()
+        self._held_bytes -= len(batch.data)
+        self.acknowledged += batch.count
+        lane.is_ready, lane.failing_since, lane.repeats = True, None, 0
+
+    def _repeat_later(self, lanes: list[Lane], why: Meaning) -> None:
+        """Send the same batches again to whoever leads then, unless that has been going on for too long."""
+        now = time.monotonic()
+        for lane in lanes:
+            lane.is_ready = False
+            lane.repeats += 1
+            lane.failing_since = lane.failing_since or now
+            if now - lane.failing_since > self._settings.timeout_ms / 1000:
+                self._fail(failure(why, f"{self._what([lane])} was not taken for {self._settings.timeout_ms} ms"))
+                return
+        self._cluster.spawn(self._ready_again, lanes)
+
+    async def _ready_again(self, lanes: list[Lane]) -> None:
+        await self._cluster.sleep(pause_s(max(lane.repeats for lane in lanes)))
+        for topic, _ in _by_topic(lanes):
+            try:
+                answer, leaders = await self._cluster.leaders(topic)
+            except NotSent:
+                continue  # the leaders known before are as good as any
+            if answer.answer is Answer.DONE and len(leaders) >= len(self._leaders[topic]):
+                self._leaders[topic] = leaders
+        for lane in lanes:
+            lane.is_ready = True
+        self._dispatch()
+
+    async def _add(self, lanes: list[Lane]) -> bool:
+        """Tell the coordinator of partitions that are new to the transaction; whether they may be written now."""
+        new = [lane for lane in lanes if not lane.is_added]
+        if not new:
+            return True
+        code, node = await self._cluster.coordinator(self._transaction.transactional_id)
+        codes = {code} if code else await self._added(node, new)
+        refused = codes - {0}
+        for each in sorted(refused - {_OPERATION_NOT_ATTEMPTED} or refused):  # that one has its cause beside it
+            if meaning(each).answer is not Answer.REPEAT:
+                raise failure(meaning(each), f"{self._what(new)} was not let into the transaction")
+            self._repeat_later(lanes, meaning(each))
+            return False
+        for lane in new:
+            lane.is_added = True
+        return True
+
+    async def _added(self, node: int, lanes: list[Lane]) -> set[int]:
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self._transaction.transactional_id,
+            v3_and_below_producer_id=self._transaction.producer.producer_id,
+            v3_and_below_producer_epoch=self._transaction.producer.producer_epoch,
+            v3_and_below_topics=[
+                topic(name=name, partitions=[lane.number for lane in of_topic]) for name, of_topic in _by_topic(lanes)
+            ],
+            max_version=_CLIENTS_ADD,
+        )
+        response = await self._cluster.send(node, request)
+        return {
+            partition.partition_error_code
+            for result in response.results_by_topic_v3_and_below
+            for partition in result.results_by_partition
+        }
+
+    def _what(self, lanes: Sequence[Lane]) -> str:
+        batches = [lane.waiting[0] for lane in lanes]
+        return (
+            f"a batch of {sum(batch.count for batch in batches)} records ({sum(len(batch.data) for batch in batches)}"
+            f" bytes) to {', '.join(f'partition {lane.number} of topic {lane.topic!r}' for lane in lanes[:3])} at"
+            f" {self._cluster.servers}, in transaction {self._transaction.transactional_id},"
+        )
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error  # what comes later is its consequence
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, None
+        if changed is not None:
+            changed.success(None)
+
+
+def _by_topic(lanes: Iterable[Lane]) -> Iterator[tuple[str, list[Lane]]]:
+    for topic, of_topic in groupby(sorted(lanes, key=attrgetter("topic")), key=attrgetter("topic")):
+        yield topic, list(of_topic)
+
+
+def _up_to(size: int, lanes: Iterable[Lane]) -> Iterator[Lane]:
+    """The first of ``lanes`` whose first batches are no larger together; one at least."""
+    taken = 0
+    for lane in lanes:
+        taken += len(lane.waiting[0].data)
+        if taken > size and taken != len(lane.waiting[0].data):
+            return
+        yield lane

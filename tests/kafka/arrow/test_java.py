@@ -1,0 +1,68 @@
+"""Java's own client reads what the Arrow writer encodes: its batches, codecs and hash."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twopc_kafka.arrow.compression import NUMBERS
+from twopc_kafka.arrow.partitions import murmur2
+from twopc_kafka.development.errors import JavaNotFound
+from twopc_kafka.development.jars import broker_classpath
+from twopc_kafka.development.java import find_java
+
+COUNT = 3000
+
+
+def test_java_reads_every_batch_codec_and_record_and_hashes_keys_alike(encoding: Any, tmp_path: Path) -> None:
+    given = [
+        encoding.Given(
+            None if n % 7 == 3 else b"value %d " % n * 9,
+            None if n % 5 == 1 else b"k" * (n % 23),
+            (("header", b"%d" % n), ("without", None))[: n % 3],
+            1_700_000_000_000 + n % 11,
+        )
+        for n in range(COUNT)
+    ]
+    records = encoding.columns(given)
+    batches = [batch for codec in NUMBERS for batch in encoding.one_partition(records, codec)]
+    file = tmp_path / "batches"
+    file.write_bytes(b"".join(batch.data for batch in batches))
+    lines = read_by_java(file)
+    codecs = [line.split()[1] for line in lines if line.startswith("batch")]
+    assert codecs == list(NUMBERS)
+    # Transactional, producer, first sequence number, count, latest timestamp.
+    producer = f"{encoding.producer.producer_id} {encoding.producer.producer_epoch}"
+    facts = f"true {producer} 0 {COUNT} {max(record.timestamp_ms for record in given)}"
+    assert {line.split(maxsplit=2)[2] for line in lines if line.startswith("batch")} == {facts}
+    hashes = np.where(records.key.is_valid(), murmur2(records.key).astype(np.int32), 0)
+    expected = [as_java_prints(n, record, int(hashes[n])) for n, record in enumerate(given)]
+    assert [line for line in lines if line.startswith("record")] == expected * len(NUMBERS)
+
+
+def as_java_prints(offset: int, record: Any, hashed: int) -> str:
+    headers = [text(part) for key, value in record.headers for part in (key.encode(), value)]
+    return " ".join(
+        ["record", str(offset), str(record.timestamp_ms), text(record.key), text(record.value), str(hashed), *headers]
+    )
+
+
+def text(content: bytes | None) -> str:
+    return "null" if content is None else f"={base64.b64encode(content).decode()}"
+
+
+def read_by_java(file: Path) -> list[str]:
+    try:
+        java = find_java(("jdk.compiler",))
+    except JavaNotFound:
+        pytest.skip("needs a Java that compiles: a JDK, not only a runtime")
+    source = Path(__file__).with_name("Decode.java")
+    command = [str(java.executable), "-cp", ":".join(map(str, broker_classpath())), str(source), str(file)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
