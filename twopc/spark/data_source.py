@@ -25,11 +25,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from twopc.errors import ConfigurationError, LogMismatch
+from twopc.spark.arrow import arrow_schema, in_batches
 from twopc.spark.relay import PhaseOne, Target, TaskVote
 from twopc.spark.source_options import batch_target, stream_target
 
@@ -63,7 +64,8 @@ class TwoPhaseCommitDataSource(DataSource):
         if overwrite:
             raise ConfigurationError("output mode 'complete' would replace what is committed: use 'append'")
         target = stream_target(self.options)
-        return StreamWriter(target, target.open(to_arrow_schema(schema)) if self._is_before_tasks else None)
+        phase_one = target.open(arrow_schema(schema)) if self._is_before_tasks else None
+        return StreamWriter(target, phase_one, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
@@ -71,20 +73,25 @@ class TwoPhaseCommitDataSource(DataSource):
         target, batch_id = batch_target(self.options)
         if batch_id is None:
             logger.warning("a batch write without 'batch_id' is written again when it is repeated")
-        phase_one = target.open(to_arrow_schema(schema))
+        phase_one = target.open(arrow_schema(schema))
         newest = phase_one.incarnation.decided
         following = target.first_batch_id if newest is None else newest + 1
         return BatchWriter(target, phase_one, following if batch_id is None else batch_id)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+# Spark 4.1 and later hand Arrow batches to those who ask for them by this base class.
+_StreamWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+
+
+class StreamWriter(_StreamWriter):  # type: ignore[misc]  # a base class by version
     """The micro-batches of a query. ``phase_one`` is None where the writer was made for commit or abort."""
 
-    def __init__(self, target: Target, phase_one: PhaseOne | None) -> None:
+    def __init__(self, target: Target, phase_one: PhaseOne | None, schema: StructType) -> None:
         self._target = target
         self._phase_one = phase_one
+        self._schema = schema
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskVote:
+    def write(self, iterator: Iterator[Any]) -> TaskVote:
         context = TaskContext.get()
         assert context is not None
         assert self._phase_one is not None
@@ -94,7 +101,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
                 f"this is query {query_id}, and its checkpoint folder is of query {self._target.owner}. Nothing was"
                 " written. Was the folder replaced while the query ran? Start the query again."
             )
-        return self._phase_one.write(int(batch_id), iterator)
+        batches = in_batches(iterator, self._schema) if _StreamWriter is DataSourceStreamWriter else iterator
+        return self._phase_one.write(int(batch_id), batches)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
         self._target.finish(batchId, messages)
