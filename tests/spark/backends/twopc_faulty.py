@@ -2,7 +2,7 @@
 
 The option ``faults`` is a folder. A file in it named for a step is a fault, told by its text, which happens once there:
 ``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``fence <log>``, by a newer
-coordinator.
+coordinator; ``touch <file>``, which is no fault but tells somebody.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ class Faults:
             return  # there is none, or another task has it
         if what == "raise":
             raise RuntimeError(f"a fault at {step}")
+        if what == "touch":
+            Path(whom).touch()
+            return
         if what == "fence":
             tail = read_tail(open_store(whom))
             assert tail is not None
