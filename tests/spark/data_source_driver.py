@@ -17,6 +17,23 @@ from pyspark.sql import SparkSession
 from twopc.spark import TwoPhaseCommitDataSource
 
 
+def run_query(spark: SparkSession, folder: Path, options: dict[str, str]) -> None:
+    """Write each record once, as far as the state knows it."""
+    spark.dataSource.register(TwoPhaseCommitDataSource)
+    (
+        spark.readStream.schema("value STRING")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(folder / "source"))
+        .dropDuplicates(["value"])
+        .writeStream.format("twopc")
+        .options(**options)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+
+
 def main() -> None:
     job = json.loads(sys.argv[1])
     folder = Path(job["folder"])
@@ -31,20 +48,7 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(TwoPhaseCommitDataSource)
-    (
-        spark.readStream.schema("id LONG")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(folder / "source"))
-        .dropDuplicates(["id"])
-        .selectExpr("CAST(id AS STRING) AS value")
-        .writeStream.format("twopc")
-        .options(**job["options"])
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    run_query(spark, folder, job["options"])
 
 
 if __name__ == "__main__":

@@ -1,66 +1,72 @@
-"""A driver that writes by ``format("twopc")`` is killed at every step and restarted: each record is there once."""
+"""Drivers that write by ``format("twopc")`` are killed, each at another step; the next one finishes what they began."""
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from tests.spark.conftest import Topic
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
 
 HERE = Path(__file__).parent
-KILLS = {"seal": 0, "close": 1, "commit": 2}
-"""The step at which the driver is killed, and how many batches are decided by then: all tasks have pre-committed;
-all is committed, and Spark has not noted the batch; decided and not committed."""
+DRIVER = HERE / "data_source_driver.py"
+KILLS = {"seal": [], "commit": [0], "close": [0]}
+"""The step of the first batch at which a driver is killed, and what is decided by then: all tasks have pre-committed;
+decided and not committed; committed, and Spark has not noted the batch."""
 
 
-def add_batch(folder: Path, number: int) -> None:
-    """A record that is new and one that the state knows from the batch before."""
-    file = folder / "source" / f"{number:03d}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("".join(json.dumps({"id": id_}) + "\n" for id_ in (number, max(number - 1, 0))))
-    os.utime(file, (number, number))
+def add_batches(folder: Path) -> None:
+    """The second batch repeats the record of the first, which the state knows if the batch came through it."""
+    for number, values in enumerate([["first"], ["first", "second"]]):
+        file = folder / "source" / f"{number}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("".join(json.dumps({"value": f"{folder.name} {value}"}) + "\n" for value in values))
+        os.utime(file, (number, number))
 
 
-def run_driver(folder: Path, topic: Topic) -> int:
-    """Run the driver to its end, by a fault or as asked. Returns its exit code."""
+def start_driver(folder: Path, topic: Topic) -> subprocess.Popen[bytes]:
     options = {"sink": "faulty-kafka", "faults": str(folder / "faults"), **topic.options}
     job = {"folder": str(folder), "backends": str(HERE / "backends"), "options": options}
-    command = [sys.executable, str(HERE / "data_source_driver.py"), json.dumps(job)]
     with (folder / "driver.log").open("a") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True).wait(timeout=120)
+        command = [sys.executable, str(DRIVER), json.dumps(job)]
+        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
-def decisions(folder: Path) -> list[dict[str, Any]]:
+def decided(folder: Path) -> list[int]:
     entries = [json.loads(file.read_text()) for file in sorted((folder / "checkpoint" / "twopc-log").glob("*.json"))]
-    return [entry for entry in entries if entry["kind"] == "decide"]
+    return [entry["decided"] for entry in entries if entry["kind"] == "decide"]
 
 
-@pytest.mark.timeout(300)  # four starts of a driver
-def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
-    java_home: str, tmp_path: Path, topic: Topic
+def test_a_driver_killed_at_any_step_gives_the_result_of_one_that_was_not(
+    spark: SparkSession, tmp_path: Path, topic: Topic
 ) -> None:
-    assert java_home
-    faults = tmp_path / "faults"
-    faults.mkdir()
-    for number, (step, decided) in enumerate(KILLS.items()):
-        add_batch(tmp_path, number)
-        (faults / step).touch()
-        assert run_driver(tmp_path, topic) == -signal.SIGKILL, (tmp_path / "driver.log").read_text()
-        assert not (faults / step).exists()
-        assert len(decisions(tmp_path)) == decided
-    add_batch(tmp_path, len(KILLS))
-    assert run_driver(tmp_path, topic) == 0, (tmp_path / "driver.log").read_text()
+    drivers = {}
+    for step in KILLS:
+        add_batches(tmp_path / step)
+        (tmp_path / step / "faults").mkdir()
+        (tmp_path / step / "faults" / step).touch()
+        drivers[step] = start_driver(tmp_path / step, topic)
+    for step, driver in drivers.items():
+        assert driver.wait(timeout=110) == -signal.SIGKILL, (tmp_path / step / "driver.log").read_text()
+        assert decided(tmp_path / step) == KILLS[step]
+        assert not (tmp_path / step / "checkpoint" / "commits" / "0").exists()
+    assert set(topic.values()) <= {"close first"}  # which may lie behind a transaction that is still open
 
-    assert topic.shows([str(number) for number in range(len(KILLS) + 1)])
+    run_query = runpy.run_path(str(DRIVER))["run_query"]
+    for step in KILLS:
+        run_query(spark, tmp_path / step, {"sink": "kafka", **topic.options})
+        assert decided(tmp_path / step) == [0, 1]
+    assert topic.shows([f"{step} {value}" for step in KILLS for value in ("first", "second")])
     assert topic.ongoing() == []
-    assert [entry["decided"] for entry in decisions(tmp_path)] == list(range(len(KILLS) + 1))
