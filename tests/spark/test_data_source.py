@@ -16,9 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from tests.spark.conftest import Pipeline, Rows, Topic
 
@@ -87,26 +88,40 @@ def rows(*ids: int) -> Rows:
     return [{"id": number, "name": "a"} for number in ids]
 
 
-def run(
-    target: Target, plan: Callable[[DataFrame], DataFrame] = lambda source: source, mode: str = "append", **more: str
-) -> None:
+def run(target: Target, *arguments: Any, **more: Any) -> None:
     """Run the query over all batches that there are. Raises StreamingQueryException."""
+    start(target, *arguments, **more).awaitTermination()
+
+
+def start(
+    target: Target,
+    plan: Callable[[DataFrame], DataFrame] = lambda source: source,
+    mode: str = "append",
+    columns: Sequence[str] = VALUE,
+    **more: str,
+) -> StreamingQuery:
     pipeline = target.pipeline
     source = (
         pipeline.spark.readStream.schema("id LONG, name STRING")
         .option("maxFilesPerTrigger", 1)
         .json(str(pipeline.folder / "source"))
     )
-    (
+    return (
         plan(source)
-        .selectExpr(*VALUE)
+        .selectExpr(*columns)
         .writeStream.format("twopc")
         .options(**{"checkpointLocation": str(pipeline.checkpoint), "log": str(pipeline.log), **target.options, **more})
         .outputMode(mode)
         .trigger(availableNow=True)
         .start()
-        .awaitTermination()
     )
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def decided(pipeline: Pipeline) -> list[int]:
@@ -156,7 +171,9 @@ def test_a_batch_that_failed_at_any_step_is_there_once_after_a_restart(target: T
         assert target.shows(*committed, *([number] if was_decided else []))
         assert target.open() == []
 
+        target.fault("pre_commit", f"touch {pipeline.folder / f'written-{number}'}")
         run(target, lambda source: source.dropDuplicates(["id"]))
+        assert (pipeline.folder / f"written-{number}").exists() != was_decided  # what is decided is only evaluated
         committed.append(number)
         assert target.shows(*committed)
         assert target.open() == []
@@ -197,6 +214,35 @@ def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
 
     run(target, lambda source: source.repartition(3))
     assert target.shows(*range(100, 200))
+
+
+@pytest.mark.kafka
+def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it(
+    pipeline: Pipeline, topic: Topic
+) -> None:
+    target = Target(pipeline, topic)
+    reached = pipeline.folder / "reached"
+
+    @F.udf("long")
+    def holding(number: int) -> int:
+        deadline = time.monotonic() + 60
+        while number == 999 and time.monotonic() < deadline:
+            reached.touch()
+            time.sleep(0.02)
+        return number
+
+    # Large records, as Spark hands over no less than 64 kB at a time: the task has begun when it reaches the last.
+    pipeline.add_batch([{"id": number, "name": "x" * 1000} for number in range(1000)])
+    query = start(target, lambda source: source.withColumn("id", holding("id")), columns=[*VALUE, "name AS key"])
+    wait_until(reached.exists)
+    query.stop()
+    assert target.shows()
+    wait_until(lambda: target.open() == [])
+    assert pipeline.entries("decide") == []
+
+    run(target)
+    assert target.shows(*range(1000))
+    assert target.open() == []
 
 
 @pytest.mark.kafka
