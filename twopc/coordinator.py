@@ -125,7 +125,7 @@ class Coordinator:
         ``run`` does the same. Waits for a batch that runs. Raises like ``run``.
 
         Returns:
-            The entry that opened it.
+            The newest entry of the log.
         """
         with self._alone("recover", waits=True):
             self._open()

@@ -66,7 +66,6 @@ class PhaseOne:
     incarnation: Incarnation
     first_batch_id: int
     log: str
-    owner: str
 
     def is_decided(self, batch_id: int) -> bool:
         """Whether the batch is decided already. Raises LogMismatch where it can't come now."""
@@ -118,7 +117,7 @@ class Target:
             sink.close()
         first = task_attempts.first_of_next_round(self.log)
         incarnation = Incarnation(tail.incarnation, tail.decided, time.perf_counter(), first)
-        return PhaseOne(sink, incarnation, self.first_batch_id, self.log, self.owner)
+        return PhaseOne(sink, incarnation, self.first_batch_id, self.log)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
         """Seal, decide and commit what the tasks pre-committed. Raises like ``Coordinator.run``."""
@@ -136,9 +135,8 @@ class Target:
         settles first whether it did.
         """
         try:
-            for message in messages:
-                if message is not None:
-                    CommitLog.resume(open_store(self.log), message.incarnation.number)  # else fenced: not ours any more
+            for number in {message.incarnation.number for message in messages if message is not None}:
+                CommitLog.resume(open_store(self.log), number)  # raises Fenced: it is a newer driver's now
             with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
                 coordinator.recover()
         except Exception as error:  # noqa: BLE001  # Spark would tell this one instead of why the round failed
