@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,16 +32,16 @@ def target(tmp_path: Path) -> Target:
 
 
 @pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The context that Spark gives a task."""
+def task(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The context that Spark gives a task, until the test ends."""
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
     context = TaskContext._getOrCreate()
     context._partitionId, context._taskAttemptId = 0, 7
     context._localProperties = {"sql.streaming.queryId": "a-query", "streaming.sql.batchId": "0"}
-    yield context
-    monkeypatch.setattr(TaskContext, "_taskContext", None)
+    return context
 
 
-def written(target: Target, phase_one: PhaseOne, batch_id: int = 0) -> list[TaskVote]:
+def written(phase_one: PhaseOne, batch_id: int = 0) -> list[TaskVote]:
     return [phase_one.write(batch_id, iter([RECORDS]))]
 
 
@@ -55,7 +55,7 @@ def staged(target: Target) -> int:
 
 def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(target: Target, task: Any) -> None:
     for batch_id in range(3):
-        target.finish(batch_id, written(target, target.open(SCHEMA), batch_id))
+        target.finish(batch_id, written(target.open(SCHEMA), batch_id))
     assert archived(target) == 3
     newest = read_tail(open_store(target.log))
     assert newest is not None
@@ -63,7 +63,7 @@ def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(
 
 
 def test_a_commit_that_is_called_again_changes_nothing(target: Target, task: Any) -> None:
-    votes = written(target, target.open(SCHEMA))
+    votes = written(target.open(SCHEMA))
     target.finish(0, votes)
     target.finish(0, votes)
     assert archived(target) == 1
@@ -79,15 +79,15 @@ def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
         return committables
 
     monkeypatch.setattr(FileSink, "seal", seal)
-    [vote] = written(target, target.open(SCHEMA))
+    [vote] = written(target.open(SCHEMA))
     long_ago = replace(vote.incarnation, began_s=time.perf_counter() - 1000)
     target.finish(0, [replace(vote, incarnation=long_ago)])
     assert ages[0] >= 1000
 
 
 def test_votes_of_two_rounds_are_never_one_decision(target: Target, task: Any) -> None:
-    older = written(target, target.open(SCHEMA))
-    newer = written(target, target.open(SCHEMA))
+    older = written(target.open(SCHEMA))
+    newer = written(target.open(SCHEMA))
     with pytest.raises(ValueError, match="too many values"):
         target.finish(0, older + newer)
     with pytest.raises(Fenced):
