@@ -131,16 +131,16 @@ class Coordinator:
             self._open()
             return self._log.tail
 
-    def resume(self, incarnation: int) -> None:
+    def resume(self, log_id: str, incarnation: int) -> None:
         """Go on with an incarnation that ``recover`` opened in another process. What participants have pre-committed
         in it stays, for the next ``run`` to decide. Only one process at a time may go on with an incarnation.
 
         Raises:
-            Fenced: a newer one has opened. Raises otherwise like ``run``.
+            Fenced: a newer one has opened, or the log is another. Raises otherwise like ``run``.
         """
         with self._alone("resume", waits=True):
             self._enter(Phase.RECOVERING)
-            self._attach(CommitLog.resume(self._store, incarnation))
+            self._attach(CommitLog.resume(self._store, log_id, incarnation))
             self._enter(Phase.IDLE)
 
     def close(self) -> None:

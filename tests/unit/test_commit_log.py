@@ -465,24 +465,30 @@ def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypat
 
 def test_an_incarnation_goes_on_in_another_process_until_a_newer_one_opens(store: LogStore) -> None:
     opened_here = CommitLog.open(store, "query")
-    elsewhere = CommitLog.resume(store, opened_here.incarnation)
+    log_id = opened_here.tail.log_id
+    elsewhere = CommitLog.resume(store, log_id, 1)
     elsewhere.decide(decision(0), None)
-    assert CommitLog.resume(store, 1).tail.decided == 0  # also behind its own entries
+    assert CommitLog.resume(store, log_id, 1).tail.decided == 0  # also behind its own entries
     CommitLog.open(store, "query")
     with pytest.raises(Fenced, match="incarnation 1 can't go on"):
-        CommitLog.resume(store, 1)
+        CommitLog.resume(store, log_id, 1)
     with pytest.raises(Fenced):
         elsewhere.decide(decision(1), 0)
 
 
-def test_a_removed_log_lets_no_incarnation_go_on(store: LogStore) -> None:
-    with pytest.raises(Fenced, match="or the log was removed"):
-        CommitLog.resume(store, 1)
+def test_a_log_that_was_removed_or_replaced_lets_no_incarnation_go_on(store: LogStore) -> None:
+    log_id = CommitLog.open(store, "query").tail.log_id
+    store.delete(0)
+    with pytest.raises(Fenced, match="or the log was removed or replaced"):
+        CommitLog.resume(store, log_id, 1)
+    CommitLog.open(store, "query")
+    with pytest.raises(Fenced, match="or the log was removed or replaced"):
+        CommitLog.resume(store, log_id, 1)
 
 
 def test_of_two_processes_that_go_on_with_an_incarnation_one_decides(store: LogStore) -> None:
-    incarnation = CommitLog.open(store, "query").incarnation
-    one, other = (CommitLog.resume(store, incarnation) for _ in range(2))
+    log_id = CommitLog.open(store, "query").tail.log_id
+    one, other = (CommitLog.resume(store, log_id, 1) for _ in range(2))
     one.decide(decision(0), None)
     with pytest.raises(Fenced):
         other.decide(decision(0), None)

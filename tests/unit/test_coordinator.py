@@ -960,10 +960,16 @@ def pre_committed(coordinator: Coordinator, world: World) -> list[Vote]:
     return votes
 
 
+def log_id(world: World) -> str:
+    tail = read_tail(world.log)
+    assert tail is not None
+    return tail[1].log_id
+
+
 def test_a_coordinator_goes_on_with_an_incarnation_that_another_opened(world: World) -> None:
     votes = pre_committed(world.coordinator(), world)
     with world.coordinator() as coordinator:
-        coordinator.resume(1)
+        coordinator.resume(log_id(world), 1)
         assert len(world.open()) == 2 * PARTITIONS  # nothing was swept
         assert not coordinator.run(0, lambda _: votes).already_decided
     assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
@@ -983,7 +989,7 @@ def test_what_it_goes_on_with_is_as_old_as_its_first_participant(world: World) -
         return committables
 
     sink(coordinator, "a").seal = seal
-    coordinator.resume(1)
+    coordinator.resume(log_id(world), 1)
     coordinator.run(0, lambda _: votes, began_s=time.perf_counter() - 1000)
     assert ages[0] >= 1000
 
@@ -993,10 +999,10 @@ def test_a_fenced_incarnation_is_not_gone_on_with_and_the_newer_ones_transaction
     votes = pre_committed(world.coordinator(), world)  # whose opening has swept the older one's
     older = world.coordinator()
     with pytest.raises(Fenced):
-        older.resume(1)
+        older.resume(log_id(world), 1)
     assert older.phase is Phase.CLOSED
     newer = world.coordinator()
-    newer.resume(2)
+    newer.resume(log_id(world), 2)
     newer.run(0, lambda _: votes)
     assert world.visible("a") == ["0.0", "0.1"]
 
@@ -1005,10 +1011,10 @@ def test_what_the_process_before_had_decided_is_committed_and_not_decided_again(
     votes = pre_committed(world.coordinator(), world)
     killed = world.coordinator()
     sink(killed, "a").during["commit"] = raises(KeyboardInterrupt())
-    killed.resume(1)
+    killed.resume(log_id(world), 1)
     with pytest.raises(KeyboardInterrupt):
         killed.run(0, lambda _: votes)
     again = world.coordinator()
-    again.resume(1)
+    again.resume(log_id(world), 1)
     assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
     assert again.run(0, lambda _: votes).already_decided

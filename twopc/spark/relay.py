@@ -37,12 +37,14 @@ class Incarnation:
     """An incarnation that was opened before the tasks.
 
     Attributes:
+        log_id: the log's, which tells it from one that took its place.
         number: the one that the log counts.
         decided: the newest batch that was decided then, or None. No other can be before ``finish``.
         began_s: a reading of the driver's ``time.perf_counter`` before any task began.
         first_task_attempt_id: from where the tasks' serials are counted.
     """
 
+    log_id: str
     number: int
     decided: int | None
     began_s: float
@@ -116,14 +118,14 @@ class Target:
         finally:
             sink.close()
         first = task_attempts.first_of_next_round(self.log)
-        incarnation = Incarnation(tail.incarnation, tail.decided, time.perf_counter(), first)
+        incarnation = Incarnation(tail.log_id, tail.incarnation, tail.decided, time.perf_counter(), first)
         return PhaseOne(sink, incarnation, self.first_batch_id, self.log)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
         """Seal, decide and commit what the tasks pre-committed. Raises like ``Coordinator.run``."""
         [incarnation] = {message.incarnation for message in messages}
         with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
-            coordinator.resume(incarnation.number)
+            coordinator.resume(incarnation.log_id, incarnation.number)
             coordinator.run(batch_id, lambda _: [message.vote for message in messages], incarnation.began_s)
         # Leaving it has closed the log: nobody tells a data source when its query ends.
         task_attempts.keep(self.log, max(message.task_attempt_id for message in messages) + 1)
@@ -135,8 +137,9 @@ class Target:
         settles first whether it did.
         """
         try:
-            for number in {message.incarnation.number for message in messages if message is not None}:
-                CommitLog.resume(open_store(self.log), number)  # raises Fenced: it is a newer driver's now
+            for incarnation in {message.incarnation for message in messages if message is not None}:
+                # Raises Fenced: it is a newer driver's now.
+                CommitLog.resume(open_store(self.log), incarnation.log_id, incarnation.number)
             with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
                 coordinator.recover()
         except Exception as error:  # noqa: BLE001  # Spark would tell this one instead of why the round failed
