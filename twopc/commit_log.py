@@ -79,8 +79,8 @@ class CommitLog:
         if newest is None or (newest[1].log_id, newest[1].incarnation) != (log_id, incarnation):
             raise Fenced(
                 f"incarnation {incarnation} can't go on at {store.url}: a newer coordinator has opened the log, or the"
-                " log was removed or replaced. What this one had not decided was not and will not be committed. Make sure that"
-                " only one driver runs the query; the newer one goes on."
+                " log was removed or replaced. What this one had not decided was not and will not be committed."
+                " Make sure that only one driver runs the query; the newer one goes on."
             )
         return cls(store, *newest)
 
