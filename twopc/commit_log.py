@@ -67,6 +67,23 @@ class CommitLog:
             _prune(store, slot + 1)
             return cls(store, slot + 1, entry)
 
+    @classmethod
+    def resume(cls, store: LogStore, log_id: str, incarnation: int) -> CommitLog:
+        """Go on with an incarnation that another process opened in the log of that id.
+
+        Raises:
+            Fenced: it is not the log's newest.
+            CorruptLog: nothing was changed.
+        """
+        newest = read_tail(store)
+        if newest is None or (newest[1].log_id, newest[1].incarnation) != (log_id, incarnation):
+            raise Fenced(
+                f"incarnation {incarnation} can't go on at {store.url}: a newer coordinator has opened the log, or the"
+                " log was removed or replaced. What this one had not decided was not and will not be committed."
+                " Make sure that only one driver runs the query; the newer one goes on."
+            )
+        return cls(store, *newest)
+
     @property
     def incarnation(self) -> int:
         return self.tail.incarnation

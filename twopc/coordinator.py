@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from twopc.commit_log import CommitLog
-from twopc.entries import Decision
+from twopc.entries import Decision, Entry
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -101,11 +101,14 @@ class Coordinator:
     def phase(self) -> Phase:
         return self._phase
 
-    def run(self, batch_id: int, phase_one: Callable[[Round], Iterable[Vote]]) -> BatchFinished:
+    def run(
+        self, batch_id: int, phase_one: Callable[[Round], Iterable[Vote]], began_s: float | None = None
+    ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
 
         ``phase_one`` is called once, or not at all where the batch is decided already. It has participants write the
-        batch's records, and returns the votes of those that won, one of each partition.
+        batch's records, and returns the votes of those that won, one of each partition. Where they began before this
+        call, ``began_s`` is an earlier reading of this machine's ``time.perf_counter``.
 
         Raises:
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
@@ -116,13 +119,30 @@ class Coordinator:
                 self._open()
             if self._is_decided(batch_id):
                 return self._finished(BatchFinished(batch_id, True, {}, {}, 0.0, 0.0))
-            return self._finished(self._run(Round(self._log.incarnation, batch_id), phase_one))
+            return self._finished(self._run(Round(self._log.incarnation, batch_id), phase_one, began_s))
 
-    def recover(self) -> None:
+    def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest. The first
-        ``run`` does the same. Waits for a batch that runs. Raises like ``run``."""
+        ``run`` does the same. Waits for a batch that runs. Raises like ``run``.
+
+        Returns:
+            The newest entry of the log.
+        """
         with self._alone("recover", waits=True):
             self._open()
+            return self._log.tail
+
+    def resume(self, log_id: str, incarnation: int) -> None:
+        """Go on with an incarnation that ``recover`` opened in another process. What participants have pre-committed
+        in it stays, for the next ``run`` to decide. Only one process at a time may go on with an incarnation.
+
+        Raises:
+            Fenced: a newer one has opened, or the log is another. Raises otherwise like ``run``.
+        """
+        with self._alone("resume", waits=True):
+            self._enter(Phase.RECOVERING)
+            self._attach(CommitLog.resume(self._store, log_id, incarnation))
+            self._enter(Phase.IDLE)
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
@@ -170,15 +190,19 @@ class Coordinator:
     def _open(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
-        self._log = CommitLog.open(self._store, self._owner, self._sinks.keys())
+        self._attach(CommitLog.open(self._store, self._owner, self._sinks.keys()))
+        until_answered("sweep at recovery", self._sweep, True)
+        self._enter(Phase.IDLE)
+
+    def _attach(self, log: CommitLog) -> None:
+        """Tie the sinks to the log, and commit what it has decided."""
+        self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
             until_answered(f"look at the target of sink {name}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
-        until_answered("sweep at recovery", self._sweep, True)
-        self._enter(Phase.IDLE)
 
     def _remember(self, decision: Decision) -> None:
         for name, sink in self._sinks.items():
@@ -186,26 +210,12 @@ class Coordinator:
 
     def _is_decided(self, batch_id: int) -> bool:
         """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
-        newest = self._log.tail.decided
-        expected = self._first_batch_id if newest is None else newest + 1
-        if batch_id in (newest, expected):
-            return batch_id == newest
-        if newest is None:
-            raise LogMismatch(
-                f"the query is at batch {batch_id}, and its commit log at {self._store.url} is empty. Nothing was"
-                " written. Either the log was deleted: restore it, or what it had decided is written twice. Or the"
-                f" query had another sink before: then start this log with first_batch_id={batch_id}."
-            )
-        raise LogMismatch(
-            f"the query is at batch {batch_id}, and its commit log at {self._store.url} has decided batch {newest}, so"
-            f" only {newest} or {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of"
-            " the same age: restore the one that was replaced, or start both anew."
-        )
+        return is_decided(batch_id, self._log.tail.decided, self._first_batch_id, self._store.url)
 
     # One batch. -------------------------------------------------------------------------------------------------
 
-    def _run(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]]) -> BatchFinished:
-        started = time.perf_counter()
+    def _run(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], began_s: float | None) -> BatchFinished:
+        started = time.perf_counter() if began_s is None else began_s
         try:
             votes = self._pre_commit(round, phase_one)
             pre_committed = time.perf_counter()
@@ -385,6 +395,28 @@ class Coordinator:
     def _finished(self, batch: BatchFinished) -> BatchFinished:
         notify(batch)
         return batch
+
+
+def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> bool:
+    """Whether ``log``, which has decided up to ``newest``, has decided the batch that the query is at.
+
+    Raises:
+        LogMismatch: it is neither the newest decided nor the next.
+    """
+    expected = first_batch_id if newest is None else newest + 1
+    if batch_id in (newest, expected):
+        return batch_id == newest
+    if newest is None:
+        raise LogMismatch(
+            f"the query is at batch {batch_id}, and its commit log at {log} is empty. Nothing was written. Either the"
+            " log was deleted: restore it, or what it had decided is written twice. Or the query had another sink"
+            f" before: then start this log with first_batch_id={batch_id}."
+        )
+    raise LogMismatch(
+        f"the query is at batch {batch_id}, and its commit log at {log} has decided batch {newest}, so only {newest} or"
+        f" {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of the same age: restore"
+        " the one that was replaced, or start both anew."
+    )
 
 
 def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:

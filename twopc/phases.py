@@ -24,7 +24,7 @@ class Phase(Enum):
 NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.CLOSED: frozenset({Phase.RECOVERING}),
     Phase.RECOVERING: frozenset({Phase.IDLE}),
-    Phase.IDLE: frozenset({Phase.PRE_COMMITTING}),
+    Phase.IDLE: frozenset({Phase.PRE_COMMITTING, Phase.RECOVERING}),
     Phase.PRE_COMMITTING: frozenset({Phase.SEALING}),
     Phase.SEALING: frozenset({Phase.DECIDING}),
     Phase.DECIDING: frozenset({Phase.COMMITTING}),

@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "a decided batch is written again",
-        (Edit(f"{COORDINATOR}._is_decided", "return batch_id == newest", "return False"),),
+        (Edit("twopc.coordinator:is_decided", "return batch_id == newest", "return False"),),
     ),
     Mutant(
         "phase two is left out",
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "recovery commits nothing",
-        (Edit(f"{COORDINATOR}._open", "self._commit_through(self._log.tail.decided, recovered=True)", "pass"),),
+        (Edit(f"{COORDINATOR}._attach", "self._commit_through(self._log.tail.decided, recovered=True)", "pass"),),
     ),
     Mutant(
         "the sweep after a batch is forgotten",
@@ -160,7 +160,7 @@ MUTANTS = (
         "recovery sweeps before it commits, and spares nothing",
         (
             Edit(
-                f"{COORDINATOR}._open",
+                f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
                 """until_answered("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",
@@ -232,7 +232,7 @@ MUTANTS = (
         (
             Edit(f"{COORDINATOR}._sweep", "if not any(copy == c.staged", "if not any(False and copy == c.staged"),
             Edit(
-                f"{COORDINATOR}._open",
+                f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
                 """until_answered("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",

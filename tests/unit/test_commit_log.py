@@ -461,3 +461,34 @@ def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypat
     monkeypatch.setattr(os, "link", recorded_link)
     log.decide(decision(0), None)
     assert steps[-3:] == ["fsync", "link", "fsync"]
+
+
+def test_an_incarnation_goes_on_in_another_process_until_a_newer_one_opens(store: LogStore) -> None:
+    opened_here = CommitLog.open(store, "query")
+    log_id = opened_here.tail.log_id
+    elsewhere = CommitLog.resume(store, log_id, 1)
+    elsewhere.decide(decision(0), None)
+    assert CommitLog.resume(store, log_id, 1).tail.decided == 0  # also behind its own entries
+    CommitLog.open(store, "query")
+    with pytest.raises(Fenced, match="incarnation 1 can't go on"):
+        CommitLog.resume(store, log_id, 1)
+    with pytest.raises(Fenced):
+        elsewhere.decide(decision(1), 0)
+
+
+def test_a_log_that_was_removed_or_replaced_lets_no_incarnation_go_on(store: LogStore) -> None:
+    log_id = CommitLog.open(store, "query").tail.log_id
+    store.delete(0)
+    with pytest.raises(Fenced, match="or the log was removed or replaced"):
+        CommitLog.resume(store, log_id, 1)
+    CommitLog.open(store, "query")
+    with pytest.raises(Fenced, match="or the log was removed or replaced"):
+        CommitLog.resume(store, log_id, 1)
+
+
+def test_of_two_processes_that_go_on_with_an_incarnation_one_decides(store: LogStore) -> None:
+    log_id = CommitLog.open(store, "query").tail.log_id
+    one, other = (CommitLog.resume(store, log_id, 1) for _ in range(2))
+    one.decide(decision(0), None)
+    with pytest.raises(Fenced):
+        other.decide(decision(0), None)

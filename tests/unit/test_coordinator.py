@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
+import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -308,6 +309,14 @@ def test_a_stop_that_failed_leaves_the_rest_to_the_next_start(world: World) -> N
     del sink(coordinator, "a").during["recover"]
     run(coordinator, 1)
     assert coordinator._log.incarnation == 2
+
+
+def test_a_coordinator_that_is_idle_recovers_as_a_new_incarnation(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    assert coordinator.recover().incarnation == 2
+    run(coordinator, 1)
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
 
 
 @pytest.mark.parametrize("call", ["run", "recover", "close"])
@@ -940,3 +949,80 @@ def test_what_is_committed_is_not_pending_any_more(world: World) -> None:
         run(coordinator, batch_id)
     assert [len(sink(coordinator, name).pending) for name in "ab"] == [0, 0]
     assert len(coordinator._log.tail.unresolved) == 1
+
+
+# A round whose steps run in different processes. -----------------------------------------------------------------
+
+
+def pre_committed(coordinator: Coordinator, world: World) -> list[Vote]:
+    """Open an incarnation, and have participants vote in it, as in processes before the one that decides."""
+    round = Round(coordinator.recover().incarnation, 0)
+    sinks = coordinator._sinks
+    votes = []
+    for partition in range(PARTITIONS):
+        with Participant(sinks, round, partition) as participant:
+            for name in sinks:
+                participant.write(name, pa.record_batch({"value": [f"0.{partition}"]}))
+            votes.append(participant.pre_commit())
+    assert len(world.open()) == 2 * PARTITIONS
+    return votes
+
+
+def log_id(world: World) -> str:
+    tail = read_tail(world.log)
+    assert tail is not None
+    return tail[1].log_id
+
+
+def test_a_coordinator_goes_on_with_an_incarnation_that_another_opened(world: World) -> None:
+    votes = pre_committed(world.coordinator(), world)
+    with world.coordinator() as coordinator:
+        coordinator.resume(log_id(world), 1)
+        assert len(world.open()) == 2 * PARTITIONS  # nothing was swept
+        assert not coordinator.run(0, lambda _: votes).already_decided
+    assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
+    assert world.open() == []
+    tail = read_tail(world.log)
+    assert tail is not None
+    assert (tail[1].kind, tail[1].incarnation) == ("close", 1)
+
+
+def test_what_it_goes_on_with_is_as_old_as_its_first_participant(world: World) -> None:
+    votes = pre_committed(world.coordinator(), world)
+    coordinator = world.coordinator()
+    ages: list[float] = []
+
+    def seal(committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        ages.append(age_s)
+        return committables
+
+    sink(coordinator, "a").seal = seal
+    coordinator.resume(log_id(world), 1)
+    coordinator.run(0, lambda _: votes, began_s=time.perf_counter() - 1000)
+    assert ages[0] >= 1000
+
+
+def test_a_fenced_incarnation_is_not_gone_on_with_and_the_newer_ones_transactions_stay(world: World) -> None:
+    pre_committed(world.coordinator(), world)
+    votes = pre_committed(world.coordinator(), world)  # whose opening has swept the older one's
+    older = world.coordinator()
+    with pytest.raises(Fenced):
+        older.resume(log_id(world), 1)
+    assert older.phase is Phase.CLOSED
+    newer = world.coordinator()
+    newer.resume(log_id(world), 2)
+    newer.run(0, lambda _: votes)
+    assert world.visible("a") == ["0.0", "0.1"]
+
+
+def test_what_the_process_before_had_decided_is_committed_and_not_decided_again(world: World) -> None:
+    votes = pre_committed(world.coordinator(), world)
+    killed = world.coordinator()
+    sink(killed, "a").during["commit"] = raises(KeyboardInterrupt())
+    killed.resume(log_id(world), 1)
+    with pytest.raises(KeyboardInterrupt):
+        killed.run(0, lambda _: votes)
+    again = world.coordinator()
+    again.resume(log_id(world), 1)
+    assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
+    assert again.run(0, lambda _: votes).already_decided

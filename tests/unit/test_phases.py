@@ -10,6 +10,7 @@ LEGAL = {
     (Phase.CLOSED, Phase.RECOVERING),
     (Phase.RECOVERING, Phase.IDLE),
     (Phase.IDLE, Phase.PRE_COMMITTING),
+    (Phase.IDLE, Phase.RECOVERING),
     (Phase.PRE_COMMITTING, Phase.SEALING),
     (Phase.SEALING, Phase.DECIDING),
     (Phase.DECIDING, Phase.COMMITTING),

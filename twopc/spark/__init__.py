@@ -1,5 +1,6 @@
 """Spark Structured Streaming over the two-phase-commit coordinator."""
 
+from twopc.spark.data_source import TwoPhaseCommitDataSource
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
 
-__all__ = ["ForeachBatch", "foreach_batch"]
+__all__ = ["ForeachBatch", "TwoPhaseCommitDataSource", "foreach_batch"]

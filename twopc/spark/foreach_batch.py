@@ -11,7 +11,6 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
@@ -19,6 +18,7 @@ from twopc.log_store import LogStore
 from twopc.participant import Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.arrow import arrow_schema
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.staging import Stage
 from twopc.transactional_ids import Round
@@ -97,7 +97,7 @@ class ForeachBatch:
         context = batch.sparkSession.sparkContext
         coordinator = self._coordinator_of(context.getLocalProperty(_QUERY_ID))
         projected = batch.select(*(self._struct(name) for name in self._targets))
-        self._validate(to_arrow_schema(projected.schema))
+        self._validate(arrow_schema(projected.schema))
         names = ", ".join(self._targets)
         if context.applicationId != self._application_id:  # which counts its task attempts from 0
             self._application_id, self._first_task_attempt_id = context.applicationId, 0

@@ -1,0 +1,106 @@
+"""The real backends, with faults at the steps of the protocol. Spark's processes find them by entry point.
+
+The option ``faults`` is a folder. A file in it named for a step is a fault, told by its text, which happens once there:
+``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``fence <log>``, by a newer
+coordinator; ``touch <file>``, which is no fault but tells somebody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import twopc
+from twopc.commit_log import CommitLog, read_tail
+from twopc.log_store import open_store
+from twopc_files.sink import FileSink
+from twopc_kafka import KafkaSink
+
+if TYPE_CHECKING:
+    from twopc import Committable, TwoPhaseCommitSink
+
+
+class Faults:
+    """The faults that are left in a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def at(self, step: str) -> None:
+        file = self.folder / step
+        try:
+            what, _, whom = file.read_text().partition(" ")
+            file.unlink()
+        except FileNotFoundError:
+            return  # there is none, or another task has it
+        if what == "raise":
+            raise RuntimeError(f"a fault at {step}")
+        if what == "touch":
+            Path(whom).touch()
+            return
+        if what == "fence":
+            tail = read_tail(open_store(whom))
+            assert tail is not None
+            CommitLog.open(open_store(whom), tail[1].owner)
+            return
+        if what == "kill":
+            os.killpg(int(whom), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def faulty(backend: type[TwoPhaseCommitSink[Any]]) -> type[TwoPhaseCommitSink[Any]]:
+    class Faulty(backend):  # type: ignore[misc, valid-type]  # a class of which there are two
+        def __init__(self, options: Mapping[str, Any]) -> None:
+            super().__init__({name: value for name, value in options.items() if name != "faults"})
+            self.faults = Faults(options["faults"])
+            self.completed = False
+
+        def pre_commit(self, transaction: Any) -> Any:
+            committable = super().pre_commit(transaction)
+            self.faults.at("pre_commit")
+            return committable
+
+        def seal(self, committables: Sequence[Committable], age_s: float) -> Any:
+            self.faults.at("seal")
+            return super().seal(committables, age_s)
+
+        def commit(self, committable: Committable) -> None:
+            self.faults.at("commit")
+            super().commit(committable)
+
+        def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+            self.faults.at("complete")
+            super().complete(batch_id, committables)
+            self.completed = True
+
+        def close(self) -> None:
+            super().close()
+            if self.completed:
+                self.faults.at("close")  # the log is closed, and Spark has not noted the batch
+
+    Faulty.__name__ = Faulty.__qualname__ = f"Faulty{backend.__name__}"
+    return Faulty
+
+
+FaultyFileSink = faulty(FileSink)
+FaultyKafkaSink = faulty(KafkaSink)
+
+
+class Files:
+    @staticmethod
+    @twopc.hookimpl
+    def twopc_sink() -> type[TwoPhaseCommitSink[Any]]:
+        return FaultyFileSink
+
+
+class Kafka:
+    @staticmethod
+    @twopc.hookimpl
+    def twopc_sink() -> type[TwoPhaseCommitSink[Any]]:
+        return FaultyKafkaSink
+
+
+files, kafka = Files(), Kafka()

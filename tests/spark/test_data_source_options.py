@@ -1,0 +1,70 @@
+"""What ``format("twopc")`` makes of its options, and how it numbers task attempts: without a session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from twopc.errors import ConfigurationError
+from twopc.spark import task_attempts
+from twopc.spark.source_options import batch_target, stream_target
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    (tmp_path / "metadata").write_text(json.dumps({"id": "a-query"}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("spelling", ["{0}", "{0}/", "file:{0}", "file://{0}"])
+def test_the_query_and_its_log_are_found_in_the_checkpoint_folder_however_it_is_spelled(
+    checkpoint: Path, spelling: str
+) -> None:
+    target = stream_target({"sink": "kafka", "checkpointlocation": spelling.format(checkpoint)})
+    assert target.owner == "a-query"
+    assert target.log.removeprefix("file://") == f"{checkpoint}/twopc-log"
+
+
+def test_what_is_not_its_own_goes_to_the_sink_and_is_not_shown(checkpoint: Path) -> None:
+    own = {"checkpointlocation": str(checkpoint), "log": "/log", "stage": "/stage", "first_batch_id": "7"}
+    target = stream_target({"sink": "kafka", **own, "topic": "t", "sasl.password": "secret"})
+    assert target.options == {"topic": "t", "sasl.password": "secret"}
+    assert (target.log, target.stage, target.first_batch_id) == ("/log", "/stage", 7)
+    assert "secret" not in repr(target)
+
+
+@pytest.mark.parametrize("metadata", [None, "", "{}", "[]"])
+def test_a_checkpoint_folder_that_cannot_be_read_is_refused(tmp_path: Path, metadata: str | None) -> None:
+    if metadata is not None:
+        (tmp_path / "metadata").write_text(metadata)
+    with pytest.raises(ConfigurationError, match="the query's id can't be read from"):
+        stream_target({"sink": "kafka", "checkpointlocation": str(tmp_path)})
+
+
+def test_a_query_without_the_option_is_told_why_it_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match="needs the option 'checkpointLocation'"):
+        stream_target({"sink": "kafka"})
+
+
+def test_a_batch_write_has_its_number_from_the_option() -> None:
+    assert batch_target({"sink": "kafka", "log": "/log", "batch_id": "3"})[1] == 3
+    assert batch_target({"sink": "kafka", "log": "/log"})[1] is None
+
+
+@pytest.mark.parametrize("first", [0, 1, 50, 10**9])
+def test_no_two_attempts_have_one_serial_wherever_the_count_begins(first: int) -> None:
+    """It may have begun before them, among them, or far behind them, in an application that was there before."""
+    serials = {task_attempts.serial(task_attempt_id, first) for task_attempt_id in range(100)}
+    assert len(serials) == 100
+    assert min(serials) >= 0
+
+
+def test_the_count_goes_on_where_it_was_kept_and_from_zero_where_it_was_not(tmp_path: Path) -> None:
+    log = f"file://{tmp_path}"
+    assert task_attempts.first_of_next_round(log) == 0
+    task_attempts.keep(log, 12)
+    assert task_attempts.first_of_next_round(log) == 12
+    (tmp_path / "task-attempts").write_bytes(b"\xff")
+    assert task_attempts.first_of_next_round(log) == 0

@@ -1,0 +1,106 @@
+"""A round's steps one after the other, as Spark's processes run them, in this process: files, and no session."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from twopc import Committable
+from twopc.commit_log import read_tail
+from twopc.errors import Fenced, LogMismatch
+from twopc.log_store import open_store
+from twopc.spark.data_source import StreamWriter
+from twopc.spark.relay import PhaseOne, Target, TaskVote
+from twopc_files.sink import FileSink
+
+SCHEMA = pa.schema({"id": pa.int64()})
+RECORDS = pa.record_batch({"id": [1]})
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Target:
+    options = {"path": str(tmp_path / "archive"), "format": "json"}
+    return Target("files", options, str(tmp_path / "log"), "a-query", None, 0)
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The context that Spark gives a task, until the test ends."""
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
+    context = TaskContext._getOrCreate()
+    context._partitionId, context._taskAttemptId = 0, 7
+    context._localProperties = {"sql.streaming.queryId": "a-query", "streaming.sql.batchId": "0"}
+    return context
+
+
+def written(phase_one: PhaseOne, batch_id: int = 0) -> list[TaskVote]:
+    return [phase_one.write(batch_id, iter([RECORDS]))]
+
+
+def archived(target: Target) -> int:
+    return len(list(Path(target.options["path"]).glob("part-*")))
+
+
+def staged(target: Target) -> int:
+    return len(list(Path(target.options["path"]).glob("_twopc/*")))
+
+
+def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(target: Target, task: Any) -> None:
+    for batch_id in range(3):
+        target.finish(batch_id, written(target.open(SCHEMA), batch_id))
+    assert archived(target) == 3
+    newest = read_tail(open_store(target.log))
+    assert newest is not None
+    assert (newest[1].kind, newest[1].incarnation, newest[1].decided) == ("close", 3, 2)
+
+
+def test_a_commit_that_is_called_again_changes_nothing(target: Target, task: Any) -> None:
+    votes = written(target.open(SCHEMA))
+    target.finish(0, votes)
+    target.finish(0, votes)
+    assert archived(target) == 1
+
+
+def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
+    target: Target, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ages: list[float] = []
+
+    def seal(sink: FileSink, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        ages.append(age_s)
+        return committables
+
+    monkeypatch.setattr(FileSink, "seal", seal)
+    [vote] = written(target.open(SCHEMA))
+    long_ago = replace(vote.incarnation, began_s=time.perf_counter() - 1000)
+    target.finish(0, [replace(vote, incarnation=long_ago)])
+    assert ages[0] >= 1000
+
+
+def test_votes_of_two_rounds_are_never_one_decision(target: Target, task: Any) -> None:
+    older = written(target.open(SCHEMA))
+    newer = written(target.open(SCHEMA))
+    with pytest.raises(ValueError, match="too many values"):
+        target.finish(0, older + newer)
+    with pytest.raises(Fenced):
+        target.finish(0, older)
+    target.recover(older)  # which leaves alone what is the newer one's
+    assert staged(target) == 1
+    target.finish(0, newer)
+    assert archived(target) == 1
+
+
+def test_a_task_of_another_query_writes_nothing(target: Target, task: Any) -> None:
+    writer = StreamWriter(target, target.open(SCHEMA), StructType())
+    task._localProperties["sql.streaming.queryId"] = "another-query"
+    with pytest.raises(LogMismatch, match="this is query another-query, and its checkpoint folder is of query a-query"):
+        writer.write(iter([RECORDS]))
+    assert staged(target) == 0

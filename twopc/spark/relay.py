@@ -1,0 +1,149 @@
+"""One round of which each step runs in another process, as Spark's data sources have it.
+
+``open`` before the tasks, ``PhaseOne.write`` in each task, ``finish`` or ``recover`` after them. Nothing stays in
+memory in between, so the coordinator of every step is a new one. What holds them together is the incarnation: a round
+has one of its own, opened before its tasks begin, and ``finish`` goes on with that one or learns that it is fenced.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+
+from twopc.commit_log import CommitLog
+from twopc.coordinator import Coordinator, is_decided
+from twopc.log_store import open_store
+from twopc.participant import Participant, Vote
+from twopc.plugins import create_sink
+from twopc.sink import TwoPhaseCommitSink
+from twopc.spark import task_attempts
+from twopc.transactional_ids import Round
+
+logger = logging.getLogger(__name__)
+
+SINK = "sink"
+"""The sink's name in the log, as in ``foreach_batch`` with one sink: a query can change from one to the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incarnation:
+    """An incarnation that was opened before the tasks.
+
+    Attributes:
+        log_id: the log's, which tells it from one that took its place.
+        number: the one that the log counts.
+        decided: the newest batch that was decided then, or None. No other can be before ``finish``.
+        began_s: a reading of the driver's ``time.perf_counter`` before any task began.
+        first_task_attempt_id: from where the tasks' serials are counted.
+    """
+
+    log_id: str
+    number: int
+    decided: int | None
+    began_s: float
+    first_task_attempt_id: int
+
+
+@dataclass(frozen=True)
+class TaskVote(WriterCommitMessage):
+    """What a task returns. ``vote`` is empty where it wrote nothing."""
+
+    incarnation: Incarnation
+    vote: Vote
+    task_attempt_id: int
+
+
+@dataclass(frozen=True)
+class PhaseOne:
+    """What travels to the tasks."""
+
+    sink: TwoPhaseCommitSink[Any]
+    incarnation: Incarnation
+    first_batch_id: int
+    log: str
+
+    def is_decided(self, batch_id: int) -> bool:
+        """Whether the batch is decided already. Raises LogMismatch where it can't come now."""
+        return is_decided(batch_id, self.incarnation.decided, self.first_batch_id, self.log)
+
+    def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
+        """Write and pre-commit one partition, in a task.
+
+        A decided batch is evaluated and not written: Spark's state store and watermark advance only with the
+        evaluation, and after a crash must be where they would be without one.
+        """
+        context = TaskContext.get()
+        assert context is not None
+        task_attempt_id = context.taskAttemptId()
+        if self.is_decided(batch_id):
+            for _ in batches:
+                pass
+            return TaskVote(self.incarnation, {}, task_attempt_id)
+        round = Round(self.incarnation.number, batch_id)
+        serial = task_attempts.serial(task_attempt_id, self.incarnation.first_task_attempt_id)
+        with Participant({SINK: self.sink}, round, context.partitionId(), serial) as participant:
+            for batch in batches:
+                participant.write(SINK, batch)
+            return TaskVote(self.incarnation, participant.pre_commit(), task_attempt_id)
+
+
+@dataclass(frozen=True)
+class Target:
+    """All that a process needs to make the coordinator. ``options`` are the sink's, which may hold credentials."""
+
+    backend: str
+    options: Mapping[str, str] = field(repr=False)
+    log: str
+    owner: str
+    stage: str | None
+    first_batch_id: int
+
+    def open(self, schema: pa.Schema) -> PhaseOne:
+        """Open a new incarnation and recover, before any task begins.
+
+        Raises:
+            TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
+        """
+        sink = create_sink(self.backend, self.options)
+        sink.validate(schema)
+        try:
+            tail = self._coordinator(sink).recover()
+        finally:
+            sink.close()
+        first = task_attempts.first_of_next_round(self.log)
+        incarnation = Incarnation(tail.log_id, tail.incarnation, tail.decided, time.perf_counter(), first)
+        return PhaseOne(sink, incarnation, self.first_batch_id, self.log)
+
+    def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
+        """Seal, decide and commit what the tasks pre-committed. Raises like ``Coordinator.run``."""
+        [incarnation] = {message.incarnation for message in messages}
+        with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
+            coordinator.resume(incarnation.log_id, incarnation.number)
+            coordinator.run(batch_id, lambda _: [message.vote for message in messages], incarnation.began_s)
+        # Leaving it has closed the log: nobody tells a data source when its query ends.
+        task_attempts.keep(self.log, max(message.task_attempt_id for message in messages) + 1)
+
+    def recover(self, messages: Sequence[TaskVote | None]) -> None:
+        """Roll back a round that failed, or finish one that was decided before it failed.
+
+        A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new one
+        settles first whether it did.
+        """
+        try:
+            for incarnation in {message.incarnation for message in messages if message is not None}:
+                # Raises Fenced: it is a newer driver's now.
+                CommitLog.resume(open_store(self.log), incarnation.log_id, incarnation.number)
+            with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
+                coordinator.recover()
+        except Exception as error:  # noqa: BLE001  # Spark would tell this one instead of why the round failed
+            logger.warning("could not clean up after the failed batch, which the next start does: %s", error)
+
+    def _coordinator(self, sink: TwoPhaseCommitSink[Any]) -> Coordinator:
+        return Coordinator({SINK: sink}, self.log, self.owner, self.first_batch_id, self.stage)

@@ -1,0 +1,89 @@
+"""The options of ``format("twopc")``: named, checked and given their defaults here and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+import fsspec
+
+from twopc.errors import ConfigurationError
+from twopc.spark.relay import Target
+
+BATCH_OWNER = "batch writes"
+"""Whose the log of batch writes is. No query has this id."""
+
+_OWN = ("sink", "log", "stage", "first_batch_id", "batch_id", "checkpointlocation")
+_LOG_FOLDER = "twopc-log"
+_HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
+
+
+def stream_target(options: Mapping[str, str]) -> Target:
+    """The target of a streaming query. ``options``: Spark gives their names in lower case.
+
+    Raises:
+        ConfigurationError: an option is missing, wrong, or for batch writes; or the query's id can't be read.
+    """
+    if "batch_id" in options:
+        raise ConfigurationError("the option 'batch_id' is for batch writes: a streaming query numbers its batches")
+    checkpoint = options.get("checkpointlocation")
+    if not checkpoint:
+        raise ConfigurationError(
+            "format('twopc') needs the option 'checkpointLocation', as it finds the query's id there. A folder from"
+            " spark.sql.streaming.checkpointLocation can't be seen from here: name it with .option(...)."
+        )
+    folder = _url(checkpoint).rstrip("/")
+    return _target(options, options.get("log") or f"{folder}/{_LOG_FOLDER}", _query_id(folder))
+
+
+def batch_target(options: Mapping[str, str]) -> tuple[Target, int | None]:
+    """The target of one batch write, and the number that it has been given. Raises like ``stream_target``."""
+    if not options.get("log"):
+        raise ConfigurationError(
+            "a batch write needs the option 'log': the folder of a commit log of its own, such as"
+            " file:///data/orders-log"
+        )
+    batch_id = _number(options, "batch_id") if "batch_id" in options else None
+    return _target(options, options["log"], BATCH_OWNER), batch_id
+
+
+def _target(options: Mapping[str, str], log: str, owner: str) -> Target:
+    backend = options.get("sink")
+    if not backend:
+        raise ConfigurationError("format('twopc') needs the option 'sink': a backend's name, such as kafka or files")
+    if log.startswith("memory:"):
+        raise ConfigurationError(f"a commit log at {log!r} is in one process's memory, and several need it")
+    return Target(
+        backend=backend,
+        options={name: value for name, value in options.items() if name not in _OWN},
+        log=_url(log),
+        owner=owner,
+        stage=_url(options["stage"]) if "stage" in options else None,
+        first_batch_id=_number(options, "first_batch_id") if "first_batch_id" in options else 0,
+    )
+
+
+def _number(options: Mapping[str, str], name: str) -> int:
+    text = options[name].strip()
+    if not text.isdecimal():
+        raise ConfigurationError(f"the option {name!r} is a number from 0 on, not {text!r}")
+    return int(text)
+
+
+def _url(location: str) -> str:
+    """Hadoop's spelling, file:/data, is none that fsspec knows."""
+    return _HADOOP.sub(r"\1:///", location, count=1)
+
+
+def _query_id(checkpoint: str) -> str:
+    """Spark writes it before the first batch and nobody after."""
+    try:
+        with fsspec.open(f"{checkpoint}/metadata", "r") as file:
+            return str(json.load(file)["id"])
+    except Exception as error:
+        raise ConfigurationError(
+            f"the query's id can't be read from {checkpoint}/metadata ({type(error).__name__}: {error}). Python must"
+            " be able to read the checkpoint folder: install fsspec's package for that store, or use foreach_batch,"
+            " which needs no such thing."
+        ) from error
