@@ -171,7 +171,8 @@ def _margin_ms(margin: object, timeout_ms: int) -> int:
 
 def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, Any]:
     # librdkafka's own retries then double no record and keep the order; a transaction has that anyhow.
-    merged = {**DEFAULTS, "enable.idempotence": delivery != NONE, **properties}
+    idempotence = {} if delivery == EXACTLY_ONCE else {"enable.idempotence": delivery != NONE}
+    merged = {**DEFAULTS, **idempotence, **properties}
     if "delivery.timeout.ms" in merged:  # librdkafka's other name of it: the default must not stand beside it
         merged["message.timeout.ms"] = merged.pop("delivery.timeout.ms")
     elif "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
