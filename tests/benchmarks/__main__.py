@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import staging
+from tests.benchmarks import files, staging
 from tests.benchmarks.measuring import Row
 
-BENCHMARKS = {"staging": staging.run}
+BENCHMARKS = {"staging": staging.run, "files": files.run}
 
 
 def main() -> None:

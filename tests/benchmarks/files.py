@@ -1,0 +1,107 @@
+"""The file sink beside Spark's own Parquet sink on the same data, and phase two of many files alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+import twopc
+from tests.benchmarks.measuring import Row
+from twopc import Coordinator, Participant, Round, Vote
+from twopc.events import Event, PhaseEntered
+from twopc.phases import Phase
+from twopc_kafka.development import SPARK_MODULES, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+RECORDS = 4_000_000
+FILES = (1, 100, 1000)
+
+
+def run(quick: bool) -> list[Row]:
+    """Throughput as a ratio, and milliseconds of phase two."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [_throughput(Path(folder), quick), *(_phase_two(Path(folder), files, quick) for files in FILES)]
+
+
+def _throughput(folder: Path, quick: bool) -> Row:
+    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    from twopc.spark import foreach_batch
+
+    records = RECORDS // (10 if quick else 1)
+    spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.setLocalProperty("sql.streaming.queryId", "benchmark")  # as a streaming query's batches have
+    columns = ["id", "id % 1000 AS shop", "rand(7) AS price", "CAST(id AS STRING) AS name"]
+    frame = spark.range(0, records, numPartitions=4).selectExpr(*columns)
+    write = foreach_batch(twopc.create_sink("files", {"path": str(folder / "ours")}), log=f"{folder}/log")
+    theirs = folder / "theirs"
+    _spark_writes(frame, theirs)  # both are warm before the first turn
+    write(frame, 0)
+    ratios = []
+    for turn in range(1, 4 if quick else 9):
+        seconds = {}
+        for contestant in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
+            started = time.perf_counter()
+            write(frame, turn) if contestant == "ours" else _spark_writes(frame, theirs)
+            seconds[contestant] = time.perf_counter() - started
+        ratios.append(seconds["theirs"] / seconds["ours"])
+    write.close()
+    spark.stop()
+    for name in ("ours", "theirs"):
+        complete = records * (len(ratios) + 1)
+        assert ds.dataset(folder / name).count_rows() == complete, f"the output of {name} is not complete"
+    return Row("throughput of the Parquet sink, over Spark's own", "ratio", tuple(ratios))
+
+
+def _spark_writes(frame: DataFrame, folder: Path) -> None:
+    frame.write.mode("append").parquet(str(folder))
+
+
+class _Clock:
+    """When each phase was entered."""
+
+    def __init__(self) -> None:
+        self.at: dict[Phase, float] = {}
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        if isinstance(event, PhaseEntered):
+            self.at[event.phase] = time.perf_counter()
+
+
+def _phase_two(folder: Path, files: int, quick: bool) -> Row:
+    """From the decision to the last rename and its sync, on a local disk."""
+    sink = twopc.create_sink("files", {"path": f"{folder}/{uuid.uuid4().hex}"})
+    coordinator = Coordinator({"files": sink}, f"{folder}/{uuid.uuid4().hex}", "benchmark")
+    clock = _Clock()
+    twopc.register_observer(clock)
+    rows = pa.record_batch({"value": ["a"]})
+
+    def phase_one(round: Round) -> list[Vote]:
+        votes = []
+        for partition in range(files):
+            with Participant({"files": sink}, round, partition) as participant:
+                participant.write("files", rows)
+                votes.append(participant.pre_commit())
+        return votes
+
+    took_ms = []
+    for batch_id in range(3 if quick else 10):
+        coordinator.run(batch_id, phase_one)
+        took_ms.append((clock.at[Phase.SWEEPING] - clock.at[Phase.COMMITTING]) * 1000)
+    coordinator.close()
+    twopc.unregister_observer(clock)
+    return Row(f"phase two of {files} files on a disk", "ms", tuple(took_ms))
