@@ -8,18 +8,16 @@ import multiprocessing
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tests.prove_stores.case import Campaign, Outcome, killed_at, moments
-from tests.prove_stores.places import SEAMS
+from tests.prove_stores.places import SEAMS, warm_up
 from tests.s3_server import S3Server
 
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
@@ -59,7 +57,7 @@ def main() -> int:
     given = parsed_arguments()
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
-    pa.record_batch({"n": [0]})  # imports pandas where there is one, which would take each process two seconds
+    warm_up()
     report: dict[str, Any] = {}
     with ExitStack() as stack:
         server = S3Server(given.folder / "s3.log")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-import pyarrow.parquet as pq
+import pyarrow.json
 
 from tests.prove_stores.foreign import present
 from tests.prove_stores.places import Place
@@ -48,7 +48,7 @@ def look(place: Place, foreign: Mapping[str, str]) -> View:
     paths = [path for path in present(place) if path not in foreign and not path.startswith(("_", ".", "upload "))]
     data = fs.cat([f"{folder}/{path}" for path in paths]) if paths else {}
     listing = {path.removeprefix(f"{folder}/"): _read(path, content) for path, content in data.items()}
-    tail = read_tail(place.log())
+    tail = read_tail(place.log)
     decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
     logs = {}
     if place.batch_logs:
@@ -58,7 +58,7 @@ def look(place: Place, foreign: Mapping[str, str]) -> View:
 
 def _read(path: str, content: bytes) -> list[Record]:
     kind = path.rsplit("/", 2)[-2].removeprefix("kind=")
-    table = pq.read_table(io.BytesIO(content))
+    table = pyarrow.json.read_json(io.BytesIO(content))
     return [(row["batch"], row["partition"], row["n"], kind) for row in table.to_pylist()]
 
 
@@ -127,7 +127,7 @@ class Findings:
         """No staged file, no upload, nothing that was written aside, and all that is another's."""
         found = present(place)
         left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
-        left += [str(path) for path in place.work.rglob("*.aside") if place.url not in str(path)]
+        left += [str(path) for path in (place.work / "log").glob(".*.aside")]
         removed = [path for path, state in foreign.items() if found.get(path) != state]
         self.leftovers += len(left)
         self.foreign_removed += len(removed)

@@ -35,9 +35,7 @@ def plant(place: Place) -> None:
 def present(place: Place) -> dict[str, str]:
     """All that is there: path or upload → something that tells whether it was changed."""
     fs, folder = place.located()
-    found = {
-        path.removeprefix(f"{folder}/"): str(info["size"]) for path, info in fs.find(folder, detail=True).items()
-    }
+    found = {path.removeprefix(f"{folder}/"): str(info["size"]) for path, info in fs.find(folder, detail=True).items()}
     if place.store == "s3":
         bucket, _, key = folder.partition("/")
         uploads = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/").get("Uploads", ())

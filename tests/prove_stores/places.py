@@ -5,10 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import botocore.session
+import pyarrow as pa
 import pyarrow.fs
+from botocore.loaders import create_loader
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
@@ -44,6 +48,7 @@ class Place:
         store: which kind.
         work: a folder on this machine, for the engine's position and what is local.
         server: how to reach the S3 server.
+        name: of the bucket, or what it is in memory.
     """
 
     store: str
@@ -71,14 +76,15 @@ class Place:
         return self.store in ("s3", "copy")
 
     @property
-    def batch_logs(self) -> str:
-        return "" if self.store == "rename" else "spark,manifest"
+    def batch_logs(self) -> tuple[str, ...]:
+        return () if self.store == "rename" else ("spark", "manifest")
 
     @property
     def survives(self) -> bool:
         """Whether what is in it outlives a process."""
         return self.store != "memory"
 
+    @cached_property
     def log(self) -> LogStore:
         """Where the commit log is: in the same store, or on a disk where that can keep none."""
         if self.is_on_s3:
@@ -86,10 +92,8 @@ class Place:
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
 
     def sink(self) -> FileSink:
-        logs = {"batch_logs": self.batch_logs} if self.batch_logs else {}
-        return FileSink(
-            {"path": self.url, "storage_options": dict(self.storage_options), "partition_by": "kind", **logs}
-        )
+        options = {"path": self.url, "format": "json", "partition_by": "kind", "batch_logs": self.batch_logs}
+        return FileSink({**options, "storage_options": dict(self.storage_options)})
 
     def located(self) -> tuple[Any, str]:
         """A file system that has seen nothing yet, and the folder as it names it."""
@@ -111,6 +115,14 @@ SEAMS: Mapping[str, Callable[[steps.Steps], None]] = {
     "memory": steps.in_memory,
 }
 """Store → what makes its calls steps."""
+
+
+def warm_up() -> None:
+    """Do once what takes each process of its own a second. Makes no thread and asks nobody."""
+    pa.record_batch({"n": [0]})  # pyarrow's first conversion imports pandas, where there is one
+    loader = create_loader()
+    botocore.session.create_loader = lambda *_: loader  # S3's API is described in megabytes of JSON
+    botocore.session.Session().create_client("s3", "us-east-1")
 
 
 def new_place(store: str, folder: Path, server: Mapping[str, Any]) -> Place:

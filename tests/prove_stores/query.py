@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import pyarrow as pa
 
@@ -11,6 +12,7 @@ import twopc
 from tests.prove_stores.places import Place
 from twopc.events import Event, TransactionCommitted
 from twopc.participant import Vote
+from twopc_files.sink import FileSink
 
 BATCHES, PARTITIONS, RECORDS = 3, 2, 4
 LOSES_ITS_COORDINATOR, LOSES_A_TASK = 1, 2
@@ -52,23 +54,23 @@ def finish(place: Place) -> None:
     """What a restart does: recover, and run every batch that is not noted as done."""
     sink = place.sink()
     # One commit at a time, so that steps come in the same order wherever the store leaves it to us.
-    with twopc.Coordinator({"orders": sink}, place.log(), owner="plain-loop", commits_at_once=1) as coordinator:
+    with twopc.Coordinator({"orders": sink}, place.log, owner="plain-loop", commits_at_once=1) as coordinator:
         coordinator.recover()
         position = place.work / "position"
         for batch_id in range(int(position.read_text()) if position.exists() else 0, BATCHES):
-            coordinator.run(batch_id, lambda round: _phase_one(sink, round))
+            coordinator.run(batch_id, partial(_phase_one, sink))
             position.with_suffix(".new").write_text(str(batch_id + 1))
             position.with_suffix(".new").replace(position)
 
 
-def _phase_one(sink: twopc.TwoPhaseCommitSink[object], round: twopc.Round) -> Iterator[Vote]:
+def _phase_one(sink: FileSink, round: twopc.Round) -> Iterator[Vote]:
     if round.batch_id == LOSES_A_TASK:
         _attempt(sink, round, partition=0, serial=1)  # it votes, and nobody hears it
     for partition in range(PARTITIONS):
         yield _attempt(sink, round, partition, serial=0)
 
 
-def _attempt(sink: twopc.TwoPhaseCommitSink[object], round: twopc.Round, partition: int, serial: int) -> Vote:
+def _attempt(sink: FileSink, round: twopc.Round, partition: int, serial: int) -> Vote:
     columns = zip(*(record for record in records(round.batch_id) if record[1] == partition), strict=True)
     batch = pa.record_batch(dict(zip(("batch", "partition", "n", "kind"), map(list, columns), strict=True)))
     with twopc.Participant({"orders": sink}, round, partition, serial) as participant:

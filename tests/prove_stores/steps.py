@@ -1,7 +1,7 @@
 """The steps of a process: its calls into a store, and what its coordinator tells of itself.
 
-A moment is where a process may be killed: before every step, and after every one that changes something. After one that
-only reads, the next step is still to come, and nothing lies between the two.
+A moment is where a process may be killed: before every step, and after every one that changes something. Of steps in a
+row that only read, the first alone has one: at the others the store is as it was there.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import twopc
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
+
+import twopc
 from twopc.events import Event, PhaseEntered
 from twopc_files.stores.remote import RemoteFile
 
@@ -46,28 +47,30 @@ class Steps:
         self._at = at
         self._end = end
         self._one_at_a_time = threading.Lock()
+        self._has_just_read = False
 
     def forget(self) -> None:
         """From here on nothing happens any more."""
         self._at = NEVER
 
-    def begins(self, name: str) -> None:
-        self._moment(f"before {name}", 1)
+    def begins(self, name: str, changes: bool = True) -> None:
+        self.steps += 1
+        self._come_to(f"before {name}", is_read=not changes)
 
     def is_done(self, name: str) -> None:
-        self._moment(f"after {name}", 0)
+        self._come_to(f"after {name}", is_read=False)
 
-    def _moment(self, name: str, steps: int) -> None:
+    def _come_to(self, moment: str, is_read: bool) -> None:
         with self._one_at_a_time:
-            here = len(self.moments)
-            self.moments.append(name)
-            self.steps += steps
-            if here >= self._at:  # whoever is dead does nothing in another thread or a finally either
+            if not (is_read and self._has_just_read):
+                self.moments.append(moment)
+            self._has_just_read = is_read
+            if len(self.moments) > self._at:  # whoever is dead does nothing in another thread or a finally either
                 self._end()
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        self.begins(f"{event.phase.value}" if isinstance(event, PhaseEntered) else type(event).__name__)
+        self.begins(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def patch(self, owner: Any, reads: tuple[str, ...] = (), changes: tuple[str, ...] = ()) -> None:
         """Have calls of ``owner``, a class or a module, be steps, for as long as this process lives."""
@@ -77,7 +80,7 @@ class Steps:
     def _stepping(self, call: Callable[..., Any], changes: bool) -> Callable[..., Any]:
         @wraps(call)
         def step(*arguments: Any, **keywords: Any) -> Any:
-            self.begins(call.__name__)
+            self.begins(call.__name__, changes)
             result = call(*arguments, **keywords)
             if changes:
                 self.is_done(call.__name__)
@@ -122,9 +125,10 @@ def on_s3(steps: Steps) -> None:
     request = AioBaseClient._make_api_call
 
     async def step(client: Any, operation: str, parameters: Any) -> Any:
-        steps.begins(operation)
+        changes = not operation.startswith(("Get", "Head", "List"))
+        steps.begins(operation, changes)
         answer = await request(client, operation, parameters)
-        if not operation.startswith(("Get", "Head", "List")):
+        if changes:
             steps.is_done(operation)
         return answer
 
