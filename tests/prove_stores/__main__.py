@@ -29,22 +29,27 @@ console = Console()
 def prove(campaign: Campaign, stride: int, pool: Any, progress: Progress) -> dict[str, Any]:
     """Kill a writer at every ``stride``-th moment of a store, and report."""
     started = time.monotonic()
-    steps, names = pool.apply(moments, (campaign,))
-    bar = progress.add_task(campaign.store, total=len(range(0, len(names), stride)), found="")
+    steps, names, told = pool.apply(moments, (campaign,))
+    told = [f"undisturbed: {what}" for what in told]
+    work = range(0, 0 if told else len(names), stride)
+    bar = progress.add_task(campaign.store, total=len(work), found="an undisturbed run failed" if told else "")
     outcomes: list[Outcome] = []
-    for outcome in pool.imap_unordered(partial(killed_at, campaign), range(0, len(names), stride)):
+    for outcome in pool.imap_unordered(partial(killed_at, campaign), work):
         outcomes.append(outcome)
         failed = sum(bool(outcome.findings.told) for outcome in outcomes)
         progress.update(bar, advance=1, found=f"{failed} failed" if failed else "")
-    told = [
+    told += [
         f"killed {names[o.moment]} (moment {o.moment}): {what}"
         for o in sorted(outcomes, key=lambda outcome: outcome.moment)
         for what in o.findings.told
     ]
+    kills = sum(outcome.was_killed for outcome in outcomes)
+    if not (kills or told):
+        told = ["nothing was killed, and so nothing is proved"]
     return {
         "steps": steps,
         "moments": len(names),
-        "kills": sum(outcome.was_killed for outcome in outcomes),
+        "kills": kills,
         **{name: sum(getattr(outcome.findings, name) for outcome in outcomes) for name in COUNTED},
         "failures": len(told),
         "told": told[:TOLD_AT_MOST],
