@@ -16,12 +16,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from tests.prove_stores.case import Campaign, Outcome, killed_at, moments
+from tests.prove_stores.case import AT_MOST_S, Campaign, Outcome, killed_at, moments
 from tests.prove_stores.places import SEAMS, warm_up
 from tests.s3_server import S3Server
 
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
 TOLD_AT_MOST = 20
+CASE_AT_MOST_S = 3 * AT_MOST_S
+"""Both processes of a case have ended by then. If not, a worker of the pool is gone, and so is its case."""
 
 console = Console()
 
@@ -29,12 +31,14 @@ console = Console()
 def prove(campaign: Campaign, stride: int, pool: Any, progress: Progress) -> dict[str, Any]:
     """Kill a writer at every ``stride``-th moment of a store, and report."""
     started = time.monotonic()
-    steps, names, told = pool.apply(moments, (campaign,))
+    steps, names, told = pool.apply_async(moments, (campaign,)).get(CASE_AT_MOST_S)
     told = [f"undisturbed: {what}" for what in told]
     work = range(0, 0 if told else len(names), stride)
     bar = progress.add_task(campaign.store, total=len(work), found="an undisturbed run failed" if told else "")
     outcomes: list[Outcome] = []
-    for outcome in pool.imap_unordered(partial(killed_at, campaign), work):
+    results = pool.imap_unordered(partial(killed_at, campaign), work)
+    for _ in work:
+        outcome = results.next(CASE_AT_MOST_S)
         outcomes.append(outcome)
         failed = sum(bool(outcome.findings.told) for outcome in outcomes)
         progress.update(bar, advance=1, found=f"{failed} failed" if failed else "")
