@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME="$$(cat $(JAVA_HOME_FILE))"
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 .PHONY: setup
 setup: $(STAMP) ## make .venv, find or fetch a JDK, download the jars; the others do it by themselves
@@ -74,6 +74,10 @@ SEED ?= 1
 .PHONY: storm
 storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing
 	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED)
+
+.PHONY: prove-stores
+prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores
+	$(BIN)/python -m tests.prove_stores $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench

@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -525,6 +526,17 @@ def test_a_repeated_call_syncs_the_folder_because_the_first_may_have_died_before
     monkeypatch.setattr(os, "fsync", record)
     log.complete(0, disk.batch(0))
     assert synced == [log.path]
+
+
+def test_what_killed_writers_wrote_aside_is_removed_after_an_hour_and_not_before(disk: Store) -> None:
+    disk.complete(0)
+    killed_long_ago, may_only_be_slow = (Path(disk.log().path) / f".{name}.aside" for name in "ab")
+    for aside, age_s in ((killed_long_ago, 3700), (may_only_be_slow, 3500)):
+        aside.write_bytes(b"half an ent")
+        os.utime(aside, (time.time() - age_s,) * 2)
+    disk.complete(1)
+    assert not killed_long_ago.exists()
+    assert may_only_be_slow.exists()
 
 
 def one_winner(put: Callable[[bytes], bool]) -> list[bytes]:

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files.outcomes import NEEDS_A_PERSON
-from twopc_files.put_if_absent import check_store, make_durable, put_if_absent
+from twopc_files.put_if_absent import check_store, make_durable, put_if_absent, remove_asides_of_the_killed
 
 COMPACTION_INTERVAL = 10
 """Spark's default (spark.sql.streaming.fileSink.log.compactInterval). A reader whose log has one compact entry or none
@@ -133,6 +133,7 @@ class BatchLog:
                 self._prune(slot)
             else:
                 self._verify(batch_id, files)
+            remove_asides_of_the_killed(self._fs, self.path)
             self._following = slot + 1
 
     def files(self) -> list[CommittedFile]:

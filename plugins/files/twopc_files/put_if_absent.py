@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from twopc.log_store import make_folder, sync_folder
 
 CREATING = ("memory", "s3")
 """Protocols of which fsspec's ``mode="create"`` is known to create a whole object, or to fail where there is one."""
+
+_ASIDE = ".aside"
+_ASIDE_LIVES_S = 3600.0
+"""How long a writer may take from its first byte to its link. Then what it wrote aside counts as left behind."""
 
 
 def put_if_absent(fs: Any, path: str, data: bytes) -> bool:
@@ -53,10 +58,23 @@ def make_durable(fs: Any, folder: str) -> None:
         sync_folder(Path(folder))
 
 
+def remove_asides_of_the_killed(fs: Any, folder: str) -> None:
+    """Remove what writers of ``folder`` wrote aside and were killed over. A failure costs room, nothing else.
+
+    Two machines' clocks: a writer that is slower than the hour by them fails, and repeats its put when it is restarted.
+    """
+    if not isinstance(fs, LocalFileSystem):
+        return
+    for aside in Path(folder).glob(f".*{_ASIDE}"):
+        with contextlib.suppress(OSError):
+            if aside.stat().st_mtime < time.time() - _ASIDE_LIVES_S:
+                aside.unlink()
+
+
 def _link_into_place(path: Path, data: bytes) -> None:
     """A link fails where the name exists, and what it names was synced before: half a file can't be."""
     make_folder(path.parent)
-    aside = path.parent / f".{uuid.uuid4().hex}.aside"
+    aside = path.parent / f".{uuid.uuid4().hex}{_ASIDE}"
     try:
         with aside.open("xb") as file:
             file.write(data)
