@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import sys
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +20,9 @@ from twopc_files.layout import Layout, split
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.text import Text
-from twopc_kafka.development import SPARK_MODULES, find_java
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrameReader, SparkSession
@@ -38,22 +35,11 @@ UTC = dt.timezone.utc
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
+def spark(spark: SparkSession) -> SparkSession:
     """A session of a time zone in which a moment that loses its zone is seen to be another one."""
-    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.session.timeZone", "America/New_York")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    return session
 
 
 FLAT = pa.schema(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,7 +26,6 @@ from twopc_files.batch_log import CommittedFile
 from twopc_files.manifest import manifest
 from twopc_files.sink import FileSink
 from twopc_files.spark_metadata import spark_metadata
-from twopc_kafka.development import SPARK_MODULES, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,24 +34,6 @@ FILES = 3
 """Of a batch, with a record each."""
 
 pytestmark = pytest.mark.spark
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 class Query:
@@ -155,7 +135,7 @@ def test_while_batches_are_committed_every_read_is_of_whole_batches(
     enough, paused = threading.Event(), threading.Event()
 
     def commit() -> None:
-        for batch_id in range(200):
+        for batch_id in itertools.count():
             for _ in query.steps(batch_id):
                 paused.set()  # a reader looks from here on, whatever is committed meanwhile
             if enough.is_set():

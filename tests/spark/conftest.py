@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 import uuid
 from collections import Counter
@@ -19,7 +18,6 @@ from kafka.structs import TopicPartition
 
 import twopc
 from twopc_kafka.control import connect
-from twopc_kafka.development import SPARK_MODULES, find_java
 from twopc_kafka.options import parse_options
 
 if TYPE_CHECKING:
@@ -31,35 +29,6 @@ if TYPE_CHECKING:
     from twopc_kafka.development import KafkaBroker
 
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def java_home() -> str:
-    """A Java for Spark, in the environment of this process and of the drivers that it starts."""
-    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    return os.environ["JAVA_HOME"]
-
-
-@pytest.fixture(scope="session")
-def spark(java_home: str) -> Iterator[SparkSession]:
-    """One session for all tests. A task is tried twice: master ``local`` alone would not try again."""
-    from pyspark.sql import SparkSession
-
-    assert java_home
-    session = (
-        SparkSession.builder.master("local[2,2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        # Several record batches a task, so that a transaction is begun before the last record is read.
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,44 @@
+"""What tests of several folders share: one Spark session, as a process has one context at most."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from twopc_kafka.development import SPARK_MODULES, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def java_home() -> str:
+    """A Java for Spark, in the environment of this process and of the drivers that it starts."""
+    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    return os.environ["JAVA_HOME"]
+
+
+@pytest.fixture(scope="session")
+def spark(java_home: str) -> Iterator[SparkSession]:
+    """One session for all tests. A task is tried twice: master ``local`` alone would not try again."""
+    from pyspark.sql import SparkSession
+
+    assert java_home
+    session = (
+        SparkSession.builder.master("local[2,2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        # Several record batches a task, so that a transaction is begun before the last record is read.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
