@@ -22,6 +22,7 @@ from twopc.coordinator import Coordinator, is_decided
 from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
 from twopc.plugins import create_sink
+from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import task_attempts
 from twopc.transactional_ids import Round
@@ -112,7 +113,7 @@ class Target:
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
         sink = create_sink(self.backend, self.options)
-        sink.validate(schema)
+        until_answered("look at what the sink writes to", sink.validate, schema)
         try:
             tail = self._coordinator(sink).recover()
         finally:

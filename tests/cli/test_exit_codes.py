@@ -1,0 +1,53 @@
+"""Which error ends the command with which code, and that the document tells of each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from twopc.cli.exit_codes import ExitCode, exit_code
+from twopc.errors import (
+    ConfigurationError,
+    CorruptLog,
+    Fenced,
+    InDoubt,
+    LogMismatch,
+    OutcomeUnknown,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigurationError("an option"), ExitCode.REFUSED),
+        (LogMismatch("another query's"), ExitCode.REFUSED),
+        (TransactionLost("rolled back"), ExitCode.OPERATOR_REQUIRED),
+        (OutcomeUnknown("its name was used again"), ExitCode.OPERATOR_REQUIRED),
+        (Fenced("a newer driver"), ExitCode.FENCED),
+        (Retriable("no broker answered"), ExitCode.NO_ANSWER),
+        (InDoubt("an append"), ExitCode.NO_ANSWER),
+        (RoundAborted("its vote was no"), ExitCode.NO_ANSWER),
+        (OSError("the disk"), ExitCode.NO_ANSWER),
+        (ZeroDivisionError("ours"), ExitCode.DEFECT),
+        (KeyboardInterrupt(), ExitCode.INTERRUPTED),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_each_error_has_the_code_of_what_the_caller_must_do(error: BaseException, code: ExitCode) -> None:
+    assert exit_code(error, opened=True) is exit_code(error, opened=False) is code
+
+
+def test_a_corrupt_log_is_refused_until_the_log_is_open(tmp_path: Path) -> None:
+    assert exit_code(CorruptLog("half an entry"), opened=False) is ExitCode.REFUSED
+    assert exit_code(CorruptLog("half an entry"), opened=True) is ExitCode.OPERATOR_REQUIRED
+
+
+def test_the_document_tells_of_every_code() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    table = document.split("## Exit codes")[1].split("\n## ")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
