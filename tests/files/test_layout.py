@@ -22,7 +22,7 @@ from twopc_files.delimited import Csv
 from twopc_files.file_names import FileHandle
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
-from twopc_files.layout import Files, Layout, split
+from twopc_files.layout import HELD_BYTES, Files, Layout, split
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.stores.store import StagedFile
@@ -299,6 +299,18 @@ def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(
 
 
 # Failures. ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("buffer_bytes", "at_once"), [(0, 6), (HELD_BYTES // 3, 3), (HELD_BYTES * 2, 1)])
+def test_no_more_files_are_open_than_their_stores_buffers_have_room(
+    buffer_bytes: int, at_once: int, staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LocalFile, "buffer_bytes", buffer_bytes)
+    files = Files(JsonLines(), Layout(("p",)), staging.create)
+    files.write(batch(p=list("abcdef"), n=[1] * 6))
+    assert staging.states().count("open") == at_once
+    files.finish()
+    assert staging.states() == ["closed"] * 6
 
 
 @pytest.mark.parametrize("kind", [Parquet(), JsonLines("gzip"), Csv(), Orc(), Text("zstd")], ids=str)

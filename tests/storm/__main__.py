@@ -178,7 +178,14 @@ def main() -> int:
         report["disk_full"] = f"not possible here: {no_disks}"
     (folder / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     console.print_json(data=report)
-    return 0 if is_spotless(report) else 1
+    if is_spotless(report):
+        return 0
+    # The next storm empties its folder, and what tells why is in this one.
+    kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.move(folder, kept)
+    console.print(f"not spotless; all that is left of it is in {kept}")
+    return 1
 
 
 def parsed_arguments() -> argparse.Namespace:

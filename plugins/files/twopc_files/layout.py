@@ -167,8 +167,8 @@ class Files:
         self._open.clear()
 
     def _has_room(self) -> bool:
-        encoder_bytes = sum(file.writer.encoder_bytes for file in self._open.values())
-        return len(self._open) < self._layout.max_open_files and encoder_bytes < HELD_BYTES
+        taken_bytes = sum(file.writer.encoder_bytes + file.staged.buffer_bytes for file in self._open.values())
+        return len(self._open) < self._layout.max_open_files and taken_bytes < HELD_BYTES
 
     def _wait(self, folder: str, records: pa.RecordBatch) -> None:
         """Hold ``records``, for which there is no room. Where too many wait, the folder with most of them gets it."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs
+from fsspec.spec import AbstractBufferedFile
 
 from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
 from twopc_files.stores.store import NO_FILE, Sight, StagedFile
@@ -150,6 +151,8 @@ class Remote:
 
 class RemoteFile(StagedFile):
     """A staged file in such a store."""
+
+    buffer_bytes = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE  # the block that fills, and the one that goes up
 
     def __init__(self, store: Remote, handle: FileHandle, file: Any) -> None:
         self.handle = handle

@@ -167,6 +167,8 @@ class S3:
 class S3File(StagedFile):
     """An upload that grows by a part at a time."""
 
+    buffer_bytes = 2 * FIRST_PART_BYTES  # the part that fills, and for a moment the one that goes up
+
     def __init__(self, store: S3, handle: FileHandle) -> None:
         self.handle = handle
         self._store = store

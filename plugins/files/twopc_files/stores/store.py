@@ -19,9 +19,11 @@ class StagedFile(io.RawIOBase):
 
     Attributes:
         handle: what a committable says of it; complete after ``close``.
+        buffer_bytes: what it holds in memory at most before it goes to the store.
     """
 
     handle: FileHandle
+    buffer_bytes: int = 0
 
     def writable(self) -> bool:
         return True
