@@ -22,7 +22,7 @@ from twopc_files.parquet import Parquet
 from twopc_files.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrameReader, SparkSession
@@ -35,11 +35,13 @@ UTC = dt.timezone.utc
 
 
 @pytest.fixture(scope="module")
-def spark(spark: SparkSession) -> SparkSession:
-    """A session of a time zone in which a moment that loses its zone is seen to be another one."""
-    session = spark.newSession()
-    session.conf.set("spark.sql.session.timeZone", "America/New_York")
-    return session
+def spark(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session with a time zone in which a moment that loses its zone is seen to be another one. Not a new session,
+    which would become everybody's."""
+    before = str(spark.conf.get("spark.sql.session.timeZone"))
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    yield spark
+    spark.conf.set("spark.sql.session.timeZone", before)
 
 
 FLAT = pa.schema(

@@ -170,7 +170,10 @@ class Writer:
         self._producer.purge()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it can't abort, which is known
-            self._producer.close()
+            try:
+                self._producer.close()
+            except (confluent_kafka.KafkaException, SystemError):  # the fatal error once more, told instead of closing
+                self._producer.close()
 
     def _identity(self) -> ProducerIdentity:
         deadline = time.monotonic() + IDENTITY_TIMEOUT_S
