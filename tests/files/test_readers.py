@@ -230,18 +230,23 @@ def test_partition_columns_and_names_that_a_url_must_quote_are_read(spark: Spark
     assert {day for (day,) in rows} == set(days)
 
 
-def test_the_log_that_sparks_own_sink_keeps_is_refused(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "0.csv").write_text("0\n")
+def spark_writes(spark: SparkSession, folder: Path, beside: Path) -> None:
+    """One batch of one record, by Spark's own file sink."""
+    (beside / "source").mkdir()
+    (beside / "source" / "0.csv").write_text("0\n")
     stream = (
         spark.readStream.schema("batch long")
-        .csv(str(tmp_path / "source"))
+        .csv(str(beside / "source"))
         .writeStream.format("parquet")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .option("checkpointLocation", str(beside / "checkpoint"))
         .trigger(availableNow=True)
         .start(str(folder))
     )
     stream.awaitTermination()
+
+
+def test_the_log_that_sparks_own_sink_keeps_is_refused(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
+    spark_writes(spark, folder, tmp_path)
     with pytest.raises(ConfigurationError, match=r"_spark_metadata was written by another program"):
         Query(folder).open()
     assert in_spark(spark.read.parquet(str(folder))) == {0: 1}
@@ -253,18 +258,8 @@ def test_a_line_of_ours_is_what_spark_itself_writes(spark: SparkSession, folder:
     query.open()
     query.run(0)
     ours = json.loads((folder / "_spark_metadata" / "1").read_text().splitlines()[2])
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "0.csv").write_text("0\n")
     theirs_folder = tmp_path / "spärk %"
-    stream = (
-        spark.readStream.schema("batch long")
-        .csv(str(tmp_path / "source"))
-        .writeStream.format("parquet")
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-        .trigger(availableNow=True)
-        .start(str(theirs_folder))
-    )
-    stream.awaitTermination()
+    spark_writes(spark, theirs_folder, tmp_path)
     theirs = json.loads((theirs_folder / "_spark_metadata" / "0").read_text().splitlines()[1])
     assert list(ours) == list(theirs)
     varying = ("path", "size", "modificationTime")

@@ -1,4 +1,4 @@
-"""The Kafka sink keeps the contract, on a real broker."""
+"""The Kafka sink keeps the contract with either writer, on a real broker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ pytestmark = pytest.mark.kafka
 
 
 class TestKafkaSink(SinkContract):
+    writer = "librdkafka"
+
     @pytest.fixture(autouse=True)
     def _target(self, topic: Any, make_sink: Any, wait: Any) -> None:
         self.topic, self._make_sink, self._wait = topic, make_sink, wait
 
     def make_sink(self) -> KafkaSink:
-        sink: KafkaSink = self._make_sink(self.topic, log_id=None)
+        sink: KafkaSink = self._make_sink(self.topic, log_id=None, writer=self.writer)
         return sink
 
     def visible(self) -> list[str]:
@@ -33,3 +35,7 @@ class TestKafkaSink(SinkContract):
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         return pa.record_batch({"key": pa.array(values), "value": pa.array(values)})
+
+
+class TestKafkaSinkWithArrowWriter(TestKafkaSink):
+    writer = "arrow"
