@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from tests.topic_reader import records_of
 from twopc.cli.commands import cli
 from twopc_kafka.development import KafkaBroker
 
@@ -113,16 +114,7 @@ class Shop:
 
     def records(self, isolation_level: str = "read_committed") -> list[str]:
         """The values that a reader of the topic sees, sorted."""
-        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level=isolation_level) as consumer:
-            partition = TopicPartition(self.topic, 0)
-            consumer.assign([partition])
-            consumer.seek_to_beginning(partition)
-            end = consumer.end_offsets([partition])[partition]
-            found: list[str] = []
-            while consumer.position(partition) < end:
-                for of_partition in consumer.poll(timeout_ms=500).values():
-                    found += [record.value.decode() for record in of_partition]
-            return sorted(found)
+        return sorted(record.value.decode() for record in records_of(self.servers, self.topic, isolation_level))
 
     def holds_readers_back(self) -> bool:
         """Whether a transaction is open, beyond which no committed reader sees."""

@@ -15,6 +15,7 @@ import pytest
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from tests.topic_reader import records_of
 from twopc import Committable, Participant, Round
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
@@ -55,17 +56,7 @@ class Topic:
 
     def records(self, isolation_level: str = "read_committed") -> list[Any]:
         """Every record that such a reader sees now."""
-        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level=isolation_level) as consumer:
-            numbers = sorted(consumer.partitions_for_topic(self.name))
-            partitions = [TopicPartition(self.name, number) for number in numbers]
-            consumer.assign(partitions)
-            consumer.seek_to_beginning(*partitions)
-            stable = consumer.end_offsets(partitions)
-            found: list[Any] = []
-            while any(consumer.position(partition) < stable[partition] for partition in partitions):
-                for of_partition in consumer.poll(timeout_ms=1000).values():
-                    found += of_partition
-            return found
+        return list(records_of(self.servers, self.name, isolation_level))
 
     def visible(self) -> list[str]:
         """The values that a committed reader sees, sorted."""

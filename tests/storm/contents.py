@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient
 
 from tests.storm.query import Settings
+from tests.topic_reader import records_of
 
 ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
     """The numbers below ``sent``, each once, and nothing else?"""
-    kafka, parquet = Counter(in_kafka(settings)), Counter(in_parquet(settings))
+    places = in_kafka(settings)
+    kafka = Counter({number: len(at) for number, at in places.items()})
+    parquet = Counter(in_parquet(settings))
     wanted = Counter(range(sent))
     folder = Path(settings.folder)
     left = [*(folder / "parquet" / "_twopc").glob("*"), *(folder / "stage").glob("*")]
@@ -24,22 +27,18 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
         "records": sent,
         "lost": {"kafka": (wanted - kafka).total(), "parquet": (wanted - parquet).total()},
         "duplicates": {"kafka": (kafka - wanted).total(), "parquet": (parquet - wanted).total()},
+        "twice_in_kafka": {number: at for number, at in places.items() if len(at) > 1},
         "dangling": len(dangling(settings)),
         "staged_files_left": len(left),
     }
 
 
-def in_kafka(settings: Settings) -> Iterator[int]:
-    """The target topic, read to its end by a committed reader."""
-    with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level="read_committed") as consumer:
-        numbers = consumer.partitions_for_topic(settings.target)
-        partitions = [TopicPartition(settings.target, number) for number in numbers]
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        ends = consumer.end_offsets(partitions)
-        while any(consumer.position(partition) < ends[partition] for partition in partitions):
-            for records in consumer.poll(timeout_ms=500).values():
-                yield from (int(record.value) for record in records)
+def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
+    """The target topic, read to its end by a committed reader: number → its (partition, offset)."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for record in records_of(settings.servers, settings.target):
+        places[int(record.value)].append((record.partition, record.offset))
+    return places
 
 
 def in_parquet(settings: Settings) -> Iterator[int]:
