@@ -9,10 +9,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, staging
+from tests.benchmarks import files, pipeline, protocol, staging
 from tests.benchmarks.measuring import Row
 
-BENCHMARKS = {"staging": staging.run, "files": files.run}
+BENCHMARKS = {"pipeline": pipeline.run, "protocol": protocol.run, "staging": staging.run, "files": files.run}
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     for name in given.names or BENCHMARKS:
         with console.status(f"{name} ..."):
             rows = BENCHMARKS[name](given.quick)
-        report[name] = [row.to_json() for row in rows]
+        report = {row.key: row.spread[1] for row in rows if row.key} | report | {name: [r.to_json() for r in rows]}
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report, indent=1))
         console.print(_table(name, rows))

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured. ``unit`` is ``ratio`` for one contestant divided by another of the same turn."""
+    """What was measured.
+
+    Attributes:
+        unit: ``ratio`` for one contestant divided by another of the same turn.
+        key: its name at the top of the report, where it has one.
+    """
 
     what: str
     unit: str
     values: tuple[float, ...]
+    key: str | None = None
 
     @property
     def spread(self) -> tuple[float, float, float]:

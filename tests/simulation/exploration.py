@@ -17,14 +17,14 @@ SMALL = (
     Scenario(sinks="kf", stage=True),
     Scenario(sinks="ff", log="disk", batches=2, entries_kept=1),
 )
-"""The spaces that are enumerated: every fault at every step."""
+"""The spaces that are enumerated: every fault at every step, then every pair."""
 
 SMALLEST = (
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1),
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, log="disk"),
     Scenario(sinks="k", partitions=(1,), rows_a_batch=2, entries_kept=1, end_txn_version=4),
 )
-"""Those of which every pair of faults is enumerated."""
+"""Those of which every pair of faults is enumerated first; those of ``SMALL`` come after, as far as time goes."""
 
 
 @dataclass(frozen=True, slots=True)

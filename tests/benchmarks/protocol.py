@@ -1,0 +1,80 @@
+"""The protocol alone: from the last pre-commit to the end of phase two, and recovery of what a dead driver left."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import twopc
+from tests.benchmarks.measuring import Row
+from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
+from twopc_kafka.development import KafkaBroker
+
+TRANSACTIONS = (4, 200, 2_000)
+DANGLING = (2_500, 5_000, 10_000)
+WRITERS_AT_ONCE = 8
+RECORD = pa.record_batch({"value": ["a"]})
+
+
+def run(quick: bool) -> list[Row]:
+    """Milliseconds of the protocol for a batch, and seconds of recovery."""
+    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
+        broker.create_topic("target", partitions=4)
+
+        def sink() -> TwoPhaseCommitSink[Any]:
+            where = {"bootstrap.servers": broker.bootstrap_servers, "topic": "target", "writer": "arrow"}
+            return twopc.create_sink("kafka", where)
+
+        counts = DANGLING[:1] if quick else DANGLING
+        return [
+            *(_protocol(sink, Path(folder), transactions, quick) for transactions in TRANSACTIONS),
+            *(_recovery(sink, Path(folder), dangling) for dangling in counts),
+        ]
+
+
+def _protocol(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, transactions: int, quick: bool) -> Row:
+    kafka = sink()
+
+    def phase_one(round: Round) -> list[Vote]:
+        return _votes(kafka, round, transactions)
+
+    batches = (3 if quick else 10) if transactions < 1000 else (2 if quick else 5)
+    with Coordinator({"kafka": kafka}, f"{folder}/{uuid.uuid4().hex}", "benchmark") as coordinator:
+        took = [coordinator.run(batch_id, phase_one).protocol_ms for batch_id in range(batches)]
+    return Row(f"protocol for {transactions} transactions", "ms", tuple(took), f"protocol_ms_{transactions}")
+
+
+def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, dangling: int) -> Row:
+    """A driver that went away before its decision: all that it had begun is rolled back."""
+    log, died = f"{folder}/{uuid.uuid4().hex}", sink()
+
+    def phase_one(round: Round) -> list[Vote]:
+        _votes(died, round, dangling)
+        raise KeyboardInterrupt  # nothing is rolled back, as after a kill
+
+    with contextlib.suppress(KeyboardInterrupt):
+        Coordinator({"kafka": died}, log, "benchmark").run(0, phase_one)
+    coordinator = Coordinator({"kafka": sink()}, log, "benchmark")
+    started = time.perf_counter()
+    coordinator.recover()
+    took = time.perf_counter() - started
+    coordinator.close()
+    return Row(f"recovery with {dangling} dangling transactions", "s", (took,), f"recovery_s_{dangling}")
+
+
+def _votes(sink: TwoPhaseCommitSink[Any], round: Round, transactions: int) -> list[Vote]:
+    def vote(partition: int) -> Vote:
+        with Participant({"kafka": sink}, round, partition) as participant:
+            participant.write("kafka", RECORD)
+            return participant.pre_commit()
+
+    with ThreadPoolExecutor(WRITERS_AT_ONCE) as pool:
+        return list(pool.map(vote, range(transactions)))
