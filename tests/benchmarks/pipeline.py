@@ -6,22 +6,27 @@ starts Python and fills caches, and is left out.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import shutil
 import statistics
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyspark
 from confluent_kafka.admin import AdminClient
 
 import twopc
 from tests.benchmarks.measuring import Row
+from tests.benchmarks.peers import Flink, PeerMissing, Quix
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.spark import ForeachBatch, foreach_batch
 from twopc_kafka.development import SPARK_MODULES, KafkaBroker, find_java, spark_kafka_jars
@@ -33,6 +38,11 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 RECORD_BYTES = 100
 SMALL_BATCH = 1_000
+QUIX_RECORDS = 300_000
+PARQUET_FOLDER = "parquet"
+
+SPARK, NOOP, OURS, ARROW, AT_LEAST_ONCE = "spark", "noop", "librdkafka", "arrow", "at-least-once"
+FILES, BOTH, FLINK, QUIX = "parquet", "kafka-and-parquet", "flink", "quix"
 
 
 def run(quick: bool) -> list[Row]:
@@ -43,63 +53,86 @@ def run(quick: bool) -> list[Row]:
         KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
     ):
         large = Load("large", *((1_500_000, 500_000) if quick else (8_000_000, 2_000_000)))
+        short = Load("short", large.records // 4, large.a_batch)
         small = Load("small", SMALL_BATCH * (20 if quick else 60), SMALL_BATCH)
-        for load in (large, small):
+        for load in (large, short, small):
             _fill(broker, load, Path(folder))
         spark = _session(Path(folder))
-        machine = Machine(spark, broker, Path(folder))
-        turns = 2 if quick else 5
-        rates = _in_turns(machine, large, turns, list(CONTESTANTS))
-        times = _in_turns(machine, small, turns, [SPARK, OURS, ARROW])
+        machine, turns = Machine(spark, broker, Path(folder)), 2 if quick else 5
+        ours = {name: functools.partial(machine.rate, large, name) for name in CONTESTANTS}
+        rates = _in_turns({**ours, **_peers(machine, large, short)}, turns)
+        times = _in_turns({name: functools.partial(machine.run, small, name) for name in (SPARK, OURS, ARROW)}, turns)
         spark.stop()
-    return [*_throughput(large, rates), *_small_batches(times)]
+    return [*_throughput(rates), *_small_batches(times)]
 
 
-def _in_turns(machine: Machine, load: Load, turns: int, contestants: Sequence[str]) -> dict[str, list[float]]:
-    """Contestant → seconds of a steady batch in each turn. Every turn begins with another contestant."""
-    seconds: dict[str, list[float]] = {contestant: [] for contestant in contestants}
+def _peers(machine: Machine, large: Load, short: Load) -> dict[str, Callable[[], float]]:
+    """Those that don't run on Spark and can be set up here: name → how to measure its records/s."""
+
+    def flink(peer: Flink) -> float:
+        # Its start is taken out: what the longer job does more.
+        more_s = machine.copy(peer, large, large.records) - machine.copy(peer, short, short.records)
+        return (large.records - short.records) / more_s
+
+    def quix(peer: Quix) -> float:
+        return QUIX_RECORDS / machine.copy(peer, large, QUIX_RECORDS)
+
+    peers: dict[str, Callable[[], float]] = {}
+    with _told_if_missing():
+        peers[FLINK] = functools.partial(flink, Flink.set_up())
+    with _told_if_missing():
+        peers[QUIX] = functools.partial(quix, Quix.set_up())
+    return peers
+
+
+@contextlib.contextmanager
+def _told_if_missing() -> Iterator[None]:
+    try:
+        yield
+    except PeerMissing as missing:
+        print(f"left out: {missing}")  # noqa: T201  # for the person who runs it
+
+
+def _in_turns(contestants: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """Contestant → its figure in each turn. Every turn begins with another contestant."""
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(turns):
-        start = turn % len(contestants)
-        for contestant in (*contestants[start:], *contestants[:start]):
-            seconds[contestant].append(machine.run(load, contestant))
-    return seconds
+        names = [*figures]
+        start = turn % len(names)
+        for name in (*names[start:], *names[:start]):
+            figures[name].append(contestants[name]())
+    return figures
 
 
-def _throughput(load: Load, seconds: dict[str, list[float]]) -> list[Row]:
-    rates = [
-        Row(f"{contestant}", "records/s", tuple(load.a_batch / s for s in took)) for contestant, took in seconds.items()
+def _throughput(rates: dict[str, list[float]]) -> list[Row]:
+    slower = [min(alone) for alone in zip(rates[OURS], rates[FILES], strict=True)]
+    ratios = [
+        _ratio("exactly once (librdkafka), over Spark's own sink", rates, OURS, SPARK, "kafka_vs_spark"),
+        _ratio("exactly once (Arrow), over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
+        _ratio("exactly once (librdkafka), over at-least-once", rates, OURS, AT_LEAST_ONCE, "exactly_vs_at_least_once"),
+        _ratio("exactly once (librdkafka), over the noop sink", rates, OURS, NOOP, "noop_limit"),
+        _ratio("Kafka and Parquet, over the slower alone", rates | {FILES: slower}, BOTH, FILES, "multi_vs_slower"),
     ]
-    return [
-        *rates,
-        _faster("exactly once (librdkafka), over Spark's own sink", seconds, OURS, SPARK, "kafka_vs_spark"),
-        _faster("exactly once (Arrow), over Spark's own sink", seconds, ARROW, SPARK, "pipeline_arrow_vs_spark"),
-        _faster(
-            "exactly once (librdkafka), over our at-least-once",
-            seconds,
-            OURS,
-            AT_LEAST_ONCE,
-            "exactly_vs_at_least_once",
-        ),
-        _faster("exactly once (librdkafka), over Spark's noop sink", seconds, OURS, NOOP, "noop_limit"),
-    ]
+    if FLINK in rates:
+        ratios.append(_ratio("exactly once (librdkafka), over Flink", rates, OURS, FLINK, "kafka_vs_flink"))
+        ratios.append(_ratio("exactly once (Arrow), over Flink", rates, ARROW, FLINK, "pipeline_arrow_vs_flink"))
+    if QUIX in rates:
+        ratios.append(_ratio("exactly once (librdkafka), over Quix Streams", rates, OURS, QUIX, "kafka_vs_quix"))
+    return [*(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()), *ratios]
 
 
 def _small_batches(seconds: dict[str, list[float]]) -> list[Row]:
-    milliseconds = [
-        Row(f"batch of {SMALL_BATCH} records, {contestant}", "ms", tuple(s * 1000 for s in took))
-        for contestant, took in seconds.items()
-    ]
-    what = f"batch of {SMALL_BATCH} records: time"
+    what = f"batch of {SMALL_BATCH} records"
     return [
-        *milliseconds,
-        _faster(f"{what} with librdkafka, over Spark's own sink", seconds, SPARK, OURS, "small_batch_vs_spark"),
-        _faster(f"{what} with Arrow, over Spark's own sink", seconds, SPARK, ARROW, "small_batch_arrow_vs_spark"),
+        *(Row(f"{what}, {name}", "ms", tuple(s * 1000 for s in of_turns)) for name, of_turns in seconds.items()),
+        _ratio(f"{what}: time with librdkafka, over Spark's own sink", seconds, OURS, SPARK, "small_batch_vs_spark"),
+        _ratio(f"{what}: time with Arrow, over Spark's own sink", seconds, ARROW, SPARK, "small_batch_arrow_vs_spark"),
     ]
 
 
-def _faster(what: str, seconds: dict[str, list[float]], one: str, other: str, key: str) -> Row:
-    """How often ``one`` does in each turn what ``other`` does once."""
-    return Row(what, "ratio", tuple(b / a for a, b in zip(seconds[one], seconds[other], strict=True)), key)
+def _ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: str, key: str) -> Row:
+    """Turn by turn."""
+    return Row(what, "ratio", tuple(a / b for a, b in zip(figures[one], figures[other], strict=True)), key)
 
 
 def _session(folder: Path) -> SparkSession:
@@ -113,6 +146,7 @@ def _session(folder: Path) -> SparkSession:
         .config("spark.driver.memory", "2g")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         # Without it each task waits 40 ms for TCP's delayed acknowledgements.
         .config("spark.python.unix.domain.socket.enabled", "true")
@@ -168,13 +202,37 @@ class Machine:
         query.awaitTermination()
         if written is not None:
             written.close()
-        if contestant != NOOP and (found := self._count(target)) != load.records:
-            raise SystemExit(f"{contestant} wrote {found} records of {load.records}")
-        delete = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers}).delete_topics([target])
-        delete[target].result()
+        if contestant not in (NOOP, FILES):
+            self._check(contestant, self._count(target), load.records)
+        if contestant in (FILES, BOTH):
+            self._check(contestant, ds.dataset(f"{name}/{PARQUET_FOLDER}").count_rows(), load.records)
+            shutil.rmtree(name)
+        self._delete(target)
         took: list[float] = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress]
         full = [s for s, p in zip(took, query.recentProgress, strict=True) if p["numInputRows"] >= load.a_batch * 0.9]
         return statistics.median(full[1:])
+
+    def rate(self, load: Load, contestant: str) -> float:
+        """Records a second in a steady batch."""
+        return load.a_batch / self.run(load, contestant)
+
+    def copy(self, peer: Flink | Quix, load: Load, records: int) -> float:
+        """Seconds; the output is complete."""
+        name = type(peer).__name__
+        target = f"{name}-{uuid.uuid4().hex[:8]}"
+        self.broker.create_topic(target, PARTITIONS)
+        seconds = peer.copy(self.broker.bootstrap_servers, load.source, target, records)
+        self._check(name, self._count(target), records)
+        self._delete(target)
+        return seconds
+
+    def _check(self, contestant: str, found: int, records: int) -> None:
+        if found != records:
+            raise SystemExit(f"{contestant} wrote {found} records of {records}")
+
+    def _delete(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        admin.delete_topics([topic])[topic].result()
 
     def _source(self, load: Load) -> DataFrame:
         options = self._reader(load.source) | {"maxOffsetsPerTrigger": str(load.a_batch)}
@@ -204,22 +262,30 @@ def _noop(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[D
     return frame.writeStream.format("noop"), None
 
 
-def _ours(**options: str) -> Contestant:
+def _ours(kafka: Mapping[str, str] | None, parquet: bool = False) -> Contestant:
+    """``kafka``: options of that sink, where there is one."""
+
     def contestant(
         machine: Machine, frame: DataFrame, target: str, name: str
     ) -> tuple[DataStreamWriter, ForeachBatch | None]:
-        where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
-        write = foreach_batch(twopc.create_sink("kafka", {**where, **options}), log=f"{name}/log")
+        sinks = {}
+        if kafka is not None:
+            where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
+            sinks["kafka"] = twopc.create_sink("kafka", {**where, **kafka})
+        if parquet:
+            sinks["files"] = twopc.create_sink("files", {"path": f"{name}/{PARQUET_FOLDER}"})
+        write = foreach_batch(sinks, log=f"{name}/log")
         return frame.writeStream.foreachBatch(write), write
 
     return contestant
 
 
-SPARK, NOOP, OURS, ARROW, AT_LEAST_ONCE = "spark", "noop", "librdkafka", "arrow", "at-least-once"
 CONTESTANTS: dict[str, Contestant] = {
     SPARK: _spark,
     NOOP: _noop,
-    OURS: _ours(writer="librdkafka"),
-    ARROW: _ours(writer="arrow"),
-    AT_LEAST_ONCE: _ours(delivery="at-least-once"),
+    OURS: _ours({"writer": "librdkafka"}),
+    ARROW: _ours({"writer": "arrow"}),
+    AT_LEAST_ONCE: _ours({"delivery": "at-least-once"}),
+    FILES: _ours(None, parquet=True),
+    BOTH: _ours({"writer": "librdkafka"}, parquet=True),
 }

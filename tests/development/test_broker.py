@@ -208,7 +208,7 @@ def test_jars_that_cannot_be_had_are_named(tmp_path: Path, monkeypatch: pytest.M
     from twopc_kafka.development import broker_classpath
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("twopc_kafka.development.jars._download_broker", refuse_download)
+    monkeypatch.setattr("twopc_kafka.development.jars._download", refuse_download)
     monkeypatch.setattr("twopc_kafka.development.jars._DOWNLOAD_ATTEMPTS", 1)
     with pytest.raises(JarsNotAvailable, match=r"kafka_2\.13-.*no network"):
         broker_classpath()

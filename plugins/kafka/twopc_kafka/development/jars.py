@@ -48,7 +48,17 @@ def broker_classpath() -> tuple[Path, ...]:
         JarsNotAvailable: They could not be downloaded.
         ExtraNotInstalled: `jgo` is missing.
     """
-    return _kept(f"kafka_{_SCALA}-{KAFKA_VERSION}", _download_broker)
+    return maven_jars(f"kafka_{_SCALA}-{KAFKA_VERSION}", _BROKER, _LOGGER)
+
+
+def maven_jars(name: str, *coordinates: str) -> tuple[Path, ...]:
+    """Return the jars of Maven `coordinates` with all their dependencies, kept in the cache by `name`.
+
+    Raises:
+        JarsNotAvailable: They could not be downloaded.
+        ExtraNotInstalled: `jgo` is missing.
+    """
+    return _kept(name, lambda folder: _download(folder, coordinates))
 
 
 def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
@@ -93,12 +103,12 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
     return tuple(sorted(folder.glob("*.jar")))
 
 
-def _download_broker(folder: Path) -> None:
+def _download(folder: Path, coordinates: Iterable[str]) -> None:
     context = _maven(folder)
     from jgo.env import EnvironmentBuilder
 
-    environment = EnvironmentBuilder(context, cache_dir=folder / "jgo").from_endpoint(f"{_BROKER}+{_LOGGER}")
-    # all_jars, as jgo sorts jars into class path and module path; the broker wants all on the class path.
+    environment = EnvironmentBuilder(context, cache_dir=folder / "jgo").from_endpoint("+".join(coordinates))
+    # all_jars, as jgo sorts jars into class path and module path; all go on one class path.
     _keep(environment.all_jars, folder)
 
 

@@ -1,0 +1,85 @@
+"""Other ways from Kafka to Kafka, each in an environment of its own below ``build/bench``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import venv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from twopc_kafka.development import SPARK_MODULES, find_java
+from twopc_kafka.development.jars import maven_jars
+
+HERE = Path(__file__).parent
+BUILD = Path("build/bench")
+FLINK_VERSION, FLINK_CONNECTOR_VERSION = "2.2.1", "5.0.0-2.2"
+QUIX_VERSION = "3.28.0"
+
+# All by name, as its parts name each other by ranges of versions.
+_FLINK_PARTS = (
+    "annotations", "clients", "connector-base", "connector-datagen", "core", "core-api", "datastream", "datastream-api",
+    "file-sink-common", "hadoop-fs", "metrics-core", "queryable-state-client-java", "rpc-akka-loader", "rpc-core",
+    "runtime", "streaming-java",
+)  # fmt: skip
+
+
+class PeerMissing(Exception):
+    """It can't be set up here; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flink:
+    """Flink's KafkaSink, exactly once, a checkpoint each second, in a mini cluster of one process."""
+
+    command: Sequence[str]
+
+    @classmethod
+    def set_up(cls) -> Flink:
+        """Download and compile. Raises PeerMissing: there is no compiler beside the Java that runs Spark."""
+        parts = [f"org.apache.flink:flink-{part}:{FLINK_VERSION}" for part in _FLINK_PARTS]
+        connector = f"org.apache.flink:flink-connector-kafka:{FLINK_CONNECTOR_VERSION}"
+        jars = maven_jars(f"flink-{FLINK_VERSION}", *parts, connector)
+        java, classes = find_java(SPARK_MODULES), BUILD / "flink"
+        compiler = java.executable.with_name("javac")
+        if not compiler.exists():
+            raise PeerMissing(f"{compiler} is not there: install a JDK to compare with Flink")
+        path = ":".join(str(jar) for jar in jars)
+        subprocess.run([compiler, "-cp", path, "-d", classes, HERE / "FlinkCopy.java"], check=True)
+        return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", "FlinkCopy"))
+
+    def copy(self, servers: str, source: str, target: str, records: int) -> float:  # it sees the end
+        """Seconds of the job, its start included."""
+        return int(_told(self.command, servers, source, target)) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Quix:
+    """Quix Streams, exactly once."""
+
+    command: Sequence[str]
+
+    @classmethod
+    def set_up(cls) -> Quix:
+        """Make an environment. Raises PeerMissing: its packages can't be installed."""
+        folder = BUILD / f"quix-{QUIX_VERSION}"
+        python = folder / "bin" / "python"
+        if not python.exists():
+            venv.create(folder, with_pip=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if subprocess.run([*pip, f"quixstreams=={QUIX_VERSION}"], check=False).returncode:
+            raise PeerMissing(f"quixstreams {QUIX_VERSION} can't be installed here")
+        return cls((str(python), "-W", "ignore", str(HERE / "quix_copy.py")))
+
+    def copy(self, servers: str, source: str, target: str, records: int) -> float:
+        """Seconds from the first record to the last."""
+        return float(_told(self.command, servers, source, target, str(records)))
+
+
+def _told(command: Sequence[str], *arguments: str) -> str:
+    """What it prints last."""
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise SystemExit(f"{json.dumps([*command[-1:], *arguments])} failed:\n{done.stderr[-2000:]}")
+    return done.stdout.split()[-1]
