@@ -152,7 +152,7 @@ class Sink(MemorySink):
 
 
 class World:
-    """Two targets and a log, which outlive every coordinator. Sink ``a`` commits last, though it is the first by name."""
+    """Two targets and a log, which outlive every coordinator. Sink ``a`` commits last, though its name is the first."""
 
     def __init__(self, partitions: int = 2) -> None:
         self.targets = {"a": MemoryTarget(), "b": MemoryTarget()}
