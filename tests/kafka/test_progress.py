@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -23,6 +24,8 @@ from confluent_kafka.admin import (
     ResourcePatternType,
     ResourceType,
 )
+from kafka import KafkaAdminClient
+from kafka.errors import RetriableError
 
 import twopc
 from tests.kafka.progress_loop import BATCHES, PARTITIONS, RECORDS, At, Job, run, values
@@ -54,12 +57,19 @@ class Group:
             sink.bind("progress", log_id)
         return sink
 
+    def is_known(self) -> bool:
+        """Not at once on a broker that has just started, which has nobody yet to keep groups."""
+        try:
+            self.offsets()
+        except RetriableError:
+            return False
+        return True
+
     def offsets(self) -> Offsets:
         """By another client than the one that commits. It waits for no open transaction."""
-        admin = AdminClient({"bootstrap.servers": self.topic.servers})
-        asked = confluent_kafka.ConsumerGroupTopicPartitions(self.name)
-        found = admin.list_consumer_group_offsets([asked], require_stable=False)[self.name].result(timeout=10)
-        return {one.partition: one.offset for one in found.topic_partitions if one.topic == self.topic.name}
+        with contextlib.closing(KafkaAdminClient(bootstrap_servers=self.topic.servers)) as admin:
+            found = admin.list_group_offsets(self.name).get(self.name, {})
+        return {place.partition: at.offset for place, at in found.items() if place.topic == self.topic.name}
 
     def reaches(self, end: int, wait: Any) -> bool:
         """Wait until all partitions are there: a killed driver may have left the markers to the broker."""
@@ -78,8 +88,13 @@ class Group:
 
 
 @pytest.fixture
-def make_group(prefix: str) -> Callable[[Any], Group]:
-    return lambda topic: Group(topic, prefix)
+def make_group(prefix: str, wait: Any) -> Callable[[Any], Group]:
+    def make(topic: Any) -> Group:
+        group = Group(topic, prefix)
+        wait.until("the group has a coordinator", group.is_known)
+        return group
+
+    return make
 
 
 @pytest.fixture
