@@ -74,8 +74,7 @@ class OffsetsWriter:
         patience = Patience(what, self._timeout_ms)
         while True:
             try:
-                code, node = await self._cluster.coordinator(key, kind)
-                codes = {code} if code else _codes(await self._cluster.send(node, request))
+                codes = await self._answer(request, kind, key)
             except Unanswered as error:
                 raise RoundAborted(f"{what} got no answer: {error}. The batch can be run again.") from error
             except NotSent as error:
@@ -94,6 +93,13 @@ class OffsetsWriter:
                         raise failure(answer, f"{what} was refused")
                 last = f"{refused[0].name}. {refused[0].advice}"
             await self._cluster.sleep(patience.pause_s(last))
+
+    async def _answer(self, request: Any, kind: CoordinatorType, key: str) -> set[int]:
+        code, node = await self._cluster.coordinator(key, kind)
+        if code:
+            return {code}
+        await self._cluster.contact(node)  # a query may rest longer than brokers keep a connection
+        return _codes(await self._cluster.send(node, request))
 
 
 def _topics(batch: pa.RecordBatch) -> list[Any]:
