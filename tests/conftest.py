@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from twopc_kafka.development import SPARK_MODULES, find_java
+from twopc_kafka.development import SPARK_MODULES, find_java, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,11 +26,13 @@ def java_home() -> str:
 @pytest.fixture(scope="session")
 def spark(java_home: str) -> Iterator[SparkSession]:
     """One session for all tests. A task is tried twice: master ``local`` alone would not try again."""
+    import pyspark
     from pyspark.sql import SparkSession
 
     assert java_home
     session = (
         SparkSession.builder.master("local[2,2]")
+        .config("spark.driver.extraClassPath", ":".join(map(str, spark_kafka_jars(pyspark.__version__))))
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")

@@ -7,7 +7,8 @@ One batch, in order (the design's invariants in brackets):
 3. phase one: participants write and pre-commit; any failure rolls the round back;
 4. every sink seals its transactions, or vetoes;
 5. the decision: one append to the log [before it nothing is visible, after it everything becomes so];
-6. phase two: every transaction is committed, however often it takes [no path logs and continues];
+6. phase two: every transaction is committed, however often it takes [no path logs and continues]; in sinks that
+   commit last, when the others are through;
 7. what is open and not decided is swept away, so that it holds back no reader.
 
 After any error the coordinator closes itself. The next call opens a new incarnation and recovers first.
@@ -289,15 +290,22 @@ class Coordinator:
                 self._commit_batch(due, recovered)
 
     def _commit_batch(self, batch_id: int, recovered: bool) -> None:
-        while lost := self._attempt_commits(batch_id, recovered):
+        """Commit a pending batch in all sinks. Upholds: what commits last is never ahead of the others."""
+        for last in (False, True):
+            self._commit_in([sink for sink in self._sinks.values() if sink.commits_last is last], batch_id, recovered)
+
+    def _commit_in(self, sinks: Sequence[TwoPhaseCommitSink[Any]], batch_id: int, recovered: bool) -> None:
+        while lost := self._attempt_commits(sinks, batch_id, recovered):
             self._replay(batch_id, lost)
-        for name, sink in self._sinks.items():
-            what = f"batch {batch_id} is committed; its completion in sink {name}"
+        for sink in sinks:
+            what = f"batch {batch_id} is committed; its completion in sink {_name(sink)}"
             until_answered(what, sink.complete, batch_id, _of_batch(sink, batch_id))
             sink.pending.settle(batch_id)
 
-    def _attempt_commits(self, batch_id: int, recovered: bool) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
-        """Commit every transaction of a pending batch.
+    def _attempt_commits(
+        self, sinks: Sequence[TwoPhaseCommitSink[Any]], batch_id: int, recovered: bool
+    ) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
+        """Commit every transaction of a pending batch in ``sinks``.
 
         Returns:
             Those that their targets had rolled back and of which there is a copy.
@@ -306,7 +314,7 @@ class Coordinator:
             Fenced: a newer coordinator goes on with this batch.
             Exception: a transaction can't be committed. All others have been: nothing else is left undone.
         """
-        work = [(sink, committable) for sink in self._sinks.values() for committable in _of_batch(sink, batch_id)]
+        work = [(sink, committable) for sink in sinks for committable in _of_batch(sink, batch_id)]
 
         def failure(sink: TwoPhaseCommitSink[Any], committable: Committable) -> Exception | None:
             try:

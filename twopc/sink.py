@@ -40,6 +40,10 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     rolls_back_by_itself: bool = False
     """Whether the target may roll back what is decided, such as after a time-out. Then staging is for this sink."""
 
+    commits_last: bool = False
+    """Whether its part of a batch is committed only when the batch is complete in all other sinks: for what tells
+    readers how far those are, which must never be ahead of them."""
+
     pending: PendingTransactions
     stage: Stage | None = None
     _transactional_ids: TransactionalIdPool
@@ -111,7 +115,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return committables
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """On the coordinator: every transaction of a batch is committed, in this sink and all others.
+        """On the coordinator: every transaction of a batch is committed, in this sink and all others but those that
+        commit last.
 
         For what readers of whole batches look at. Called for every decided batch, in order, also for one without
         transactions; and again after a crash, so it must be idempotent. Raises like ``commit``.

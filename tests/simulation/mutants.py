@@ -208,7 +208,7 @@ MUTANTS = (
         "a batch is complete before it is committed",
         (
             Edit(
-                f"{COORDINATOR}._commit_batch",
+                f"{COORDINATOR}._commit_in",
                 "while lost",
                 """for sink in self._sinks.values():
             sink.complete(batch_id, ())

@@ -509,6 +509,18 @@ def test_a_batch_is_complete_when_all_sinks_have_committed_it(world: World) -> N
     assert sink(coordinator, "a").completed == [(0, PARTITIONS)]
 
 
+def test_what_commits_last_waits_until_the_batch_is_complete_in_all_others(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").commits_last = True
+    seen: list[tuple[list[str], list[tuple[int, int]]]] = []
+    sink(coordinator, "a").during["commit"] = lambda: seen.append(
+        (world.visible("b"), sink(coordinator, "b").completed)
+    )
+    run(coordinator, 0)
+    assert seen == [(["0-0", "0-1"], [(0, PARTITIONS)])] * PARTITIONS
+    assert sink(coordinator, "a").completed == [(0, PARTITIONS)]
+
+
 def test_a_batch_without_records_is_completed_like_any_other(world: World) -> None:
     coordinator = world.coordinator()
     coordinator.run(0, lambda _: [])

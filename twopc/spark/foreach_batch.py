@@ -15,10 +15,11 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
 from twopc.log_store import LogStore
-from twopc.participant import Vote
+from twopc.participant import Participant, Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.arrow import arrow_schema
+from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.staging import Stage
 from twopc.transactional_ids import Round
@@ -26,6 +27,7 @@ from twopc.transactional_ids import Round
 Sink: TypeAlias = "TwoPhaseCommitSink[Any]"
 Target: TypeAlias = "Sink | tuple[Sink, Sequence[str]]"
 
+_PROGRESS = "progress"
 _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 
@@ -35,6 +37,7 @@ def foreach_batch(
     log: str | LogStore,
     stage: str | Stage | None = None,
     first_batch_id: int = 0,
+    progress: Sink | None = None,
 ) -> ForeachBatch:
     """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
 
@@ -46,12 +49,17 @@ def foreach_batch(
             ``twopc.open_store`` makes of a URL with options.
         stage: a folder for copies of what is written, or None; see ``Coordinator``. Executors must reach it too.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
+        progress: a sink of backend ``kafka-progress``, or None: in each batch's decision a consumer group gets the
+            offsets at which the query's Kafka sources end with it. It is committed after all ``sinks``.
 
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.
     """
-    targets = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
-    return ForeachBatch({name: _target(target) for name, target in targets.items()}, log, stage, first_batch_id)
+    named = dict(sinks) if isinstance(sinks, Mapping) else {"sink": sinks}
+    if progress is not None and _PROGRESS in named:
+        raise ConfigurationError(f"{_PROGRESS!r} is the name of 'progress' in the log: give that sink another")
+    targets = {name: _target(target) for name, target in named.items()}
+    return ForeachBatch(targets, log, stage, first_batch_id, None if progress is None else _target(progress).sink)
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,18 @@ class ForeachBatch:
     """Calls of it are batches. It can be pickled; a copy opens the log anew at its first batch."""
 
     def __init__(
-        self, targets: Mapping[str, _Target], log: str | LogStore, stage: str | Stage | None, first_batch_id: int
+        self,
+        targets: Mapping[str, _Target],
+        log: str | LogStore,
+        stage: str | Stage | None,
+        first_batch_id: int,
+        progress: Sink | None,
     ) -> None:
         self._targets = dict(targets)
         self._log = log
         self._stage = stage
         self._first_batch_id = first_batch_id
+        self._progress = progress
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
         self._validated: pa.Schema | None = None
@@ -95,9 +109,11 @@ class ForeachBatch:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops; started again, it recovers first.
         """
         context = batch.sparkSession.sparkContext
-        coordinator = self._coordinator_of(context.getLocalProperty(_QUERY_ID))
+        query_id = _query_id(context)
+        coordinator = self._coordinator_of(query_id)
         projected = batch.select(*(self._struct(name) for name in self._targets))
         self._validate(arrow_schema(projected.schema))
+        offsets = end_offsets(batch.sparkSession, query_id) if self._progress else None
         names = ", ".join(self._targets)
         if context.applicationId != self._application_id:  # which counts its task attempts from 0
             self._application_id, self._first_task_attempt_id = context.applicationId, 0
@@ -109,7 +125,8 @@ class ForeachBatch:
             # The next round's tasks come after all of these. So its names stay few, whatever has run before.
             seen = [row.task_attempt_id + 1 for row in rows]
             self._first_task_attempt_id = max(seen, default=self._first_task_attempt_id)
-            return [load_vote(row.vote) for row in rows]
+            votes = [load_vote(row.vote) for row in rows]
+            return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
         if coordinator.run(batch_id, phase_one).already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
@@ -122,6 +139,13 @@ class ForeachBatch:
         if self._coordinator is not None:
             self._coordinator.close()
 
+    def _pre_commit_progress(self, round: Round, offsets: pa.RecordBatch) -> Vote:
+        """Here on the driver, when all tasks have voted."""
+        assert self._progress is not None
+        with Participant({_PROGRESS: self._progress}, round, partition=0) as participant:
+            participant.write(_PROGRESS, offsets)
+            return participant.pre_commit()
+
     def _struct(self, name: str) -> Any:
         return F.struct(*(F.expr(column) for column in self._targets[name].columns)).alias(name)
 
@@ -131,11 +155,11 @@ class ForeachBatch:
         for field in schema:
             sink = self._targets[field.name].sink
             until_answered(f"look at what sink {field.name} writes to", sink.validate, pa.schema(list(field.type)))
+        if self._progress is not None:
+            until_answered("look at what the progress is written to", self._progress.validate, OFFSETS_SCHEMA)
         self._validated = schema
 
-    def _coordinator_of(self, query_id: str | None) -> Coordinator:
-        if query_id is None:
-            raise ConfigurationError("this is to be called by a streaming query: df.writeStream.foreachBatch(...)")
+    def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
             self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
         return self._coordinator
@@ -144,10 +168,18 @@ class ForeachBatch:
         return {name: target.sink for name, target in self._targets.items()}
 
     def _new_coordinator(self, query_id: str) -> Coordinator:
-        return Coordinator(self._sinks(), self._log, query_id, self._first_batch_id, self._stage)
+        sinks = self._sinks() if self._progress is None else {**self._sinks(), _PROGRESS: self._progress}
+        return Coordinator(sinks, self._log, query_id, self._first_batch_id, self._stage)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ForeachBatch, (self._targets, self._log, self._stage, self._first_batch_id)
+        return ForeachBatch, (self._targets, self._log, self._stage, self._first_batch_id, self._progress)
+
+
+def _query_id(context: SparkContext) -> str:
+    query_id = context.getLocalProperty(_QUERY_ID)
+    if query_id is None:
+        raise ConfigurationError("this is to be called by a streaming query: df.writeStream.foreachBatch(...)")
+    return query_id
 
 
 @contextlib.contextmanager

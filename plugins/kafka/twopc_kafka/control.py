@@ -19,6 +19,7 @@ import kafka.errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.producer.transaction import EndTxnRequest
@@ -41,6 +42,8 @@ RECONNECT_BACKOFF_MAX_MS = 1_000
 _BROKER = 4  # DescribeConfigs' type of resource
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
+_LISTS_STATES = 4  # the version of ListGroups that tells states (Kafka 2.6, KIP-518)
+_WITHOUT_MEMBERS = ("Empty", "Dead")
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
 ResultT = TypeVar("ResultT")
@@ -81,6 +84,10 @@ class Control:
     def unknown_topics(self, topics: Iterable[str]) -> list[str]:
         """Those of ``topics`` that do not exist, or could not by their name. Asking creates none."""
         return self._run(self._unknown_topics, list(topics))
+
+    def has_members(self, group: str) -> bool:
+        """Whether anybody reads as a member of the consumer group, by either of Kafka's protocols."""
+        return self._run(self._has_members, group)
 
     @functools.cached_property
     def end_txn_version(self) -> int:
@@ -159,6 +166,16 @@ class Control:
                 raise error(topic.name)
         return missing
 
+    async def _has_members(self, group: str) -> bool:
+        [(_, coordinator)] = await self._find([group], CoordinatorType.GROUP)
+        self._raise(kafka.errors.for_code(coordinator.error_code), group)
+        # DescribeGroups does not know the groups of the newer protocol (KIP-848).
+        response = await self._manager.send(ListGroupsRequest(min_version=_LISTS_STATES), node_id=coordinator.node_id)
+        self._raise(kafka.errors.for_code(response.error_code), group)
+        return any(
+            listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS for listed in response.groups
+        )
+
     async def _end_txn_version(self) -> int:
         request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
         response = await self._manager.send(request)
@@ -235,21 +252,20 @@ class Control:
         # Another call may forget coordinators at any 'await': what this one needs is its own.
         known = {name: self._coordinators[name] for name in transactional_ids if name in self._coordinators}
         unknown = [name for name in transactional_ids if name not in known]
-        bulk = self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK
-        for names in [unknown] if bulk and unknown else [[name] for name in unknown]:
-            for name, coordinator in await self._find(names, bulk):
-                self._raise(kafka.errors.for_code(coordinator.error_code), name)
-                self._coordinators[name] = known[name] = coordinator.node_id
+        for name, coordinator in await self._find(unknown, CoordinatorType.TRANSACTION):
+            self._raise(kafka.errors.for_code(coordinator.error_code), name)
+            self._coordinators[name] = known[name] = coordinator.node_id
         return known
 
-    async def _find(self, names: list[str], bulk: bool) -> list[tuple[str, Any]]:
-        kind = CoordinatorType.TRANSACTION.value
-        if bulk:
-            request = FindCoordinatorRequest(key_type=kind, coordinator_keys=names, min_version=_FINDS_IN_BULK)
+    async def _find(self, names: list[str], kind: CoordinatorType) -> list[tuple[str, Any]]:
+        if names and self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK:
+            request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=_FINDS_IN_BULK)
             response = await self._manager.send(request)
             return [(coordinator.key, coordinator) for coordinator in response.coordinators]
-        request = FindCoordinatorRequest(key_type=kind, key=names[0], max_version=_FINDS_IN_BULK - 1)
-        return [(names[0], await self._manager.send(request))]
+        requests = [
+            FindCoordinatorRequest(key_type=kind.value, key=name, max_version=_FINDS_IN_BULK - 1) for name in names
+        ]
+        return [(name, await self._manager.send(request)) for name, request in zip(names, requests, strict=True)]
 
     def _raise(self, error: type[kafka.errors.BrokerResponseError], name: str) -> None:
         if error is kafka.errors.NotCoordinatorError:
@@ -266,8 +282,8 @@ def denied(reason: str) -> OperatorRequired:
     """The error for what the brokers' access control refuses."""
     return OperatorRequired(
         f"the brokers deny what the sink needs: {reason}. Grant this principal WRITE and DESCRIBE on the transactional"
-        " ids that start with the sink's 'transactional.id.prefix', WRITE and DESCRIBE on its topics, and start again:"
-        " recovery goes on where this stopped."
+        " ids that start with the sink's 'transactional.id.prefix', WRITE and DESCRIBE on its topics, a kafka-progress"
+        " sink READ on its group and on the topics that are read, and start again: recovery goes on where this stopped."
     )
 
 

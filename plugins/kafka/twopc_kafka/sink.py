@@ -7,6 +7,7 @@ commits or aborts exactly that transaction with them (``control``); no task need
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from twopc.transactional_ids import TransactionId
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
+from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
 from twopc_kafka.writer import Writer, timeout_refused
@@ -27,11 +29,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MARKERS_TIMEOUT_S = 1.0
+"""They take 1 to 3 ms. A person is told of what takes this long, and the call repeated."""
+
+MARKERS_INTERVAL_S = 0.002
+
 
 class KafkaTransaction(Transaction):
     """A live transaction and its producer. The producer is dropped, not closed: the commit comes from elsewhere."""
 
-    def __init__(self, transaction_id: TransactionId, writer: Writer | ArrowWriter) -> None:
+    def __init__(self, transaction_id: TransactionId, writer: Writer | ArrowWriter | OffsetsWriter) -> None:
         super().__init__(transaction_id)
         self.writer = writer
 
@@ -46,6 +53,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.
     """
+
+    if_lost = (
+        "Its records are not in the topic, and the query must not go on without them: write them again by other means"
+        " from the source's offsets of this batch in the checkpoint, then give the transaction up with 'twopc abandon'"
+        " and start the query again."
+    )
+    """What it means that Kafka rolled back what is decided, and what to do."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
@@ -166,16 +180,29 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Outcome.ROLLED_BACK:
                 raise TransactionLost(
                     f"{decided}, but Kafka has rolled it back: it waited longer for its commit than"
-                    f" 'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms). Its records"
-                    " are not in the topic, and the query must not go on without them: write them again by other"
-                    " means from the source's offsets of this batch in the checkpoint, then give the transaction up"
-                    " with 'twopc abandon' and start the query again."
+                    f" 'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)."
+                    f" {self.if_lost}"
                 )
             case Outcome.UNKNOWN:
                 raise OutcomeUnknown(
                     f"{decided}, and Kafka can't say what became of it: it answered {error}, and its id is now"
                     f" {state or 'unknown'}. Read the topic to see whether the records are there before going on."
                 )
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
+        """Return when readers see all of it: Kafka answers a commit before it has written its markers. So what commits
+        last comes after that, too."""
+        waiting = [committable for committable in committables if committable.handle]
+        deadline = time.monotonic() + MARKERS_TIMEOUT_S
+        while waiting := self._without_markers(waiting):
+            if time.monotonic() > deadline:
+                raise Retriable(f"Kafka has not written the markers of {waiting[0].transaction_id} yet")
+            time.sleep(MARKERS_INTERVAL_S)
+
+    def _without_markers(self, ended: Sequence[Committable]) -> list[Committable]:
+        described = self._control.describe([committable.transaction_id for committable in ended]) if ended else {}
+        states = [outcome(described.get(c.transaction_id), *_identity(c), _version(c)) for c in ended]
+        return [c for c, state in zip(ended, states, strict=True) if state is Outcome.ENDING]
 
     def abort(self, transaction: KafkaTransaction | Committable) -> None:
         if isinstance(transaction, KafkaTransaction):

@@ -1,7 +1,8 @@
 """What the brokers' error codes mean to a transaction that is being written, as one table. No I/O.
 
-It covers Produce, InitProducerId and AddPartitionsToTxn: a code means the same in all of them. What the table does not
-have says nothing certain, and fails the task as everything unclear does: the batch is run again.
+It covers Produce, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn and TxnOffsetCommit: a code means the same in all
+of them. What the table does not have says nothing certain, and fails the task as everything unclear does: the batch is
+run again.
 
 Repeating is right for two reasons only. Either the broker refused before it did anything; or, as with a leader that has
 moved, the same sequence numbers make the next leader take the records once, whether or not it has them already.
@@ -97,6 +98,7 @@ MEANINGS: dict[int, Meaning] = {
                 " transaction.max.timeout.ms: set the one lower or the other higher."),
     76: Meaning("UNSUPPORTED_COMPRESSION_TYPE", Answer.CORRECT, "The broker does not know this 'compression.type'."),
     29: Meaning("TOPIC_AUTHORIZATION_FAILED", Answer.DENIED),
+    30: Meaning("GROUP_AUTHORIZATION_FAILED", Answer.DENIED),
     31: Meaning("CLUSTER_AUTHORIZATION_FAILED", Answer.DENIED),
     53: Meaning("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", Answer.DENIED),
 }  # fmt: skip

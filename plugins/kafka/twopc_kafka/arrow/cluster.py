@@ -22,6 +22,7 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 from twopc.errors import ConfigurationError, RoundAborted, TwoPhaseCommitError
 from twopc_kafka.arrow.answers import Answer, Meaning, meaning
 from twopc_kafka.control import RECONNECT_BACKOFF_MAX_MS, denied
+from twopc_kafka.control import connect as control_of
 from twopc_kafka.writer import ProducerIdentity, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
@@ -240,10 +241,9 @@ class Cluster:
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
         return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
 
-    async def coordinator(self, transactional_id: str) -> tuple[int, int]:
-        """An error code, and the broker that coordinates the id."""
-        kind = CoordinatorType.TRANSACTION.value
-        request = FindCoordinatorRequest(key_type=kind, key=transactional_id, max_version=_ONE_COORDINATOR)
+    async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
+        """An error code, and the broker that coordinates a transactional id, or a consumer group."""
+        request = FindCoordinatorRequest(key_type=kind.value, key=key, max_version=_ONE_COORDINATOR)
         response = await self._ask_any(request)
         return response.error_code, response.node_id
 
@@ -257,6 +257,18 @@ def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
             return ConfigurationError(f"{happened}: {what.name}. {what.advice}")
         case _:
             return RoundAborted(f"{happened}: {what.name}. {what.advice}")
+
+
+def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> None:
+    """Roll back this transaction and no later one of its id, as no later one has its epoch. Raises like ``Control``."""
+    control, producer = control_of(properties), transaction.producer
+    control.end(
+        transaction.transactional_id,
+        producer.producer_id,
+        producer.producer_epoch,
+        commit=False,
+        version=control.end_txn_version,
+    )
 
 
 _of_thread = threading.local()

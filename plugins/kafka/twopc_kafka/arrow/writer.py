@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
-from twopc_kafka import control
 from twopc_kafka.arrow.batches import Encoder, refuse_too_large
-from twopc_kafka.arrow.cluster import connect
+from twopc_kafka.arrow.cluster import connect, roll_back
 from twopc_kafka.arrow.partitions import choose, grouped
 from twopc_kafka.arrow.records import Records, binary, encoded_headers
 from twopc_kafka.arrow.sending import Sending
@@ -80,16 +79,9 @@ class ArrowWriter:
         return self._transaction.producer
 
     def abort(self) -> None:
-        """Roll the transaction back: this one and no later one of its id, as no later one has its epoch."""
+        """Roll the transaction back."""
         self._sending.stop(ABORT_TIMEOUT_S)
-        ending, producer = control.connect(self._options.control), self._transaction.producer
-        ending.end(
-            self._transaction.transactional_id,
-            producer.producer_id,
-            producer.producer_epoch,
-            commit=False,
-            version=ending.end_txn_version,
-        )
+        roll_back(self._options.control, self._transaction)
 
     def _topic(self, topic: str) -> tuple[Encoder, int]:
         if topic not in self._topics:

@@ -1,0 +1,65 @@
+"""How far a query has read its topics, as a consumer group's offsets, in the decision of what it made of them.
+
+A transaction of offsets is one like any other: sealed, decided, ended by producer id and epoch, found by recovery. An
+offset committed without one would have no such condition, and an old driver that wakes up could set the group back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.transactional_ids import TransactionId
+from twopc_kafka.offsets import COLUMNS, OffsetsWriter
+from twopc_kafka.options import ARROW
+from twopc_kafka.sink import KafkaSink, KafkaTransaction
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_OF_RECORDS = ("topic", "delivery", "writer")
+
+
+class KafkaProgressSink(KafkaSink):
+    """Commits offsets to a consumer group: of each partition the next one to read, in columns ``topic``, ``partition``
+    and ``offset``.
+
+    Args:
+        options: those of a ``KafkaSink`` with the Arrow writer, but for ``topic``, ``delivery`` and ``writer``; and
+            ``group.id``, a group of the query's own, on the cluster that it reads from.
+
+    Raises:
+        ConfigurationError: an option is wrong. Nothing was connected to.
+    """
+
+    commits_last = True
+    if_lost = (
+        "All other sinks have their part of the batch; the group stays where it was before, until the next batch takes"
+        " it on. Give the transaction up with 'twopc abandon' and start the query again."
+    )
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        given = dict(options)
+        self._group = given.pop("group.id", None)
+        if not self._group or not isinstance(self._group, str):
+            raise ConfigurationError("the kafka-progress sink needs 'group.id': a consumer group of the query's own")
+        for name in _OF_RECORDS:
+            if name in given:
+                raise ConfigurationError(f"{name!r} can't be set on a kafka-progress sink, which writes no records")
+        super().__init__({**given, "writer": ARROW})
+
+    def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
+        return KafkaTransaction(transaction_id, OffsetsWriter(self._options, transaction_id.pooled, self._group))
+
+    def validate(self, schema: pa.Schema) -> None:
+        if {field.name: str(field.type) for field in schema} != COLUMNS:
+            raise SchemaMismatch(f"the kafka-progress sink takes the columns {COLUMNS}, not {schema.names}")
+        if self._control.has_members(self._group):
+            raise ConfigurationError(
+                f"consumer group {self._group!r} (the option 'group.id') has members: it belongs to an application that"
+                " reads by it, whose place would be lost. Nothing was written. Name a group of the query's own."
+            )
+
+    def _refuse_too_old(self, age_s: float) -> None:
+        """Its transaction is begun when those of the output are pre-committed, however long these took."""

@@ -1,0 +1,390 @@
+"""Offsets in a consumer group, in the same decision as records: visible by the commit alone, and never ahead."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+from kafka import KafkaAdminClient
+from kafka.errors import RetriableError
+
+import twopc
+from tests.kafka.progress_loop import BATCHES, PARTITIONS, RECORDS, At, Job, run, values
+from twopc import Committable, Coordinator, Participant, Round, Vote
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
+from twopc.events import Event, PhaseEntered
+from twopc.phases import Phase
+from twopc_kafka.progress import KafkaProgressSink
+
+pytestmark = pytest.mark.kafka
+
+LOOP = Path(__file__).with_name("progress_loop.py")
+
+Offsets = dict[int, int]
+"""By partition of the one topic."""
+
+
+class Group:
+    """A consumer group that a query's progress goes to, and what lag tools see of it."""
+
+    def __init__(self, topic: Any, prefix: str) -> None:
+        self.topic, self.name, self._prefix = topic, f"group-{uuid.uuid4().hex[:8]}", prefix
+
+    def sink(self, log_id: str | None = "log", **options: Any) -> KafkaProgressSink:
+        given = {name.replace("_", "."): value for name, value in options.items()}
+        defaults = {"bootstrap.servers": self.topic.servers, "group.id": self.name}
+        sink = KafkaProgressSink({**defaults, "transactional.id.prefix": self._prefix, **given})
+        if log_id is not None:
+            sink.bind("progress", log_id)
+        return sink
+
+    def is_known(self) -> bool:
+        """Not at once on a broker that has just started, which has nobody yet to keep groups."""
+        try:
+            self.offsets()
+        except RetriableError:
+            return False
+        return True
+
+    def offsets(self) -> Offsets:
+        """By another client than the one that commits. It waits for no open transaction."""
+        with contextlib.closing(KafkaAdminClient(bootstrap_servers=self.topic.servers)) as admin:
+            found = admin.list_group_offsets(self.name).get(self.name, {})
+        return {place.partition: at.offset for place, at in found.items() if place.topic == self.topic.name}
+
+    def reaches(self, end: int, wait: Any) -> bool:
+        """Wait until all partitions are there: a killed driver may have left the markers to the broker."""
+        wait.until(f"the group is at {end}", lambda: self.offsets() == dict.fromkeys(range(PARTITIONS), end))
+        return True
+
+    def batch(self, offsets: Offsets) -> pa.RecordBatch:
+        columns = [[self.topic.name] * len(offsets), list(offsets), list(offsets.values())]
+        return pa.record_batch(columns, pa.schema({"topic": "string", "partition": "int32", "offset": "int64"}))
+
+    def pre_commit(self, sink: KafkaProgressSink, offsets: Offsets, round: Round = Round(1, 0)) -> Committable:  # noqa: B008
+        with Participant({"progress": sink}, round, 0) as participant:
+            participant.write("progress", self.batch(offsets))
+            [sealed] = sink.seal([participant.pre_commit()["progress"]], age_s=0)
+        return sealed
+
+
+@pytest.fixture
+def make_group(prefix: str, wait: Any) -> Callable[[Any], Group]:
+    def make(topic: Any) -> Group:
+        group = Group(topic, prefix)
+        wait.until("the group has a coordinator", group.is_known)
+        return group
+
+    return make
+
+
+@pytest.fixture
+def group(make_topic: Any, make_group: Callable[[Any], Group]) -> Group:
+    return make_group(make_topic(partitions=2))
+
+
+# One transaction of offsets. ------------------------------------------------------------------------------------------
+
+
+def test_offsets_are_the_groups_when_they_are_committed_and_not_before(group: Group, wait: Any) -> None:
+    sink = group.sink()
+    committable = group.pre_commit(sink, {0: 5, 1: 7})
+    [found] = group.sink().recover()
+    assert found.is_same_transaction(committable)
+    assert group.offsets() == {}
+    for _ in range(2):
+        wait.repeated(lambda: group.sink().commit(committable))
+    sink.complete(0, [committable])
+    assert group.offsets() == {0: 5, 1: 7}
+    assert group.sink().recover() == []
+
+
+def test_offsets_that_are_rolled_back_leave_the_group_where_it_was(group: Group, wait: Any) -> None:
+    sink = group.sink()
+    first = group.pre_commit(sink, {0: 5}, Round(1, 0))
+    wait.repeated(lambda: sink.commit(first))
+    sink.complete(0, [first])
+    group.pre_commit(sink, {0: 9}, Round(1, 1))
+    [found] = group.sink().recover()
+    wait.repeated(lambda: group.sink().abort(found))
+    assert group.offsets() == {0: 5}
+    assert group.sink().recover() == []
+
+
+def test_a_zombies_late_commit_does_not_set_the_group_back(group: Group, wait: Any) -> None:
+    """Which an offset that is committed without a transaction would."""
+    zombie = group.sink()
+    old = group.pre_commit(zombie, {0: 5}, Round(1, 0))
+    for batch_id, sealed in ((0, old), (1, group.pre_commit(group.sink(), {0: 9}, Round(1, 1)))):
+        wait.repeated(lambda sealed=sealed: group.sink().commit(sealed))
+        group.sink().complete(batch_id, [sealed])
+    wait.repeated(lambda: zombie.commit(old))
+    assert group.offsets() == {0: 9}
+
+
+def test_a_batch_is_complete_when_the_markers_are_written(topic: Any, make_sink: Any, pre_commit: Any) -> None:
+    """Kafka mostly answers a commit before, and what commits last would be visible sooner than the records."""
+    sink = make_sink(topic)
+    for batch_id in range(20):
+        committable = pre_commit(sink, ["a"], Round(1, batch_id))
+        sink.commit(committable)
+        sink.complete(batch_id, [committable])
+        [state] = sink._control.describe([committable.transaction_id]).values()
+        assert state.state == "CompleteCommit"
+
+
+def test_offsets_are_not_too_old_however_long_the_tasks_took(group: Group, wait: Any) -> None:
+    sink = group.sink(transaction_timeout_ms=60_000)
+    with Participant({"progress": sink}, Round(1, 0), 0) as participant:
+        participant.write("progress", group.batch({0: 5}))
+        [sealed] = sink.seal([participant.pre_commit()["progress"]], age_s=3600)
+    wait.repeated(lambda: sink.commit(sealed))
+
+
+def test_a_broker_that_is_gone_for_too_long_costs_the_batch(
+    second_broker: Any, make_topic: Any, make_group: Any
+) -> None:
+    """Librdkafka would wait for it without end."""
+    group = make_group(make_topic(on=second_broker.broker))
+    sink = group.sink(message_timeout_ms=3000)
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    second_broker.broker.kill()
+    try:
+        with pytest.raises(RoundAborted, match=rf"{group.name}.*(got no answer|failed for 3000 ms)"):
+            sink.write(transaction, group.batch({0: 5}))
+    finally:
+        second_broker.broker.start()
+
+
+# With records, on one decision. ---------------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+
+
+def die() -> NoReturn:
+    raise Killed
+
+
+@pytest.fixture
+def job(group: Group, prefix: str, tmp_path: Path) -> Job:
+    return Job(group.topic.servers, group.topic.name, group.name, prefix, str(tmp_path / "log"))
+
+
+@pytest.fixture
+def observed() -> Iterator[Callable[[object], None]]:
+    observers: list[object] = []
+
+    def observe(observer: object) -> None:
+        observers.append(observer)
+        twopc.register_observer(observer)
+
+    yield observe
+    for observer in observers:
+        twopc.unregister_observer(observer)
+
+
+@pytest.mark.parametrize(
+    ("moment", "batches"), [("deciding", 1), ("committing", 1), ("orders committed", 1), ("a-progress committed", 2)]
+)
+def test_a_driver_that_dies_at_any_step_leaves_the_group_behind_the_records_and_the_next_settles_it(
+    moment: str, batches: int, group: Group, job: Job, observed: Callable[[object], None], wait: Any
+) -> None:
+    observed(dying := At(moment, die))
+    with pytest.raises(Killed):
+        run(job)
+    assert group.reaches(RECORDS * batches, wait)
+    assert set(group.topic.visible()) >= set(values(batches))
+
+    twopc.unregister_observer(dying)
+    run(job)
+    assert group.reaches(RECORDS * BATCHES, wait)
+    group.topic.becomes(values(BATCHES))
+    assert group.sink()._control.list_ongoing(job.prefix) == []
+
+
+@pytest.mark.crash
+def test_a_process_killed_before_the_offsets_are_committed_is_finished_by_another(
+    group: Group, job: Job, wait: Any
+) -> None:
+    command = [sys.executable, str(LOOP), json.dumps(asdict(job)), "orders committed"]
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert group.reaches(RECORDS, wait)
+    run(job)
+    assert group.reaches(RECORDS * BATCHES, wait)
+    group.topic.becomes(values(BATCHES))
+
+
+@pytest.fixture
+def one_batch(second_broker: Any, make_topic: Any, make_sink: Any, make_group: Any, tmp_path: Path) -> Any:
+    """One batch of records and offsets by a driver that has just started; Kafka rolls it back after two seconds."""
+    group = make_group(make_topic(on=second_broker.broker))
+    timeout = {"transaction_timeout_ms": 2000, "commit_margin_ms": 1}
+
+    def run(stage: str | None = None) -> None:
+        sinks = {"orders": make_sink(group.topic, log_id=None), "progress": group.sink(log_id=None, **timeout)}
+
+        def phase_one(round: Round) -> list[Vote]:
+            with Participant(sinks, round, 0) as participant:
+                participant.write("orders", pa.record_batch({"value": ["a"]}))
+                participant.write("progress", group.batch({0: 1}))
+                return [participant.pre_commit()]
+
+        with Coordinator(sinks, f"{tmp_path}/log", "query", stage=stage) as coordinator:
+            coordinator.run(0, phase_one)
+
+    run.group = group  # type: ignore[attr-defined]
+    return run
+
+
+@pytest.fixture
+def killed_before_phase_two(
+    one_batch: Any, observed: Callable[[object], None], wait: Any
+) -> Callable[[str | None], None]:
+    """Decided, and the offsets rolled back by their time-out."""
+
+    class Dying:
+        @twopc.hookimpl
+        def twopc_event(self, event: Event) -> None:
+            if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
+                twopc.unregister_observer(self)
+                die()
+
+    def run(stage: str | None) -> None:
+        observed(Dying())
+        with pytest.raises(Killed):
+            one_batch(stage)
+        sink = one_batch.group.sink(log_id=None)
+        wait.until("the offsets are rolled back", lambda: len(sink._control.list_ongoing(sink.prefix)) == 1)
+
+    return run
+
+
+def test_offsets_that_timed_out_after_their_decision_are_written_again_from_their_copy(
+    one_batch: Any, killed_before_phase_two: Any, tmp_path: Path
+) -> None:
+    killed_before_phase_two(f"{tmp_path}/stage")
+    one_batch(f"{tmp_path}/stage")
+    assert one_batch.group.offsets() == {0: 1}
+
+
+def test_without_a_copy_the_records_are_committed_and_the_error_says_how_to_go_on(
+    one_batch: Any, killed_before_phase_two: Any
+) -> None:
+    killed_before_phase_two(None)
+    with pytest.raises(TransactionLost, match=r"until the next batch.*'twopc abandon'"):
+        one_batch()
+    one_batch.group.topic.becomes(["a"])
+    assert one_batch.group.offsets() == {}
+
+
+# What is refused. -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, wait: Any) -> None:
+    """The broker would let the offsets in, and whoever reads by the group would lose its place."""
+    schema = group.batch({}).schema
+    group.sink().validate(schema)
+    properties = {"bootstrap.servers": group.topic.servers, "group.id": group.name, "group.protocol": protocol}
+    member = confluent_kafka.Consumer(properties)
+    member.subscribe([group.topic.name])
+    wait.until("it is a member", lambda: member.poll(0.1) is None and bool(member.assignment()))
+    with pytest.raises(ConfigurationError, match=rf"{group.name}.*'group\.id'.*has members"):
+        group.sink().validate(schema)
+    member.close()
+    group.sink().validate(schema)
+
+
+def test_offsets_of_a_topic_that_this_cluster_does_not_have_are_refused_by_name(group: Group) -> None:
+    elsewhere = pa.record_batch([["elsewhere"], [0], [1]], group.batch({}).schema)
+    sink = group.sink()
+    participant = Participant({"progress": sink}, Round(1, 0), 0)
+    with (
+        pytest.raises(ConfigurationError, match=rf"{group.name}.*on the one cluster that it reads from"),
+        participant,
+    ):
+        participant.write("progress", elsewhere)
+    assert sink.recover() == []
+
+
+def test_columns_that_are_no_offsets_are_refused(group: Group) -> None:
+    with pytest.raises(SchemaMismatch, match=r"'topic': .*'partition': .*'offset': .*not \['value'\]"):
+        group.sink().validate(pa.schema({"value": "string"}))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({}, "'group.id'"),
+        ({"group.id": ""}, "'group.id'"),
+        ({"group.id": "g", "topic": "t"}, "'topic'"),
+        ({"group.id": "g", "delivery": "none"}, "'delivery'"),
+        ({"group.id": "g", "writer": "arrow"}, "'writer'"),
+        ({"group.id": "g", "linger.ms": "1"}, "'linger.ms'"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(options: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        KafkaProgressSink({"bootstrap.servers": "x:1", **options})
+
+
+def test_the_rights_of_the_readme_suffice_and_what_is_denied_is_told(
+    second_broker: Any, make_topic: Any, make_group: Any, prefix: str, wait: Any
+) -> None:
+    group = make_group(make_topic(on=second_broker.broker))
+    as_user = {
+        "bootstrap_servers": second_broker.sasl_servers,
+        "security_protocol": "sasl_plaintext",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "granted",
+        "sasl_password": second_broker.passwords["granted"],
+    }
+    sink, schema = group.sink(**as_user), group.batch({}).schema
+    with pytest.raises(OperatorRequired, match=r"READ on its group and on the topics"):
+        sink.validate(schema)
+
+    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
+
+    def grant(kind: ResourceType, name: str, operation: AclOperation, prefixed: bool = False) -> None:
+        pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
+        binding = AclBinding(kind, name, pattern, "User:granted", "*", operation, AclPermissionType.ALLOW)
+        for granted in admin.create_acls([binding]).values():
+            granted.result(timeout=10)
+
+    def pre_commits(denied: str | None = None) -> bool:
+        try:
+            committable = group.pre_commit(sink, {0: 5})
+        except (RoundAborted, OperatorRequired) as error:
+            return denied is not None and denied in str(error)
+        wait.repeated(lambda: sink.commit(committable))
+        return denied is None
+
+    grant(ResourceType.TRANSACTIONAL_ID, f"{prefix}.", AclOperation.WRITE, prefixed=True)
+    wait.until("the group is denied", lambda: pre_commits("GROUP_AUTHORIZATION_FAILED. Grant"))
+    grant(ResourceType.GROUP, group.name, AclOperation.READ)
+    wait.until("the topic is denied", lambda: pre_commits("TOPIC_AUTHORIZATION_FAILED. Grant"))
+    grant(ResourceType.TOPIC, group.topic.name, AclOperation.READ)
+    wait.until("all is granted", pre_commits)
+    sink.validate(schema)
+    wait.until("the group has them", lambda: group.offsets() == {0: 5})
