@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from twopc_kafka.development import KafkaBroker
 
 Rows = list[dict[str, Any]]
+
+AVAILABLE_NOW: Mapping[str, Any] = {"availableNow": True}
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Pipeline:
         writer: ForeachBatch | Callable[[DataFrame, int], None],
         plan: Callable[[DataFrame], DataFrame] = lambda source: source,
         output_mode: str = "append",
+        trigger: Mapping[str, Any] = AVAILABLE_NOW,
     ) -> Any:
         source = (
             self.spark.readStream.schema("id LONG, name STRING")
@@ -88,7 +91,7 @@ class Pipeline:
             .writeStream.foreachBatch(writer)
             .outputMode(output_mode)
             .option("checkpointLocation", str(self.checkpoint))
-            .trigger(availableNow=True)
+            .trigger(**trigger)
             .start()
         )
 

@@ -19,6 +19,7 @@ from twopc.participant import Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.arrow import arrow_schema
+from twopc.spark.stopping import Turn, interrupts_as_spark_knows_them, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.staging import Stage
 from twopc.transactional_ids import Round
@@ -86,6 +87,7 @@ class ForeachBatch:
         self._validated: pa.Schema | None = None
         self._application_id: str | None = None
         self._first_task_attempt_id = 0
+        self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -95,6 +97,10 @@ class ForeachBatch:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops; started again, it recovers first.
         """
         context = batch.sparkSession.sparkContext
+        with interrupts_as_spark_knows_them(batch_id), self.turn.of_batch(context):
+            self._write(context, batch, batch_id)
+
+    def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
         coordinator = self._coordinator_of(context.getLocalProperty(_QUERY_ID))
         projected = batch.select(*(self._struct(name) for name in self._targets))
         self._validate(arrow_schema(projected.schema))
@@ -118,7 +124,8 @@ class ForeachBatch:
                 batch.write.format("noop").mode("overwrite").save()
 
     def close(self) -> None:
-        """Record a clean stop in the log. Call it when the query has ended; without it the next start recovers."""
+        """Record a clean stop in the log, of a query that has ended by itself; ``stop`` does it for one that runs.
+        Without it the next start recovers."""
         if self._coordinator is not None:
             self._coordinator.close()
 
@@ -138,6 +145,7 @@ class ForeachBatch:
             raise ConfigurationError("this is to be called by a streaming query: df.writeStream.foreachBatch(...)")
         if self._coordinator is None or query_id != self._query_id:
             self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
+        writers[query_id] = self
         return self._coordinator
 
     def _sinks(self) -> dict[str, Sink]:
