@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
+from twopc.events import BatchFinished
 from twopc.log_store import LogStore
 from twopc.participant import Vote
 from twopc.retrying import until_answered
@@ -82,6 +83,7 @@ class ForeachBatch:
         self._log = log
         self._stage = stage
         self._first_batch_id = first_batch_id
+        self._last_progress: BatchFinished | None = None
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
         self._validated: pa.Schema | None = None
@@ -117,11 +119,17 @@ class ForeachBatch:
             self._first_task_attempt_id = max(seen, default=self._first_task_attempt_id)
             return [load_vote(row.vote) for row in rows]
 
-        if coordinator.run(batch_id, phase_one).already_decided:
+        self._last_progress = coordinator.run(batch_id, phase_one)
+        if self._last_progress.already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
             with _described(context, f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
+
+    @property
+    def last_progress(self) -> BatchFinished | None:
+        """The figures of the last batch that ended well, or None before the first."""
+        return self._last_progress
 
     def close(self) -> None:
         """Record a clean stop in the log, of a query that has ended by itself; ``stop`` does it for one that runs.
