@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from collections import Counter
@@ -17,6 +18,8 @@ from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 import twopc
+from twopc.events import PhaseEntered
+from twopc.phases import Phase
 from twopc_kafka.control import connect
 from twopc_kafka.options import parse_options
 
@@ -191,3 +194,31 @@ def events() -> Iterator[list[Event]]:
     twopc.register_observer(observer)
     yield told
     twopc.unregister_observer(observer)
+
+
+class Hold:
+    """Holds a coordinator where it enters a phase of a batch, once."""
+
+    def __init__(self) -> None:
+        self.where: PhaseEntered | None = None
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def at(self, phase: Phase, batch_id: int) -> None:
+        self.where = PhaseEntered(phase, None if phase is Phase.RECOVERING else batch_id)
+        self.reached.clear()
+        self.released.clear()
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        if event == self.where:
+            self.where = None
+            self.reached.set()
+            self.released.wait(60)
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    held = Hold()
+    twopc.register_observer(held)
+    yield held
+    twopc.unregister_observer(held)

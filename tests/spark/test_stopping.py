@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +20,7 @@ from twopc_files.sink import FileSink, FileTransaction
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.spark.conftest import Pipeline, Rows
+    from tests.spark.conftest import Hold, Pipeline, Rows
     from twopc import Committable
     from twopc.spark import ForeachBatch
 
@@ -38,34 +38,6 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-class Hold:
-    """Holds a coordinator where it enters a phase of a batch, once."""
-
-    def __init__(self) -> None:
-        self.where: PhaseEntered | None = None
-        self.reached, self.released = threading.Event(), threading.Event()
-
-    def at(self, phase: Phase, batch_id: int) -> None:
-        self.where = PhaseEntered(phase, None if phase is Phase.RECOVERING else batch_id)
-        self.reached.clear()
-        self.released.clear()
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        if event == self.where:
-            self.where = None
-            self.reached.set()
-            self.released.wait(HELD_S)
-
-
-@pytest.fixture
-def hold() -> Iterator[Hold]:
-    held = Hold()
-    twopc.register_observer(held)
-    yield held
-    twopc.unregister_observer(held)
 
 
 def writer(pipeline: Pipeline) -> ForeachBatch:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
@@ -98,6 +99,12 @@ class ForeachBatch:
         Raises:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops; started again, it recovers first.
         """
+        if not isinstance(batch, ClassicDataFrame):
+            raise ConfigurationError(
+                "foreach_batch does not work through Spark Connect: there it runs in a process of the server's that is"
+                " not told its query's id, by which the log knows its query. Nothing was written. Use"
+                " writeStream.format('twopc'), which does."
+            )
         context = batch.sparkSession.sparkContext
         with interrupts_as_spark_knows_them(batch_id), self.turn.of_batch(context):
             self._write(context, batch, batch_id)
