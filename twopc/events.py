@@ -82,9 +82,10 @@ class BatchFinished:
             f"{self.records[name]} records ({self.bytes[name]} bytes) in {count} transactions to {name}"
             for name, count in self.transactions.items()
         ]
-        phases = ", ".join(f"{phase} {spent_ms:.0f} ms" for phase, spent_ms in self.phases_ms.items())
+        phases = [f"{phase} {spent_ms:.0f} ms" for phase, spent_ms in self.phases_ms.items()]
         what = "; ".join(written) or "committed before, nothing written"
-        return f"batch {self.batch_id}: {what}; {phases}; {self.retries} retries, {self.recovered} recovered"
+        rest = ", ".join([*phases, f"{self.retries} retries", f"{self.recovered} recovered"])
+        return f"batch {self.batch_id}: {what}; {rest}"
 
 
 Event: TypeAlias = (

@@ -239,7 +239,7 @@ def test_the_figures_of_a_batch_are_returned_told_and_logged(
     assert figures.phases_ms["sealing"] >= 20
     [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert line.startswith("batch 0: 2 records (14 bytes) in 2 transactions to a; recovering ")
-    assert line.endswith("; 2 retries, 0 recovered")
+    assert line.endswith(" ms, 2 retries, 0 recovered")
 
     figures = run(coordinator, 1)
     assert figures.retries == 0  # each batch has its own

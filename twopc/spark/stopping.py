@@ -28,7 +28,8 @@ writers: WeakValueDictionary[str, ForeachBatch] = WeakValueDictionary()
 """Who writes a query's batches, by the query's id. A query keeps its writer alive."""
 
 _LOOK_AGAIN_S = 0.02
-_SIGNS = ("java.lang.InterruptedException", "SPARK_JOB_CANCELLED")
+_INTERRUPT = "java.lang.InterruptedException"
+_CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
 
 
 def stop(query: StreamingQuery) -> None:
@@ -98,9 +99,10 @@ def interrupts_as_spark_knows_them(batch_id: int) -> Iterator[None]:
         yield
     except Exception as error:
         cause = error.__cause__ if isinstance(error, RoundAborted) else error
-        if not (isinstance(cause, Py4JJavaError) and any(sign in str(cause) for sign in _SIGNS)):
+        thrown = cause.java_exception.toString() if isinstance(cause, Py4JJavaError) else ""
+        if not thrown.startswith((_INTERRUPT, _CANCELLED)):
             raise
         raise RoundAborted(
-            f"batch {batch_id} was broken off, by stop() or as its job was cancelled. Started again, the query goes on"
-            f" with this batch. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_SIGNS[0]})"
+            f"batch {batch_id} was broken off: its query was stopped, or its job cancelled. The query's next start goes"
+            f" on with it. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_INTERRUPT})"
         ) from None
