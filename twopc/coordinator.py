@@ -39,11 +39,13 @@ from twopc.errors import (
 )
 from twopc.events import (
     BatchFinished,
+    Event,
     PhaseEntered,
     TransactionAborted,
     TransactionCommitted,
     TransactionReplayed,
 )
+from twopc.figures import Figures
 from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
@@ -94,6 +96,7 @@ class Coordinator:
         self._stage = Stage(stage) if isinstance(stage, str) else stage
         self._commits_at_once = commits_at_once
         self._phase = Phase.CLOSED
+        self._figures = Figures()
         self._one_at_a_time = threading.Lock()
         self._running_in: int | None = None
         self._log: CommitLog
@@ -116,11 +119,13 @@ class Coordinator:
             TwoPhaseCommitError: any other of the tree in ``twopc.errors``, which says what to do.
         """
         with self._alone(f"batch {batch_id}", waits=False):
+            self._figures = Figures()
             if self._phase is Phase.CLOSED:
                 self._open()
             if self._is_decided(batch_id):
-                return self._finished(BatchFinished(batch_id, True, {}, {}, 0.0, 0.0))
-            return self._finished(self._run(Round(self._log.incarnation, batch_id), phase_one, began_s))
+                return self._finished(batch_id, True, {})
+            committables = self._run(Round(self._log.incarnation, batch_id), phase_one, began_s)
+            return self._finished(batch_id, False, committables)
 
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest. The first
@@ -155,7 +160,7 @@ class Coordinator:
             try:
                 if self._phase is Phase.IDLE:
                     # A lost attempt may have begun after the last batch's sweep.
-                    until_answered("sweep at the end", self._sweep, False)
+                    self._until_answered("sweep at the end", self._sweep, False)
                     self._log.close()
                     self._enter(Phase.CLOSED)
             finally:
@@ -192,7 +197,7 @@ class Coordinator:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
         self._attach(CommitLog.open(self._store, self._owner, self._sinks.keys()))
-        until_answered("sweep at recovery", self._sweep, True)
+        self._until_answered("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 
     def _attach(self, log: CommitLog) -> None:
@@ -200,7 +205,7 @@ class Coordinator:
         self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
-            until_answered(f"look at the target of sink {name}", sink.open)
+            self._until_answered(f"look at the target of sink {name}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
@@ -215,35 +220,29 @@ class Coordinator:
 
     # One batch. -------------------------------------------------------------------------------------------------
 
-    def _run(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], began_s: float | None) -> BatchFinished:
+    def _run(
+        self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], began_s: float | None
+    ) -> dict[str, tuple[Committable, ...]]:
+        """What was decided and committed, by sink."""
         started = time.perf_counter() if began_s is None else began_s
         try:
-            votes = self._pre_commit(round, phase_one)
-            pre_committed = time.perf_counter()
+            votes = self._pre_commit(round, phase_one, started)
             committables = self._seal(round, votes, started)
         except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
             self._roll_back(round, error)
         self._decide(Decision(round, committables))
         self._enter(Phase.COMMITTING, round.batch_id)
         self._commit_through(round.batch_id, recovered=False)
-        committed = time.perf_counter()
         self._enter(Phase.SWEEPING, round.batch_id)
-        until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)
+        self._until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)
         self._enter(Phase.IDLE, round.batch_id)
-        return BatchFinished(
-            batch_id=round.batch_id,
-            already_decided=False,
-            records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},
-            transactions={name: len(of_sink) for name, of_sink in committables.items()},
-            pre_commit_ms=(pre_committed - started) * 1000,
-            protocol_ms=(committed - pre_committed) * 1000,
-        )
+        return committables
 
-    def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]]) -> list[Vote]:
+    def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], started: float) -> list[Vote]:
         for sink in self._sinks.values():
             in_doubt = (c.transaction_id for batch in sink.pending for c in batch.committables)
             sink.transactional_ids.reserve(round, in_doubt)
-        self._enter(Phase.PRE_COMMITTING, round.batch_id)
+        self._enter(Phase.PRE_COMMITTING, round.batch_id, started)
         return list(phase_one(round))
 
     def _seal(self, round: Round, votes: Sequence[Vote], started: float) -> dict[str, tuple[Committable, ...]]:
@@ -299,7 +298,7 @@ class Coordinator:
             self._replay(batch_id, lost)
         for sink in sinks:
             what = f"batch {batch_id} is committed; its completion in sink {_name(sink)}"
-            until_answered(what, sink.complete, batch_id, _of_batch(sink, batch_id))
+            self._until_answered(what, sink.complete, batch_id, _of_batch(sink, batch_id))
             sink.pending.settle(batch_id)
 
     def _attempt_commits(
@@ -346,7 +345,7 @@ class Coordinator:
         for sink, committable in lost:
             replacement = _written_again(sink, committable, round)
             replaced[_name(sink)][committable.transaction_id] = replacement
-            notify(TransactionReplayed(_name(sink), batch_id, committable, replacement))
+            self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement))
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
             name: tuple(replaced[name].get(c.transaction_id, c) for c in of_sink)
@@ -365,7 +364,7 @@ class Coordinator:
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
         try:
-            until_answered(what, sink.commit, committable)
+            self._until_answered(what, sink.commit, committable)
         except TransactionLost as error:
             if committable.staged and sink.stage is None:
                 raise TransactionLost(
@@ -373,7 +372,7 @@ class Coordinator:
                     " 'stage' that it had, and they are written again from it."
                 ) from error
             raise
-        notify(TransactionCommitted(_name(sink), batch_id, committable, recovered))
+        self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
 
     def _sweep(self, recovered: bool) -> None:
         """Abort what is open and owned by this log, and neither decided nor a newer incarnation's.
@@ -390,18 +389,32 @@ class Coordinator:
         for sink, transaction in open_:
             if not any(transaction.is_same_transaction(committable) for committable in decided):
                 sink.abort(transaction)
-                notify(TransactionAborted(_name(sink), transaction, recovered))
+                self._tell(TransactionAborted(_name(sink), transaction, recovered))
         for sink, copy in copies:
             # Of a batch that is known to be complete, or of a round that is not decided: nothing will ask for it.
             if not any(copy == c.staged for batch in sink.pending for c in batch.committables) and sink.stage:
                 sink.stage.remove(copy)
 
-    def _enter(self, phase: Phase, batch_id: int | None = None) -> None:
-        self._phase = advance(self._phase, phase)
-        notify(PhaseEntered(phase, batch_id))
+    # What is told. ----------------------------------------------------------------------------------------------
 
-    def _finished(self, batch: BatchFinished) -> BatchFinished:
-        notify(batch)
+    def _enter(self, phase: Phase, batch_id: int | None = None, now_s: float | None = None) -> None:
+        self._phase = advance(self._phase, phase)
+        self._figures.enter(phase, time.perf_counter() if now_s is None else now_s)
+        self._tell(PhaseEntered(phase, batch_id))
+
+    def _until_answered(self, what: str, call: Callable[..., None], *arguments: object) -> None:
+        until_answered(what, call, *arguments, tell=self._tell)
+
+    def _tell(self, event: Event) -> None:
+        self._figures.count(event)
+        notify(event)
+
+    def _finished(
+        self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
+    ) -> BatchFinished:
+        batch = self._figures.finished(batch_id, already_decided, committables)
+        logger.info("%s", batch)
+        self._tell(batch)
         return batch
 
 
@@ -472,7 +485,7 @@ def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Roun
         for batch in sink.stage.read(lost.staged):
             sink.write(transaction, batch)
             transaction.records += batch.num_rows
-        vote = replace(sink.pre_commit(transaction), staged=lost.staged)
+        vote = replace(sink.pre_commit(transaction), staged=lost.staged, bytes=lost.bytes)
     except FileNotFoundError as error:
         sink.abort(transaction)
         raise TransactionLost(

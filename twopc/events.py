@@ -58,21 +58,34 @@ class CallRetried:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """What became of one batch.
+    """What became of one batch, in figures.
 
     Attributes:
-        already_decided: the log had decided it before; nothing was written.
-        records, transactions: by sink.
-        pre_commit_ms: phase one, the writing included.
-        protocol_ms: from the last pre-commit to the end of phase two.
+        already_decided: the log had decided it before; nothing was written, so nothing stands in the next three.
+        records, bytes, transactions: by sink. Bytes are those of the records as Arrow holds them in memory.
+        phases_ms: time in each phase that it went through, by the phase's name. Pre-committing includes the writing.
+        retries: of calls that a target could not answer, on the coordinator.
+        recovered: transactions left by earlier incarnations, committed or rolled back before the batch began.
     """
 
     batch_id: int
     already_decided: bool
     records: dict[str, int]
+    bytes: dict[str, int]
     transactions: dict[str, int]
-    pre_commit_ms: float
-    protocol_ms: float
+    phases_ms: dict[str, float]
+    retries: int
+    recovered: int
+
+    def __str__(self) -> str:
+        written = [
+            f"{self.records[name]} records ({self.bytes[name]} bytes) in {count} transactions to {name}"
+            for name, count in self.transactions.items()
+        ]
+        phases = [f"{phase} {spent_ms:.0f} ms" for phase, spent_ms in self.phases_ms.items()]
+        what = "; ".join(written) or "committed before, nothing written"
+        rest = ", ".join([*phases, f"{self.retries} retries", f"{self.recovered} recovered"])
+        return f"batch {self.batch_id}: {what}; {rest}"
 
 
 Event: TypeAlias = (

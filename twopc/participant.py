@@ -55,6 +55,7 @@ class Participant:
         if sink in self._copies:
             self._copies[sink].write(batch)
         self._transactions[sink].records += batch.num_rows
+        self._transactions[sink].bytes += batch.nbytes
 
     def _begin(self, name: str, schema: pa.Schema) -> None:
         sink = self._sinks[name]
@@ -66,8 +67,10 @@ class Participant:
     def pre_commit(self) -> Vote:
         """Pre-commit every transaction begun. From here on only the coordinator decides what becomes of them."""
         staged = {name: copy.finish() for name, copy in self._copies.items()}
-        votes = {name: self._sinks[name].pre_commit(live) for name, live in self._transactions.items()}
-        return {name: replace(vote, staged=staged.get(name)) for name, vote in votes.items()}
+        return {
+            name: replace(self._sinks[name].pre_commit(live), staged=staged.get(name), bytes=live.bytes)
+            for name, live in self._transactions.items()
+        }
 
     def __enter__(self) -> Self:
         return self

@@ -17,6 +17,7 @@ class Transaction:
     def __init__(self, transaction_id: TransactionId) -> None:
         self.id = transaction_id
         self.records = 0
+        self.bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class Committable:
             also after the name was used again. It holds no credentials: it is written to the commit log.
         records: number of records written, or None where only the target was asked (``recover``).
         staged: name of the copy from which the records can be written again, or None where there is none.
+        bytes: of those records as Arrow holds them in memory, or None where that is not known.
     """
 
     transaction_id: str
     handle: Mapping[str, JsonValue]
     records: int | None = None
     staged: str | None = None
+    bytes: int | None = None
 
     def is_same_transaction(self, other: Committable) -> bool:
         """Whether both name one transaction: same name, and no part of the handles that both have differs."""
@@ -49,6 +52,7 @@ class Committable:
             "handle": dict(self.handle),
             "records": self.records,
             "staged": self.staged,
+            "bytes": self.bytes,
         }
 
     @classmethod
@@ -57,9 +61,13 @@ class Committable:
         transaction_id, handle, records = value["transaction_id"], value["handle"], value["records"]
         if not isinstance(transaction_id, str) or not isinstance(handle, dict):
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
-        if records is not None and (not isinstance(records, int) or isinstance(records, bool) or records < 0):
-            raise TypeError(f"a committable's records must be a count or null, not {records!r}")
         staged = value.get("staged")
         if staged is not None and (not isinstance(staged, str) or "/" in staged):
             raise TypeError(f"a committable's staged copy must be a file name or null, not {staged!r}")
-        return cls(transaction_id, handle, records, staged)
+        return cls(transaction_id, handle, _count(records), staged, _count(value.get("bytes")))
+
+
+def _count(value: JsonValue) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise TypeError(f"a committable's records and bytes must be counts or null, not {value!r}")
+    return value

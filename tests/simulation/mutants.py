@@ -131,15 +131,21 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep after a batch is forgotten",
-        (Edit(f"{COORDINATOR}._run", 'until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)', ""),),
+        (
+            Edit(
+                f"{COORDINATOR}._run",
+                'self._until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)',
+                "",
+            ),
+        ),
     ),
     Mutant(
         "the sweep at recovery is forgotten",
-        (Edit(f"{COORDINATOR}._open", 'until_answered("sweep at recovery", self._sweep, True)', ""),),
+        (Edit(f"{COORDINATOR}._open", 'self._until_answered("sweep at recovery", self._sweep, True)', ""),),
     ),
     Mutant(
         "the sweep at a clean stop is forgotten",
-        (Edit(f"{COORDINATOR}.close", 'until_answered("sweep at the end", self._sweep, False)', ""),),
+        (Edit(f"{COORDINATOR}.close", 'self._until_answered("sweep at the end", self._sweep, False)', ""),),
     ),
     Mutant(
         "the sweep does not read the log's tail again",
@@ -162,7 +168,7 @@ MUTANTS = (
             Edit(
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
-                """until_answered("sweep at recovery", self._sweep, True)
+                """self._until_answered("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
             Edit(
@@ -234,7 +240,7 @@ MUTANTS = (
             Edit(
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
-                """until_answered("sweep at recovery", self._sweep, True)
+                """self._until_answered("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
         ),

@@ -28,6 +28,10 @@ class Records:
     def num_rows(self) -> int:
         return len(self.rows)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(len(row) for row in self.rows)
+
     def slice(self, offset: int, length: int | None = None) -> Records:
         return Records(self.rows[offset:] if length is None else self.rows[offset : offset + length])
 

@@ -119,7 +119,7 @@ _CLOCK = _Clock()
 _OS = OperatingSystem()
 
 
-def _until_answered(_what: str, call: Callable[..., None], *arguments: object) -> None:
+def _until_answered(_what: str, call: Callable[..., None], *arguments: object, tell: object) -> None:
     """As much of tenacity as the coordinator uses: a third of the time of a run would go into its own."""
     while True:
         try:

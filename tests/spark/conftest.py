@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ import pytest
 
 import twopc
 from tests.topic_reader import records_of
+from twopc.events import PhaseEntered
+from twopc.phases import Phase
 from twopc_kafka.control import connect
 from twopc_kafka.options import parse_options
 
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from twopc_kafka.development import KafkaBroker
 
 Rows = list[dict[str, Any]]
+
+AVAILABLE_NOW: Mapping[str, Any] = {"availableNow": True}
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Pipeline:
         writer: ForeachBatch | Callable[[DataFrame, int], None],
         plan: Callable[[DataFrame], DataFrame] = lambda source: source,
         output_mode: str = "append",
+        trigger: Mapping[str, Any] = AVAILABLE_NOW,
     ) -> Any:
         source = (
             self.spark.readStream.schema("id LONG, name STRING")
@@ -87,7 +93,7 @@ class Pipeline:
             .writeStream.foreachBatch(writer)
             .outputMode(output_mode)
             .option("checkpointLocation", str(self.checkpoint))
-            .trigger(availableNow=True)
+            .trigger(**trigger)
             .start()
         )
 
@@ -177,3 +183,31 @@ def events() -> Iterator[list[Event]]:
     twopc.register_observer(observer)
     yield told
     twopc.unregister_observer(observer)
+
+
+class Hold:
+    """Holds a coordinator where it enters a phase of a batch, once."""
+
+    def __init__(self) -> None:
+        self.where: PhaseEntered | None = None
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def at(self, phase: Phase, batch_id: int) -> None:
+        self.where = PhaseEntered(phase, None if phase is Phase.RECOVERING else batch_id)
+        self.reached.clear()
+        self.released.clear()
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        if event == self.where:
+            self.where = None
+            self.reached.set()
+            self.released.wait(60)
+
+
+@pytest.fixture
+def hold() -> Iterator[Hold]:
+    held = Hold()
+    twopc.register_observer(held)
+    yield held
+    twopc.unregister_observer(held)

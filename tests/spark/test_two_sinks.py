@@ -76,6 +76,18 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
     assert [entry["decided"] for entry in pipeline.entries("decide")] == [0, 1, 2]
 
 
+def test_the_figures_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
+    write = foreach_batch({"all": pipeline.files(), "few": (pipeline.files(), ["id"])}, log=str(pipeline.log))
+    for batch in ([1, 2, 3], [4]):
+        pipeline.add_batch(rows(*batch))
+    assert write.last_progress is None
+    pipeline.run(write)
+    figures: Any = write.last_progress
+    assert (figures.batch_id, figures.records, figures.transactions) == (1, {"all": 1, "few": 1}, {"all": 1, "few": 1})
+    assert figures.bytes["all"] > figures.bytes["few"] > 0
+    assert figures.phases_ms["pre-committing"] > 0
+
+
 def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(pipeline: Pipeline) -> None:
     context = pipeline.spark.sparkContext
     writer = foreach_batch({"archive": pipeline.files(), "orders": pipeline.files()}, log=str(pipeline.log))

@@ -216,6 +216,54 @@ def test_the_phases_of_a_batch_are_announced_in_order(world: World, events: list
     assert isinstance(events[-1], BatchFinished)
 
 
+def test_the_figures_of_a_batch_are_returned_told_and_logged(
+    world: World, events: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = world.coordinator("a")
+    busy = iter([True, True])
+
+    def moves() -> None:
+        if next(busy, False):
+            raise Retriable("the target moves")
+
+    sink(coordinator, "a").during |= {"seal": lambda: time.sleep(0.02), "commit": moves}
+    with caplog.at_level(logging.INFO, "twopc"):
+        figures = run(coordinator, 0)
+    assert events[-1] == figures
+    assert (figures.records, figures.transactions) == ({"a": 2}, {"a": 2})
+    assert figures.bytes == {"a": 14}
+    assert (figures.retries, figures.recovered) == (2, 0)
+    assert list(figures.phases_ms) == [
+        "recovering", "pre-committing", "sealing", "deciding", "committing", "sweeping"
+    ]  # fmt: skip
+    assert figures.phases_ms["sealing"] >= 20
+    [line] = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert line.startswith("batch 0: 2 records (14 bytes) in 2 transactions to a; recovering ")
+    assert line.endswith(" ms, 2 retries, 0 recovered")
+
+    figures = run(coordinator, 1)
+    assert figures.retries == 0  # each batch has its own
+    assert "recovering" not in figures.phases_ms
+
+
+def test_the_figures_of_a_batch_tell_what_was_recovered_before_it(world: World) -> None:
+    crashed = world.coordinator()
+    sink(crashed, "a").during["commit"] = raises(OSError("the driver dies"))
+    with pytest.raises(OSError, match="dies"):
+        run(crashed, 0)
+
+    again = world.coordinator().run(0, never)
+    assert (again.already_decided, again.records, again.recovered) == (True, {}, 2 * PARTITIONS)
+    assert list(again.phases_ms) == ["recovering"]
+    assert "committed before, nothing written" in str(again)
+
+
+def test_phase_one_that_began_before_the_call_is_timed_from_its_beginning(world: World) -> None:
+    coordinator = world.coordinator()
+    figures = coordinator.run(0, write_all(coordinator), began_s=time.perf_counter() - 1)
+    assert figures.phases_ms["pre-committing"] >= 1000
+
+
 def test_nothing_is_visible_before_the_decision_is_in_the_log(world: World) -> None:
     store = Store(world.log)
     coordinator = world.coordinator(log=store)
@@ -952,7 +1000,7 @@ def test_nothing_of_the_records_stays_with_the_coordinator(world: World) -> None
         gc.collect()
         assert written() is None
         sizes.append(len(serialise(coordinator._log.tail)))
-    assert sizes[1] - sizes[0] <= len("100000")
+    assert sizes[1] - sizes[0] <= 2 * len("100000")  # its records and bytes
 
 
 def test_what_is_committed_is_not_pending_any_more(world: World) -> None:

@@ -41,7 +41,7 @@ def test_another_name_is_another_transaction_whatever_the_handle() -> None:
 def test_a_committable_survives_a_round_trip_through_json(
     name: str, handle: dict[str, JsonValue], records: int
 ) -> None:
-    for committable in (Committable(name, handle, records), Committable(name, handle)):
+    for committable in (Committable(name, handle, records, bytes=records), Committable(name, handle)):
         assert Committable.from_json(json.loads(json.dumps(committable.to_json()))) == committable
 
 

@@ -2,5 +2,6 @@
 
 from twopc.spark.data_source import TwoPhaseCommitDataSource
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
+from twopc.spark.stopping import stop
 
-__all__ = ["ForeachBatch", "TwoPhaseCommitDataSource", "foreach_batch"]
+__all__ = ["ForeachBatch", "TwoPhaseCommitDataSource", "foreach_batch", "stop"]

@@ -11,15 +11,18 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from twopc.coordinator import Coordinator
 from twopc.errors import ConfigurationError
+from twopc.events import BatchFinished
 from twopc.log_store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.arrow import arrow_schema
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
+from twopc.spark.stopping import Turn, interrupts_as_spark_knows_them, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.staging import Stage
 from twopc.transactional_ids import Round
@@ -95,11 +98,13 @@ class ForeachBatch:
         self._stage = stage
         self._first_batch_id = first_batch_id
         self._progress = progress
+        self._last_progress: BatchFinished | None = None
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
         self._validated: pa.Schema | None = None
         self._application_id: str | None = None
         self._first_task_attempt_id = 0
+        self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -108,7 +113,17 @@ class ForeachBatch:
         Raises:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops; started again, it recovers first.
         """
+        if not isinstance(batch, ClassicDataFrame):
+            raise ConfigurationError(
+                "foreach_batch does not work through Spark Connect: there it runs in a process of the server's that is"
+                " not told its query's id, by which the log knows its query. Nothing was written. Use"
+                " writeStream.format('twopc'), which does."
+            )
         context = batch.sparkSession.sparkContext
+        with interrupts_as_spark_knows_them(batch_id), self.turn.of_batch(context):
+            self._write(context, batch, batch_id)
+
+    def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
         query_id = _query_id(context)
         coordinator = self._coordinator_of(query_id)
         projected = batch.select(*(self._struct(name) for name in self._targets))
@@ -128,14 +143,21 @@ class ForeachBatch:
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
-        if coordinator.run(batch_id, phase_one).already_decided:
+        self._last_progress = coordinator.run(batch_id, phase_one)
+        if self._last_progress.already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
             with _described(context, f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
+    @property
+    def last_progress(self) -> BatchFinished | None:
+        """The figures of the last batch that ended well, or None before the first."""
+        return self._last_progress
+
     def close(self) -> None:
-        """Record a clean stop in the log. Call it when the query has ended; without it the next start recovers."""
+        """Record a clean stop in the log, of a query that has ended by itself; ``stop`` does it for one that runs.
+        Without it the next start recovers."""
         if self._coordinator is not None:
             self._coordinator.close()
 
@@ -162,6 +184,7 @@ class ForeachBatch:
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
             self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
+        writers[query_id] = self
         return self._coordinator
 
     def _sinks(self) -> dict[str, Sink]:

@@ -1,0 +1,256 @@
+"""A query is stopped in each phase of a batch, by ``twopc.spark.stop`` and by Spark alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+import twopc
+from twopc.errors import ConfigurationError
+from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
+from twopc.phases import Phase
+from twopc.spark import foreach_batch, stop
+from twopc_files.sink import FileSink, FileTransaction
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.spark.conftest import Hold, Pipeline, Rows
+    from twopc import Committable
+    from twopc.spark import ForeachBatch
+
+pytestmark = pytest.mark.spark
+
+HELD_S = 60
+
+
+def rows(*ids: int) -> Rows:
+    return [{"id": number, "name": "a"} for number in ids]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + HELD_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def writer(pipeline: Pipeline) -> ForeachBatch:
+    return foreach_batch(pipeline.files(), log=str(pipeline.log))
+
+
+def in_background(call: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def is_interrupted(query: Any) -> bool:
+    return bool(query._jsq.streamingQuery().queryExecutionThread().isInterrupted())
+
+
+def decided(pipeline: Pipeline) -> list[int]:
+    return [entry["decided"] for entry in pipeline.entries("decide")]
+
+
+def noted(pipeline: Pipeline) -> list[str]:
+    """The batches that Spark has noted as done."""
+    return sorted(file.name for file in (pipeline.checkpoint / "commits").glob("[0-9]*"))
+
+
+# Spark's own stop. -----------------------------------------------------------------------------------------------
+
+PHASES = {
+    Phase.RECOVERING: False,
+    Phase.PRE_COMMITTING: False,
+    Phase.SEALING: True,
+    Phase.DECIDING: True,
+    Phase.COMMITTING: True,
+    Phase.SWEEPING: True,
+}
+"""Where a batch is when Spark's stop() comes, and whether it is finished all the same."""
+
+
+def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_there_once_after_a_restart(
+    pipeline: Pipeline, hold: Hold
+) -> None:
+    for number, (phase, is_finished) in enumerate(PHASES.items()):
+        pipeline.add_batch(rows(number))
+        hold.at(phase, number)
+        query = pipeline.start(writer(pipeline))
+        assert hold.reached.wait(HELD_S)
+        stopping = in_background(query.stop)
+        wait_until(lambda query=query: is_interrupted(query))  # type: ignore[misc]
+        hold.released.set()
+        stopping.join(HELD_S)
+        assert query.exception() is None
+        assert query.status["message"] == "Stopped"  # and the query's thread has not died of it
+        assert pipeline.archived_ids() == decided(pipeline) == list(range(number + is_finished))
+
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == decided(pipeline) == list(range(len(PHASES)))
+    assert pipeline.staged() == []
+
+
+class WaitingTasks(FileSink):
+    """Its tasks wait before they pre-commit, as long as there is a folder for it."""
+
+    def __init__(self, options: dict[str, str], folder: Path) -> None:
+        super().__init__(options)
+        self.folder = folder
+
+    def pre_commit(self, transaction: FileTransaction) -> Committable:
+        deadline = time.monotonic() + HELD_S
+        while self.folder.exists() and time.monotonic() < deadline:
+            (self.folder / "reached").touch()
+            time.sleep(0.02)
+        return super().pre_commit(transaction)
+
+
+def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> None:
+    waiting = pipeline.folder / "waiting"
+    waiting.mkdir()
+    options = {"path": str(pipeline.folder / "archive"), "format": "json"}
+    pipeline.add_batch(rows(1, 2))
+    query = pipeline.start(foreach_batch(WaitingTasks(options, waiting), log=str(pipeline.log)))
+    wait_until((waiting / "reached").exists)
+    query.stop()
+    assert query.exception() is None
+    assert query.status["message"] == "Stopped"
+    assert decided(pipeline) == pipeline.archived_ids() == []
+
+    (waiting / "reached").unlink()
+    waiting.rmdir()
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == [1, 2]
+    assert pipeline.staged() == []
+
+
+def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_runs(
+    pipeline: Pipeline, hold: Hold
+) -> None:
+    configuration = pipeline.spark.conf
+    configuration.set("spark.sql.streaming.stopTimeout", "300")
+    try:
+        pipeline.add_batch(rows(1))
+        hold.at(Phase.COMMITTING, 0)
+        query = pipeline.start(writer(pipeline))
+        assert hold.reached.wait(HELD_S)
+        for attempt in (query.stop, lambda: pipeline.start(writer(pipeline))):
+            with pytest.raises(Py4JJavaError, match="failed to stop within 300"):
+                attempt()
+        assert len(pipeline.entries("open")) == 1
+        hold.released.set()
+        query.awaitTermination()
+    finally:
+        hold.released.set()
+        configuration.unset("spark.sql.streaming.stopTimeout")
+
+    pipeline.add_batch(rows(2))
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == [1, 2]
+    assert decided(pipeline) == [0, 1]
+
+
+# twopc.spark.stop. -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.PRE_COMMITTING, Phase.COMMITTING])
+def test_stop_finishes_the_batch_under_way_begins_no_other_and_closes_the_log(
+    pipeline: Pipeline, hold: Hold, events: list[Event], phase: Phase
+) -> None:
+    for number in range(3):
+        pipeline.add_batch(rows(number))
+    hold.at(phase, 0)
+    query = pipeline.start(writer(pipeline))
+    assert hold.reached.wait(HELD_S)
+    stopping = in_background(lambda: stop(query))
+    hold.released.set()
+    stopping.join(HELD_S)
+    assert not query.isActive
+    assert query.exception() is None
+    assert query.status["message"] == "Stopped"
+    assert (decided(pipeline), pipeline.archived_ids(), noted(pipeline)) == ([0], [0], ["0"])
+    assert len(pipeline.entries("close")) == 1
+
+    events.clear()
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == [0, 1, 2]
+    assert decided(pipeline) == [0, 1, 2]  # none was repeated
+    recovered = (TransactionCommitted, TransactionAborted)
+    assert not any(event.recovered for event in events if isinstance(event, recovered))
+
+
+def test_stop_between_two_batches_returns_at_once_and_the_query_goes_on_later(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    write = writer(pipeline)
+    for number in (1, 2):
+        query = pipeline.start(write, trigger={"processingTime": "1 hour"})
+        wait_until(lambda number=number: len(noted(pipeline)) == number)  # type: ignore[misc]
+        stop(query)
+        assert len(pipeline.entries("close")) == number
+        pipeline.add_batch(rows(number + 1))
+    assert decided(pipeline) == [0, 1]
+    assert pipeline.archived_ids() == [1, 2]
+
+
+def test_stop_closes_the_log_of_a_query_that_has_ended_and_stops_one_that_has_not_begun(pipeline: Pipeline) -> None:
+    empty = pipeline.beside("empty")
+    (empty.folder / "source").mkdir(parents=True)
+    query = empty.start(writer(empty), trigger={"processingTime": "1 hour"})
+    stop(query)
+    assert not query.isActive
+    assert not empty.log.exists()
+
+    pipeline.add_batch(rows(1))
+    query = pipeline.start(writer(pipeline))
+    query.awaitTermination()
+    stop(query)
+    assert len(pipeline.entries("close")) == 1
+
+
+def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_tells_why(pipeline: Pipeline, hold: Hold) -> None:
+    class Full(FileSink):
+        def commit(self, committable: Committable) -> None:
+            raise OSError("the disk is full")
+
+    archive = Full({"path": str(pipeline.folder / "archive"), "format": "json"})
+    pipeline.add_batch(rows(1))
+    hold.at(Phase.COMMITTING, 0)
+    query = pipeline.start(foreach_batch(archive, log=str(pipeline.log)))
+    assert hold.reached.wait(HELD_S)
+    stopping = in_background(lambda: stop(query))
+    hold.released.set()
+    stopping.join(HELD_S)
+    assert "the disk is full" in str(query.exception())
+
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == [1]
+
+
+def test_stop_from_within_a_batch_is_refused(pipeline: Pipeline) -> None:
+    said: list[Exception] = []
+
+    class Impatient:
+        @twopc.hookimpl
+        def twopc_event(self, event: Event) -> None:
+            if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
+                try:
+                    stop(pipeline.spark.streams.active[0])
+                except ConfigurationError as error:
+                    said.append(error)
+
+    impatient = Impatient()
+    twopc.register_observer(impatient)
+    try:
+        pipeline.add_batch(rows(1))
+        pipeline.run(writer(pipeline))
+    finally:
+        twopc.unregister_observer(impatient)
+    assert ["from within a batch" in str(error) for error in said] == [True]
+    assert pipeline.archived_ids() == [1]
