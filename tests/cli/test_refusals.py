@@ -210,7 +210,7 @@ def test_a_target_that_does_not_answer_is_named_while_it_is_waited_for_and_the_w
     before = left.snapshot()
     started = time.monotonic()
     done = run("resolve", left.log, "--sinks", left.sinks, "--yes", "--timeout-s", 3, "--json", PASSWORD=SECRET)
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60  # and not for ever, however busy the machine is
     assert (done.code, done.json["error"]["kind"], done.json["opened"]) == (6, "NoAnswer", None)
     assert "listing the transactions of archive: 2 s, 1 s left" in done.err
     assert SECRET not in done.out + done.err
