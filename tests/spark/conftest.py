@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafka import KafkaConsumer
-from kafka.structs import TopicPartition
 
 import twopc
+from tests import committed
 from twopc_kafka.control import connect
 from twopc_kafka.options import parse_options
 
@@ -128,7 +127,6 @@ class Topic:
     servers: str
     name: str
     prefix: str
-    partitions: int
 
     @property
     def options(self) -> dict[str, str]:
@@ -143,16 +141,7 @@ class Topic:
 
     def values(self) -> list[str]:
         """Every value that a committed reader sees now, read by another client than the one that wrote."""
-        partitions = [TopicPartition(self.name, number) for number in range(self.partitions)]
-        values: list[str] = []
-        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level="read_committed") as consumer:
-            consumer.assign(partitions)
-            consumer.seek_to_beginning(*partitions)
-            stable = consumer.end_offsets(partitions)
-            while any(consumer.position(partition) < stable[partition] for partition in partitions):
-                for records in consumer.poll(timeout_ms=1000).values():
-                    values += [record.value.decode() for record in records]
-        return values
+        return [record.value.decode() for record in committed.records(self.servers, self.name)]
 
     def shows(self, expected: list[str], timeout_s: float = 10) -> bool:
         """Whether exactly ``expected`` is visible: at once or soon, as a broker answers a commit before its markers
@@ -171,7 +160,7 @@ class Topic:
 def topic(kafka_broker: KafkaBroker) -> Topic:
     unique = uuid.uuid4().hex[:8]
     kafka_broker.create_topic(f"spark-{unique}", partitions=2)
-    return Topic(kafka_broker.bootstrap_servers, f"spark-{unique}", f"test-{unique}", 2)
+    return Topic(kafka_broker.bootstrap_servers, f"spark-{unique}", f"test-{unique}")
 
 
 @pytest.fixture

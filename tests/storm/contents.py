@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient
 
+from tests import committed
 from tests.storm.query import Settings
 
 ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
@@ -31,15 +32,7 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
 
 def in_kafka(settings: Settings) -> Iterator[int]:
     """The target topic, read to its end by a committed reader."""
-    with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level="read_committed") as consumer:
-        numbers = consumer.partitions_for_topic(settings.target)
-        partitions = [TopicPartition(settings.target, number) for number in numbers]
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        ends = consumer.end_offsets(partitions)
-        while any(consumer.position(partition) < ends[partition] for partition in partitions):
-            for records in consumer.poll(timeout_ms=500).values():
-                yield from (int(record.value) for record in records)
+    return (int(record.value) for record in committed.records(settings.servers, settings.target))
 
 
 def in_parquet(settings: Settings) -> Iterator[int]:

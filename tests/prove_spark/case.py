@@ -1,0 +1,180 @@
+"""One case: a query whose driver is killed again and again, and which then runs to its end and is compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import confluent_kafka
+
+from tests.processes import kill_all_of
+from tests.prove_spark.contents import Contents, compare
+from tests.prove_spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
+from tests.prove_spark.plans import PLANS, batches
+from twopc_kafka.development import KafkaBroker
+
+DRIVER_AT_MOST_S = 150
+"""A start, and all that there is to write, take 10 s on a quiet machine."""
+
+Strike = tuple[str, str, int]
+"""What happens, the step and the batch; see ``twopc_faulty``."""
+
+
+def kills(*moments: tuple[str, int]) -> tuple[Strike, ...]:
+    """The driver is killed at each moment, a step of a batch, with all that it started."""
+    return tuple(("kill", step, batch) for step, batch in moments)
+
+
+FOREACH_BATCH_KILLS = kills(
+    ("pre_commit", 0),  # tasks write
+    ("seal", 1),  # all have pre-committed
+    ("deciding", 2),  # before the append
+    ("commit", 3),  # decided, and nothing is committed
+    ("recovering", 3),
+    ("open", 3),  # fenced the one before, and has not looked at the target
+    ("committed", 4),  # amid the commits
+    ("complete", 4),
+    ("sweeping", 5),
+)
+FORMAT_KILLS = kills(
+    ("pre_commit", 0),
+    ("seal", 1),
+    ("commit", 2),
+    ("open", 2),
+    ("committed", 3),
+    ("complete", 4),
+    ("close", 5),  # the log is closed, and Spark has not noted the batch
+)
+PLAN_KILLS = kills(
+    ("pre_commit", 1),
+    ("seal", 2),
+    ("deciding", 3),
+    ("commit", 4),
+    ("committed", 5),
+    ("sweeping", 6),  # the batch without input, which the watermark of the last one causes
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query and what strikes it."""
+
+    plan: str
+    strikes: Sequence[Strike]
+    api: str = FOREACH_BATCH
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case. ``told`` is empty where all is well."""
+
+    kills: int
+    lost: int
+    duplicates: int
+    leftovers: int
+    told: Sequence[str]
+    spark: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all cases share."""
+
+    folder: Path
+    broker: KafkaBroker
+    python: str
+    jars: str
+    expected: Mapping[str, Contents]
+
+    def run(self, case: Case, struck: Callable[[], None]) -> Outcome:
+        """Strike the query as often as its case says, let it finish, compare. Calls ``struck`` after each start."""
+        job = self._prepared(case)
+        told: list[str] = []
+        hit = 0
+        for number, strike in enumerate(case.strikes):
+            status = self._start(replace(job, fault=strike, parallelism=2 + number % 2))
+            struck()
+            hit += status == -signal.SIGKILL
+            if status != -signal.SIGKILL:
+                told.append(f"was to be struck by {strike} and ended with {status}")
+        status = self._start(job)
+        struck()
+        if status != 0:
+            told.append(f"did not come to its end: {status}")
+        found = compare(job, self.expected[case.plan])
+        told += [f"{count} {what}" for what, count in asdict(found).items() if count]
+        versions = json.loads((Path(job.folder) / "versions.json").read_text())
+        if told:
+            told.append(f"what it left is in {job.folder}")
+        else:
+            shutil.rmtree(job.folder)
+        return Outcome(hit, **asdict(found), told=told, **versions)
+
+    def _prepared(self, case: Case) -> Job:
+        """Its input, its topics and its folder, all of its own."""
+        name = f"{case.api}-{case.plan}-{uuid.uuid4().hex[:8]}"
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        self.broker.create_topic(name, partitions=2)
+        records = sum(len(batch) for batch in batches())
+        if PLANS[case.plan].source == "kafka" and case.api != FORMAT_BATCH:
+            self.broker.create_topic(f"{name}-source", partitions=2)
+            self._feed_topic(f"{name}-source")
+        else:
+            feed_folder(folder / "source")
+        return Job(
+            api=case.api,
+            plan=case.plan,
+            folder=str(folder),
+            servers=self.broker.bootstrap_servers,
+            source=f"{name}-source",
+            target=name,
+            records=records,
+            jars=self.jars,
+            classes=str(self.folder / "classes.jsa"),
+            backends=str(Path("tests/spark/backends").resolve()),
+            settings=dict(case.settings),
+        )
+
+    def _feed_topic(self, topic: str) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.broker.bootstrap_servers, "log_level": 0})
+        for number, record in enumerate(record for batch in batches() for record in batch):
+            producer.produce(topic, json.dumps(record), partition=number % 2)
+        if producer.flush(30):
+            raise RuntimeError(f"the source {topic} could not be filled")
+
+    def _start(self, job: Job) -> int | str:
+        """Run a driver to its end, whoever brings that about; how it ended."""
+        with (Path(job.folder) / "driver.log").open("ab") as log:
+            driver = subprocess.Popen(
+                [self.python, "-m", "tests.prove_spark.driver", json.dumps(asdict(job))],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYSPARK_PYTHON": self.python, "PYTHONPATH": job.backends},
+                start_new_session=True,
+            )
+        try:
+            return driver.wait(DRIVER_AT_MOST_S)
+        except subprocess.TimeoutExpired:
+            return f"still running after {DRIVER_AT_MOST_S} s"
+        finally:
+            kill_all_of(driver)
+
+
+def feed_folder(folder: Path) -> None:
+    """A file a batch."""
+    folder.mkdir()
+    for number, batch in enumerate(batches()):
+        file = folder / f"{number:03d}.json"
+        file.write_text("".join(json.dumps(record) + "\n" for record in batch))
+        os.utime(file, (number, number))  # Spark takes the oldest first
