@@ -7,33 +7,36 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyspark
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from tests.prove_spark.case import Bench, feed_folder
 from tests.prove_spark.contents import Contents, in_batch
+from tests.prove_spark.environments import NotHere, made, own
 from tests.prove_spark.plans import PLANS
-from tests.prove_spark.ways import WAYS
+from tests.prove_spark.standalone import Standalone
+from tests.prove_spark.ways import WAYS, Way
 from tests.storm.query import end_jvm
-from twopc_kafka.development import KafkaBroker, spark_kafka_jars
+from twopc_kafka.development import JarsNotAvailable, KafkaBroker
 
 console = Console()
 
 
-def prove(way: str, bench: Bench, progress: Progress) -> dict[str, Any]:
+def prove(way: Way, bench: Bench, started: Callable[[], None]) -> dict[str, Any]:
     """Run all cases of a way, and report."""
-    started = time.monotonic()
-    cases = WAYS[way]
-    bar = progress.add_task(way, total=sum(len(case.strikes) + 1 for case in cases), found="")
-    outcomes = [bench.run(case, lambda: progress.update(bar, advance=1)) for case in cases]
-    told = [what for outcome in outcomes for what in outcome.told]
-    progress.update(bar, found=f"{len(told)} failures" if told else "")
+    began = time.monotonic()
+    with ExitStack() as stack:
+        if way.on_cluster:
+            bench = replace(bench, master=stack.enter_context(Standalone(bench.folder / "cluster")).master)
+        outcomes = [bench.run(case, started) for case in way.cases]
     lost, duplicates = sum(o.lost for o in outcomes), sum(o.duplicates for o in outcomes)
     return {
         "kills": sum(outcome.kills for outcome in outcomes),
@@ -41,10 +44,10 @@ def prove(way: str, bench: Bench, progress: Progress) -> dict[str, Any]:
         "duplicates": duplicates,
         "equal_to_batch": lost == duplicates == 0,
         "leftovers": sum(outcome.leftovers for outcome in outcomes),
-        "told": told,
+        "told": [what for outcome in outcomes for what in outcome.told],
         "spark": outcomes[0].spark,
         "python": outcomes[0].python,
-        "seconds": round(time.monotonic() - started, 1),
+        "seconds": round(time.monotonic() - began, 1),
     }
 
 
@@ -72,26 +75,37 @@ def main() -> int:
     """The exit code: 1 if anything is wrong."""
     given = parsed_arguments()
     folder = given.folder.resolve()
-    shutil.rmtree(folder / "work", ignore_errors=True)
-    (folder / "work").mkdir(parents=True)
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    (folder / "report.json").unlink(missing_ok=True)
     report: dict[str, Any] = {}
     columns = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
-    with KafkaBroker(folder / "work" / "broker") as broker, Progress(*columns, console=console) as progress:
-        jars = ":".join(map(str, spark_kafka_jars(pyspark.__version__)))
-        bench = Bench(folder / "work", broker, sys.executable, jars, expected(folder / "work", jars))
+    with KafkaBroker(work / "broker") as broker, Progress(*columns, console=console) as progress:
+        environment = own()
+        bench = Bench(work, broker, expected(work, environment.jars), environment)
+
+        def report_on(name: str) -> None:
+            way = WAYS[name]
+            bar = progress.add_task(name, total=sum(len(case.starts) + 1 for case in way.cases), found="")
+            try:
+                used = made(folder / "environments", given.uv, way.spark, way.python) if way.spark else environment
+                report[name] = prove(way, replace(bench, environment=used), lambda: progress.advance(bar))
+            except (NotHere, JarsNotAvailable) as error:
+                report[name] = {"absent": str(error)}
+            progress.update(bar, found=", ".join(report[name].get("told", ["absent"])))
+            (folder / "report.json").write_text(json.dumps(report, indent=1))
+
         with ThreadPoolExecutor(given.processes) as pool:
-            for way, found in zip(
-                given.ways, pool.map(lambda way: prove(way, bench, progress), given.ways), strict=True
-            ):
-                report[way] = found
-                (folder / "report.json").write_text(json.dumps(report, indent=1))
+            list(pool.map(report_on, given.ways))
     console.print_json(data=report)
-    return 1 if any(of_way["told"] for of_way in report.values()) else 0
+    return 1 if any(of_way.get("told") for of_way in report.values()) else 0
 
 
 def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.prove_spark", description=__doc__)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--uv", default="uv", help="makes the environments of other versions")
     parser.add_argument("--processes", type=int, default=2, help="ways at a time")
     parser.add_argument("--folder", type=Path, default=Path("build/spark"), help="where to work, and the report")
     return parser.parse_args()

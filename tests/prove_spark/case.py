@@ -16,6 +16,7 @@ import confluent_kafka
 
 from tests.processes import kill_all_of
 from tests.prove_spark.contents import Contents, compare
+from tests.prove_spark.environments import Environment
 from tests.prove_spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
 from tests.prove_spark.plans import PLANS, batches
 from twopc_kafka.development import KafkaBroker
@@ -24,50 +25,15 @@ DRIVER_AT_MOST_S = 150
 """A start, and all that there is to write, take 10 s on a quiet machine."""
 
 Strike = tuple[str, str, int]
-"""What happens, the step and the batch; see ``twopc_faulty``."""
-
-
-def kills(*moments: tuple[str, int]) -> tuple[Strike, ...]:
-    """The driver is killed at each moment, a step of a batch, with all that it started."""
-    return tuple(("kill", step, batch) for step, batch in moments)
-
-
-FOREACH_BATCH_KILLS = kills(
-    ("pre_commit", 0),  # tasks write
-    ("seal", 1),  # all have pre-committed
-    ("deciding", 2),  # before the append
-    ("commit", 3),  # decided, and nothing is committed
-    ("recovering", 3),
-    ("open", 3),  # fenced the one before, and has not looked at the target
-    ("committed", 4),  # amid the commits
-    ("complete", 4),
-    ("sweeping", 5),
-)
-FORMAT_KILLS = kills(
-    ("pre_commit", 0),
-    ("seal", 1),
-    ("commit", 2),
-    ("open", 2),
-    ("committed", 3),
-    ("complete", 4),
-    ("close", 5),  # the log is closed, and Spark has not noted the batch
-)
-PLAN_KILLS = kills(
-    ("pre_commit", 1),
-    ("seal", 2),
-    ("deciding", 3),
-    ("commit", 4),
-    ("committed", 5),
-    ("sweeping", 6),  # the batch without input, which the watermark of the last one causes
-)
+"""What happens, the step and the batch; see ``twopc_faulty``. A driver has one at most at a step."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A query and what strikes it."""
+    """A query and what strikes it: for each start of its driver what happens in it. A last one is left alone."""
 
     plan: str
-    strikes: Sequence[Strike]
+    starts: Sequence[Sequence[Strike]]
     api: str = FOREACH_BATCH
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,37 +53,40 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """What all cases share."""
+    """What cases share."""
 
     folder: Path
     broker: KafkaBroker
-    python: str
-    jars: str
     expected: Mapping[str, Contents]
+    environment: Environment
+    master: str = "local[2]"
 
-    def run(self, case: Case, struck: Callable[[], None]) -> Outcome:
-        """Strike the query as often as its case says, let it finish, compare. Calls ``struck`` after each start."""
+    def run(self, case: Case, started: Callable[[], None]) -> Outcome:
+        """Strike the query as its case says, let it finish, compare. Calls ``started`` after each start."""
         job = self._prepared(case)
         told: list[str] = []
-        hit = 0
-        for number, strike in enumerate(case.strikes):
-            status = self._start(replace(job, fault=strike, parallelism=2 + number % 2))
-            struck()
-            hit += status == -signal.SIGKILL
-            if status != -signal.SIGKILL:
-                told.append(f"was to be struck by {strike} and ended with {status}")
-        status = self._start(job)
-        struck()
-        if status != 0:
-            told.append(f"did not come to its end: {status}")
+        kills = 0
+        for number, strikes in enumerate([*case.starts, ()]):
+            ended = self._start(replace(job, strikes=strikes, parallelism=2 + number % 2))
+            missed = [strike for strike in strikes if (job.faults / strike[1]).exists()]
+            told += [f"was not struck by {strike}" for strike in missed]
+            wanted = -signal.SIGKILL if any(strike[0] == "kill" for strike in strikes) else 0
+            if ended == wanted:
+                kills += sum(strike[0] != "hold" for strike in strikes if strike not in missed)
+            else:
+                told.append(f"start {number} ended with {ended} and not with {wanted}")
+            started()
+        if job.outlived.exists():
+            told.append("no other attempt took the place of one that was held")
         found = compare(job, self.expected[case.plan])
         told += [f"{count} {what}" for what, count in asdict(found).items() if count]
-        versions = json.loads((Path(job.folder) / "versions.json").read_text())
+        noted = Path(job.folder) / "versions.json"
+        versions = json.loads(noted.read_text()) if noted.exists() else {}
         if told:
             told.append(f"what it left is in {job.folder}")
         else:
             shutil.rmtree(job.folder)
-        return Outcome(hit, **asdict(found), told=told, **versions)
+        return Outcome(kills, **asdict(found), told=told, **versions)
 
     def _prepared(self, case: Case) -> Job:
         """Its input, its topics and its folder, all of its own."""
@@ -139,7 +108,8 @@ class Bench:
             source=f"{name}-source",
             target=name,
             records=records,
-            jars=self.jars,
+            jars=self.environment.jars,
+            master=self.master,
             classes=str(self.folder / "classes.jsa"),
             backends=str(Path("tests/spark/backends").resolve()),
             settings=dict(case.settings),
@@ -156,11 +126,11 @@ class Bench:
         """Run a driver to its end, whoever brings that about; how it ended."""
         with (Path(job.folder) / "driver.log").open("ab") as log:
             driver = subprocess.Popen(
-                [self.python, "-m", "tests.prove_spark.driver", json.dumps(asdict(job))],
+                [self.environment.python, "-m", "tests.prove_spark.driver", json.dumps(asdict(job))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYSPARK_PYTHON": self.python, "PYTHONPATH": job.backends},
+                env={**os.environ, "PYSPARK_PYTHON": self.environment.python, "PYTHONPATH": job.backends},
                 start_new_session=True,
             )
         try:

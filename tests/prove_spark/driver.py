@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,14 +41,12 @@ class Phases:
 
 
 def plant(job: Job) -> None:
-    """Have the fault happen at its step, in its batch or, where that has no such step, in the first one that has."""
-    job.faults.mkdir(exist_ok=True)
-    for left in job.faults.iterdir():
-        left.unlink()
-    if job.fault:
-        what, step, batch = job.fault
-        what = f"{what} {os.getpgrp()}" if what == "kill" else what
-        (job.faults / step).write_text(f"{what} once {job.begun(batch)}")
+    """Have each strike happen at its step, in its batch or, where that has no such step, in the first one that has."""
+    shutil.rmtree(job.faults, ignore_errors=True)
+    job.faults.mkdir()
+    whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}"}
+    for what, step, batch in job.strikes:
+        (job.faults / step).write_text(f"{what}{whom.get(what, '')} once {job.begun(batch)}")
 
 
 def session(job: Job) -> SparkSession:
@@ -64,6 +63,7 @@ def session(job: Job) -> SparkSession:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.daemon.module", DAEMON)
+        .config("spark.executor.memory", "600m")
         .config("spark.executorEnv.PYTHONPATH", f"{job.backends}:{Path.cwd()}")
         .config("spark.driver.extraJavaOptions", quick)
         .config("spark.executor.extraJavaOptions", quick)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +22,7 @@ class Job:
         source, target: topics. Where the source is files, they are in ``folder/source``.
         records: of the source, in all.
         parallelism: partitions of what is written, where the plan leaves it open.
-        fault: what happens, the step and the batch; or None.
+        strikes: what happens, the step and the batch; of each step one at most.
         jars: of Kafka's source, as a class path.
         classes: archive of the JVM's loaded classes; it may be missing.
         backends: the folder with ``twopc_faulty``.
@@ -40,7 +40,7 @@ class Job:
     classes: str
     backends: str
     parallelism: int = 2
-    fault: tuple[str, str, int] | None = None
+    strikes: Sequence[tuple[str, str, int]] = ()
     master: str = "local[2]"
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,3 +56,8 @@ class Job:
     @property
     def faults(self) -> Path:
         return Path(self.folder) / "faults"
+
+    @property
+    def outlived(self) -> Path:
+        """A file that is there if a task came to its end that another attempt should have taken the place of."""
+        return Path(self.folder) / "outlived"

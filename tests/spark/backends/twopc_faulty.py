@@ -2,14 +2,16 @@
 
 The option ``faults`` is a folder. A file in it named for a step is a fault, told by its text, which happens once there:
 ``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``lose``, the executor that the
-task runs on, and the process; ``fence <log>``, by a newer coordinator; ``touch <file>``, which is no fault but tells
-somebody. With ``once <file>`` behind it a fault waits until that file is there.
+task runs on, and the process; ``fence <log>``, by a newer coordinator; ``hold <file>``, a minute, after which the file
+tells that nobody has ended the process; ``touch <file>``, which is no fault but tells somebody. With ``once <file>``
+behind it a fault waits until that file is there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,9 @@ from twopc_kafka import KafkaSink
 
 if TYPE_CHECKING:
     from twopc import Committable, TwoPhaseCommitSink
+
+
+HELD_S = 60
 
 
 class Faults:
@@ -45,6 +50,10 @@ class Faults:
         if what == "raise":
             raise RuntimeError(f"a fault at {step}")
         if what == "touch":
+            Path(whom).touch()
+            return
+        if what == "hold":
+            time.sleep(HELD_S)
             Path(whom).touch()
             return
         if what == "fence":
