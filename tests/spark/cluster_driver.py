@@ -65,6 +65,10 @@ def main() -> None:
         .config("spark.executor.memory", "600m")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.task.maxFailures", "2")
+        # With its imports done: workers that die are back at once.
+        .config("spark.python.daemon.module", "tests.storm.daemon")
+        .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .getOrCreate()
@@ -80,7 +84,9 @@ def main() -> None:
     }
     seen: dict[str, Any] = {"missing": refusal(spark, folder, sinks)}
 
-    spark.sparkContext.environment["PYTHONPATH"] = job["backends"]
+    spark.sparkContext.environment["PYTHONPATH"] = f"{job['backends']}:{Path.cwd()}"
+    # Now on the executors, too, of which one is lost after a vote, with its part of the shuffle. In the second batch a
+    # sink vetoes, so that it is repeated, with fewer partitions.
     (faults / "pre_commit").write_text("lose")
     (faults / "seal").write_text(f"raise once {folder / 'checkpoint' / 'offsets' / '1'}")
     seen["vetoed"] = refusal(spark, folder, sinks)

@@ -40,6 +40,7 @@ def seen(pipeline: Pipeline, topic: Topic) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.timeout(300)  # a driver and three executors start, each a JVM and a Python
 def test_a_cluster_tells_what_its_executors_lack_and_a_lost_executor_loses_and_doubles_nothing(
     pipeline: Pipeline, topic: Topic
 ) -> None:
