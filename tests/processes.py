@@ -6,12 +6,20 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 
 import psutil
+
+from twopc_kafka.development import bound_process
 
 Process = subprocess.Popen[bytes]
 
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+
+
+def bound(*command: str) -> list[str]:
+    """The command, to be ended by the system when this process is gone, or the thread that starts it (on Linux)."""
+    return [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid()), *command]
 
 
 def all_of(process: Process) -> list[psutil.Process]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -73,6 +75,8 @@ def expected(folder: Path, jars: str) -> dict[str, Contents]:
 
 def main() -> int:
     """The exit code: 1 if anything is wrong."""
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda *_: os._exit(1))  # threads would go on; what they have started is bound to us
     given = parsed_arguments()
     folder = given.folder.resolve()
     work = folder / "work"

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import confluent_kafka
 
-from tests.processes import kill_all_of
+from tests.processes import bound, kill_all_of
 from tests.prove_spark.contents import Contents, compare
 from tests.prove_spark.environments import Environment
 from tests.prove_spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
 from tests.prove_spark.plans import PLANS, batches
 from twopc_kafka.development import KafkaBroker
 
-DRIVER_AT_MOST_S = 150
+DRIVER_AT_MOST_S = 240
 """A start, and all that there is to write, take 10 s on a quiet machine."""
 
 Strike = tuple[str, str, int]
@@ -126,7 +126,7 @@ class Bench:
         """Run a driver to its end, whoever brings that about; how it ended."""
         with (Path(job.folder) / "driver.log").open("ab") as log:
             driver = subprocess.Popen(
-                [self.environment.python, "-m", "tests.prove_spark.driver", json.dumps(asdict(job))],
+                bound(self.environment.python, "-m", "tests.prove_spark.driver", json.dumps(asdict(job))),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -13,7 +13,7 @@ from types import TracebackType
 import pyspark
 from typing_extensions import Self
 
-from tests.processes import Process, kill_all_of
+from tests.processes import Process, bound, kill_all_of
 
 START_AT_MOST_S = 90
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
@@ -59,7 +59,7 @@ class Standalone:
         log = self._folder / f"{name}.log"
         with log.open("wb") as output:
             process: Process = subprocess.Popen(
-                [str(home / "bin" / "spark-class"), main_class, "--port", "0", "--webui-port", "0", *arguments],
+                bound(str(home / "bin/spark-class"), main_class, "--port", "0", "--webui-port", "0", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
