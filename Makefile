@@ -79,6 +79,10 @@ storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1)
 prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores
 	$(BIN)/python -m tests.prove_stores $(ARGS)
 
+.PHONY: prove-spark
+prove-spark: $(STAMP) ## kill Spark in every way that it writes; a report in build/spark
+	$(WITH_JAVA) $(BIN)/python -m tests.prove_spark --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+
 .PHONY: bench
 bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
 	$(WITH_JAVA) $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)

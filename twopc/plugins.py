@@ -63,6 +63,15 @@ def _find(backend: str) -> EntryPoint:
     return next(iter(found.values()))
 
 
+def distribution_of(sink: type[TwoPhaseCommitSink[Any]]) -> str:
+    """What to install for a sink's class: a distribution and its version; of one without entry point, its module."""
+    module = sink.__module__.partition(".")[0]
+    for entry_point in entry_points(group=hookspecs.PROJECT):
+        if entry_point.module.partition(".")[0] == module and entry_point.dist:
+            return f"{entry_point.dist.name} {entry_point.dist.version}"
+    return f"the module {sink.__module__}"
+
+
 def _origin(entry_point: EntryPoint) -> str:
     distribution = entry_point.dist
     name = f"{distribution.name} {distribution.version}" if distribution else "an unknown distribution"

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
+from tests.processes import kill_all_of
 from tests.storm.availability import Availability
 from tests.storm.disks import LACKS, Disk
-from tests.storm.driver import Driver, kill_all_of, wake
+from tests.storm.driver import Driver, wake
 from tests.storm.query import MOMENTS, REPLAYED, Settings, wish
 from twopc.phases import Phase
 from twopc_kafka.development import KafkaBroker

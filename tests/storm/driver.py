@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -14,13 +13,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
-import pyspark
 
+from tests.processes import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
+from tests.spark_home import spark_home
 from tests.storm.query import DAEMON, Settings
 
-Process = subprocess.Popen[bytes]
-
-EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 LAST_RUN_S = 240
 REHEARSAL_S = 120
 
@@ -62,14 +59,14 @@ class Driver:
         elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
         process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
         deadline = time.monotonic() + REHEARSAL_S
-        while _is_alive(process) and time.monotonic() < deadline:
+        while is_alive(process) and time.monotonic() < deadline:
             time.sleep(0.05)
         kill_all_of(process)
         self.starts = 0
 
     @property
     def is_alive(self) -> bool:
-        return _is_alive(self.process)
+        return is_alive(self.process)
 
     def supervise(self) -> None:
         """Start it again if it is gone."""
@@ -88,7 +85,7 @@ class Driver:
             The one that sleeps; see ``wake``.
         """
         sleeper = self.process
-        for process in _all_of(sleeper):
+        for process in all_of(sleeper):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.suspend()
         self.process = self._start(self._settings)
@@ -116,63 +113,25 @@ class Driver:
 
     def python_daemons(self) -> list[psutil.Process]:
         """One below each executor."""
-        return [process for process in self._running(DAEMON) if DAEMON not in _arguments(_parent(process))]
+        return [process for process in self._running(DAEMON) if DAEMON not in arguments(_parent(process))]
 
     def python_workers(self) -> list[psutil.Process]:
         """Which the daemons have forked."""
-        return [process for process in self._running(DAEMON) if DAEMON in _arguments(_parent(process))]
+        return [process for process in self._running(DAEMON) if DAEMON in arguments(_parent(process))]
 
     def _running(self, program: str) -> list[psutil.Process]:
         """The processes below the driver that run a Java class or a Python module."""
-        return [process for process in _all_of(self.process) if program in _arguments(process)]
+        return [process for process in all_of(self.process) if program in arguments(process)]
 
 
 def wake(sleeper: Process) -> None:
     """Let a driver go on that fell asleep, with all that it started."""
-    for process in _all_of(sleeper):
+    for process in all_of(sleeper):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
-
-
-def kill_all_of(driver: Process) -> None:
-    """A driver and all that it started: Python workers leave its group and are found by their parents."""
-    if driver.returncode is not None:
-        return
-    for process in _all_of(driver):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    os.killpg(driver.pid, signal.SIGKILL)
-    driver.wait()
-
-
-def _is_alive(driver: Process) -> bool:
-    """Without collecting its exit status, after which its id could be that of a stranger when it is killed."""
-    return driver.returncode is None and psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE
-
-
-def _all_of(driver: Process) -> list[psutil.Process]:
-    if driver.returncode is not None:
-        return []
-    process = psutil.Process(driver.pid)
-    return [process, *process.children(recursive=True)]
-
-
-def _arguments(process: psutil.Process | None) -> list[str]:
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # or a zombie, which is of the former kind
-        return list(process.cmdline()) if process else []
-    return []
 
 
 def _parent(process: psutil.Process) -> psutil.Process | None:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.parent()
     return None
-
-
-def spark_home(folder: Path) -> Path:
-    """PySpark's, but for the folder ``work``, into which executors log: that is to be the storm's own."""
-    folder.mkdir()
-    for path in Path(pyspark.__file__ or "").parent.iterdir():
-        if path.name != "work":
-            (folder / path.name).symlink_to(path)
-    return folder

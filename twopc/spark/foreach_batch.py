@@ -22,6 +22,7 @@ from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.arrow import arrow_schema
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
+from twopc.spark.shipped import Shipped
 from twopc.spark.stopping import Turn, interrupts_as_spark_knows_them, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.staging import Stage
@@ -134,7 +135,7 @@ class ForeachBatch:
             self._application_id, self._first_task_attempt_id = context.applicationId, 0
 
         def phase_one(round: Round) -> list[Vote]:
-            task = Task(self._sinks(), round, self._first_task_attempt_id)
+            task = Task(Shipped.of(self._sinks()), round, self._first_task_attempt_id)
             with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"):
                 rows = projected.mapInArrow(task, VOTE_SCHEMA).collect()
             # The next round's tasks come after all of these. So its names stay few, whatever has run before.

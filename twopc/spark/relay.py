@@ -25,6 +25,7 @@ from twopc.plugins import create_sink
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import task_attempts
+from twopc.spark.shipped import Shipped
 from twopc.transactional_ids import Round
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class TaskVote(WriterCommitMessage):
 class PhaseOne:
     """What travels to the tasks."""
 
-    sink: TwoPhaseCommitSink[Any]
+    sinks: Shipped
     incarnation: Incarnation
     first_batch_id: int
     log: str
@@ -89,7 +90,7 @@ class PhaseOne:
             return TaskVote(self.incarnation, {}, task_attempt_id)
         round = Round(self.incarnation.number, batch_id)
         serial = task_attempts.serial(task_attempt_id, self.incarnation.first_task_attempt_id)
-        with Participant({SINK: self.sink}, round, context.partitionId(), serial) as participant:
+        with Participant(self.sinks.arrived(), round, context.partitionId(), serial) as participant:
             for batch in batches:
                 participant.write(SINK, batch)
             return TaskVote(self.incarnation, participant.pre_commit(), task_attempt_id)
@@ -120,7 +121,7 @@ class Target:
             sink.close()
         first = task_attempts.first_of_next_round(self.log)
         incarnation = Incarnation(tail.log_id, tail.incarnation, tail.decided, time.perf_counter(), first)
-        return PhaseOne(sink, incarnation, self.first_batch_id, self.log)
+        return PhaseOne(Shipped.of({SINK: sink}), incarnation, self.first_batch_id, self.log)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
         """Seal, decide and commit what the tasks pre-committed. Raises like ``Coordinator.run``."""

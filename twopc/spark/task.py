@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 
 from twopc.participant import Participant, Vote
-from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.shipped import Shipped
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -22,7 +21,7 @@ VOTE_SCHEMA = "vote string, task_attempt_id long"
 class Task:
     """The body of ``mapInArrow``: a struct column for each sink in, one row with this attempt's vote out."""
 
-    sinks: Mapping[str, TwoPhaseCommitSink[Any]]
+    sinks: Shipped
     round: Round
     first_task_attempt_id: int
     """Not above that of any task of the round. Spark counts task attempts through all jobs of an application, and
@@ -32,9 +31,10 @@ class Task:
         context = TaskContext.get()
         assert context is not None
         serial = context.taskAttemptId() - self.first_task_attempt_id
-        with Participant(self.sinks, self.round, context.partitionId(), serial) as participant:
+        sinks = self.sinks.arrived()
+        with Participant(sinks, self.round, context.partitionId(), serial) as participant:
             for batch in batches:
-                for name in self.sinks:
+                for name in sinks:
                     participant.write(name, pa.RecordBatch.from_struct_array(batch.column(name)))
             vote = participant.pre_commit()
         yield pa.record_batch({"vote": [_dump(vote)], "task_attempt_id": [context.taskAttemptId()]})

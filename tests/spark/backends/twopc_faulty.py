@@ -1,17 +1,22 @@
 """The real backends, with faults at the steps of the protocol. Spark's processes find them by entry point.
 
 The option ``faults`` is a folder. A file in it named for a step is a fault, told by its text, which happens once there:
-``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``fence <log>``, by a newer
-coordinator; ``touch <file>``, which is no fault but tells somebody.
+``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``lose``, the executor that the
+task runs on, and the process; ``fence <log>``, by a newer coordinator; ``hold <file>``, a minute, after which the file
+tells that nobody has ended the process; ``touch <file>``, which is no fault but tells somebody. With ``once <file>``
+behind it a fault waits until that file is there.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 import twopc
 from twopc.commit_log import CommitLog, read_tail
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
     from twopc import Committable, TwoPhaseCommitSink
 
 
+HELD_S = 60
+
+
 class Faults:
     """The faults that are left in a folder."""
 
@@ -32,13 +40,20 @@ class Faults:
     def at(self, step: str) -> None:
         file = self.folder / step
         try:
-            what, _, whom = file.read_text().partition(" ")
+            fault, _, awaited = file.read_text().partition(" once ")
+            if awaited and not Path(awaited).exists():
+                return
             file.unlink()
         except FileNotFoundError:
             return  # there is none, or another task has it
+        what, _, whom = fault.partition(" ")
         if what == "raise":
             raise RuntimeError(f"a fault at {step}")
         if what == "touch":
+            Path(whom).touch()
+            return
+        if what == "hold":
+            time.sleep(HELD_S)
             Path(whom).touch()
             return
         if what == "fence":
@@ -48,7 +63,14 @@ class Faults:
             return
         if what == "kill":
             os.killpg(int(whom), signal.SIGKILL)
+        if what == "lose":
+            os.kill(executor(), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def executor() -> int:
+    """The process of the executor that has started this Python worker, or the daemon that forked it."""
+    return next(int(process.pid) for process in psutil.Process().parents() if process.name() == "java")
 
 
 def faulty(backend: type[TwoPhaseCommitSink[Any]]) -> type[TwoPhaseCommitSink[Any]]:
@@ -57,6 +79,10 @@ def faulty(backend: type[TwoPhaseCommitSink[Any]]) -> type[TwoPhaseCommitSink[An
             super().__init__({name: value for name, value in options.items() if name != "faults"})
             self.faults = Faults(options["faults"])
             self.completed = False
+
+        def open(self) -> None:
+            self.faults.at("open")
+            super().open()
 
         def pre_commit(self, transaction: Any) -> Any:
             committable = super().pre_commit(transaction)
@@ -70,6 +96,7 @@ def faulty(backend: type[TwoPhaseCommitSink[Any]]) -> type[TwoPhaseCommitSink[An
         def commit(self, committable: Committable) -> None:
             self.faults.at("commit")
             super().commit(committable)
+            self.faults.at("committed")
 
         def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
             self.faults.at("complete")

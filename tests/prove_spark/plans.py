@@ -1,0 +1,128 @@
+"""What the queries compute, from an input that is known, and that the same code computes in batch.
+
+A batch is a minute of the input. It has records of the minute before; some of its records come once more in the next;
+and some are too late for every window. Only a query whose state and watermark come through each crash drops the late
+ones, knows the repeated ones, and counts no record twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Record = dict[str, Any]
+
+SCHEMA = "at TIMESTAMP, kind STRING, id LONG, user STRING, late BOOLEAN"
+BATCHES = 6
+A_BATCH = 16
+DELAY = "1 minute"
+END = "TIMESTAMP '2026-01-01 13:00:00'"
+"""The time of the last records: they push the watermark, so that all windows before them come out. They are left out by
+their time alone, as Spark applies any other condition before it looks at the watermark."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One computation.
+
+    Attributes:
+        compute: a stream or a batch of ``SCHEMA`` → its result, with a column ``key``.
+        source: ``kafka`` or ``files``, of which each is a batch.
+        output_mode: Spark's. With ``update`` a later value of a key takes the place of an earlier one.
+        drops_late: whether the query has a watermark. In batch there is none, so what is late is left out there.
+        to_files: whether the result goes to Parquet as well, on the same decision.
+    """
+
+    compute: Callable[[DataFrame], DataFrame]
+    source: str = "files"
+    output_mode: str = "append"
+    drops_late: bool = True
+    to_files: bool = False
+
+    def in_batch(self, records: DataFrame) -> DataFrame:
+        """The same computation over the whole input at once."""
+        return self.compute(records.where("NOT late") if self.drops_late else records)
+
+
+def batches() -> Iterator[list[Record]]:
+    """The input, batch by batch, always the same."""
+    again: list[Record] = []
+    for minute in range(BATCHES):
+        views = [_record(minute, 3 * n, "view", 100 * minute + n) for n in range(A_BATCH)]
+        clicks = [_record(minute, 3 * n + 10, "click", 100 * minute + n) for n in range(0, A_BATCH, 2)]
+        strays = [_record(minute - 1, 50 + n, "click", 100 * (minute - 1) + n) for n in (1, 5) if minute]
+        late = [_record(minute - 5, n, "view", 9000 + minute, late=True) for n in range(3) if minute > 3]
+        end = [_record(60, 0, kind, -1) for kind in ("view", "click") if minute == BATCHES - 1]
+        yield [*again, *views, *clicks, *strays, *late, *end]
+        again = views[::5]
+
+
+def _record(minute: int, second: int, kind: str, number: int, late: bool = False) -> Record:
+    at = datetime(2026, 1, 1, 12) + timedelta(minutes=minute, seconds=second)  # noqa: DTZ001  # sessions are in UTC
+    return {"at": f"{at.isoformat()}Z", "kind": kind, "id": number, "user": f"u{number % 5}", "late": late}
+
+
+def _enriched(events: DataFrame) -> DataFrame:
+    return events.selectExpr(
+        "CAST(id AS STRING) AS key", "id", "kind", "upper(user) AS user", "CAST(at AS STRING) AS at"
+    )
+
+
+def _aggregated(events: DataFrame) -> DataFrame:
+    """Counts by user and minute, when the minute is over."""
+    from pyspark.sql import functions as F  # noqa: N812  # its customary name
+
+    return (
+        events.withWatermark("at", DELAY)
+        .groupBy("user", F.window("at", "1 minute").alias("minute"))
+        .agg(F.count("*").alias("events"), F.sum("id").alias("ids"))
+        .where(f"minute.start < {END}")
+        .selectExpr("user AS key", "CAST(minute.start AS STRING) AS minute", "events", "ids")
+    )
+
+
+def _counted(events: DataFrame) -> DataFrame:
+    """Counts by minute and kind, as they grow."""
+    from pyspark.sql import functions as F  # noqa: N812  # its customary name
+
+    return (
+        events.withWatermark("at", DELAY)
+        .groupBy("kind", F.window("at", "1 minute").alias("minute"))
+        .count()
+        .selectExpr("concat(kind, ' ', minute.start) AS key", "count")
+    )
+
+
+def _joined(events: DataFrame) -> DataFrame:
+    """Every view with its click of the minute after it, or with none when that minute is over."""
+    from pyspark.sql import functions as F  # noqa: N812  # its customary name
+
+    views = events.where("kind = 'view'").selectExpr("id", "user", "at AS viewed").withWatermark("viewed", DELAY)
+    clicks = events.where("kind = 'click'").selectExpr("id AS of", "at AS clicked").withWatermark("clicked", DELAY)
+    in_time = F.expr("id = of AND clicked BETWEEN viewed AND viewed + INTERVAL 1 MINUTE")
+    return (
+        views.join(clicks, in_time, "left_outer")
+        .where(f"viewed < {END}")
+        .selectExpr(
+            "CAST(id AS STRING) AS key", "CAST(viewed AS STRING) AS viewed", "CAST(clicked AS STRING) AS clicked"
+        )
+    )
+
+
+def _deduplicated(events: DataFrame) -> DataFrame:
+    """Each record once, however often it comes."""
+    return _enriched(events.withWatermark("at", DELAY).dropDuplicates(["id", "kind", "at"]))
+
+
+PLANS: Mapping[str, Plan] = {
+    "enriched": Plan(_enriched, source="kafka", drops_late=False, to_files=True),
+    "aggregation": Plan(_aggregated, to_files=True),
+    "join": Plan(_joined),
+    "deduplication": Plan(_deduplicated),
+    "windowed_counts": Plan(_counted, source="kafka", output_mode="update"),
+}

@@ -1,0 +1,51 @@
+"""Sinks on their way to the executors, where what they are made of may not be installed."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark import cloudpickle
+
+from twopc.errors import ConfigurationError
+from twopc.plugins import distribution_of
+from twopc.sink import TwoPhaseCommitSink
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """Pickled sinks by name, each with what is to be installed where it can't be loaded.
+
+    Spark unpickles all that travels to a task before a line of ours runs; what is missing then ends the task with the
+    name of a module.
+    """
+
+    _pickled: Mapping[str, tuple[bytes, str]] = field(repr=False)  # a sink may hold credentials
+
+    @classmethod
+    def of(cls, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> Shipped:
+        dumps: Callable[[object], bytes] = cloudpickle.dumps
+        return cls({name: (dumps(sink), distribution_of(type(sink))) for name, sink in sinks.items()})
+
+    def arrived(self) -> dict[str, TwoPhaseCommitSink[Any]]:
+        """The sinks, in a task.
+
+        Raises:
+            ConfigurationError: one can't be loaded here; the message says what to install where.
+        """
+        return {name: _loaded(name, *pickled) for name, pickled in self._pickled.items()}
+
+
+def _loaded(name: str, pickled: bytes, distribution: str) -> TwoPhaseCommitSink[Any]:
+    try:
+        sink: TwoPhaseCommitSink[Any] = cloudpickle.loads(pickled)
+    except (ImportError, AttributeError) as error:  # not there, or in another version
+        raise ConfigurationError(
+            f"sink {name!r} can't be loaded on the executor at {socket.gethostname()} by {sys.executable}:"
+            f" {type(error).__name__}: {error}. Install {distribution} into that Python on every executor, as on the"
+            " driver."
+        ) from error
+    return sink
