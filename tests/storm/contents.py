@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,12 @@ from tests.storm.query import Settings
 from tests.topic_reader import records_of
 
 ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
+
+
+SKIPPED = re.compile(
+    r"Couldn't find leader endpoint for partitions Set\((.*?)\) while trying to send transaction markers"
+)
+"""What a broker logs when it completes a transaction without its marker in a partition; see docs/storm.md."""
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
@@ -28,6 +35,7 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
         "lost": {"kafka": (wanted - kafka).total(), "parquet": (wanted - parquet).total()},
         "duplicates": {"kafka": (kafka - wanted).total(), "parquet": (parquet - wanted).total()},
         "twice_in_kafka": {number: at for number, at in places.items() if len(at) > 1},
+        "markers_skipped_by_broker": skipped_markers(settings),
         "dangling": len(dangling(settings)),
         "staged_files_left": len(left),
     }
@@ -46,6 +54,12 @@ def in_parquet(settings: Settings) -> Iterator[int]:
     rows = duckdb.connect().execute("SELECT value FROM read_parquet(?)", [f"{settings.folder}/parquet/*.parquet"])
     while some := rows.fetchmany(10_000):
         yield from (int(value) for (value,) in some)
+
+
+def skipped_markers(settings: Settings) -> int:
+    """How often the broker ended a transaction and left a partition of the target as if it went on."""
+    log = (Path(settings.folder) / "broker" / "broker.log").read_text(encoding="utf-8", errors="replace")
+    return sum(settings.target in partitions for partitions in SKIPPED.findall(log))
 
 
 def dangling(settings: Settings) -> list[str]:
