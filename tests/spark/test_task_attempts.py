@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -72,15 +73,18 @@ def test_an_attempt_that_died_after_its_vote_leaves_nothing(
 
 @pytest.mark.kafka
 def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topic: Topic) -> None:
+    begun = pipeline.folder / "begun"
+
     @F.udf("long")
     def fails_at_first(number: int) -> int:
         context = TaskContext.get()
         assert context is not None
         if number == 999 and context.attemptNumber() == 0:
+            deadline = time.monotonic() + 30
+            while not begun.exists() and time.monotonic() < deadline:  # the sink is fed by another thread
+                time.sleep(0.01)
             raise RuntimeError("the first attempt fails at its last record")
         return number
-
-    begun = pipeline.folder / "begun"
 
     class Noting(KafkaSink):
         def begin(self, transaction_id: Any) -> Any:
