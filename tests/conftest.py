@@ -1,8 +1,7 @@
-"""What tests of several folders share: one Spark session, as a process has one context at most; and tidiness."""
+"""What tests of several folders share: one Spark session, as a process has one context at most."""
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -14,15 +13,6 @@ from twopc_kafka.development import SPARK_MODULES, find_java, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_producer_outlives_its_module() -> Iterator[None]:
-    """What a test has caught leads back to the frames it was raised in, and from there to a producer of librdkafka, of
-    which the threads would work, and fill memory, until Python looks for such cycles: in a process this large, hardly
-    ever. (In Spark's workers PySpark looks after each task.)"""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -103,6 +103,11 @@ class Real:
         assert identity is not None
         self._identities.append(identity)
 
+    def close(self) -> None:
+        """End every producer, also those that confluent-kafka keeps, having raised that they are fenced."""
+        for writer in self._writers:
+            writer._end()
+
     def produce(self, producer: int) -> str:
         # Each time to another partition: to one that it has added already, librdkafka writes without adding it again,
         # and the broker refuses that. The model takes the worse case.
@@ -233,7 +238,11 @@ def answers(real: Callable[[int], Real]) -> dict[str, list[object]]:
 
     def play(words: str) -> list[object]:
         # No script but those that wait for it shall meet a time-out by being slow.
-        return Script(words).play(real(TIMEOUT_MS if "time-out" in words else 60_000))
+        side = real(TIMEOUT_MS if "time-out" in words else 60_000)
+        try:
+            return Script(words).play(side)
+        finally:
+            side.close()
 
     real(60_000).init()  # the broker makes its log of transactions at the first that it is asked for
     with ThreadPoolExecutor(6) as pool:
