@@ -122,7 +122,7 @@ class Coordinator:
             self._figures = Figures()
             if self._phase is Phase.CLOSED:
                 self._open()
-            if self._is_decided(batch_id):
+            if is_decided(batch_id, self._log.tail.decided, self._first_batch_id, self._store.url):
                 return self._finished(batch_id, True, {})
             committables = self._run(Round(self._log.incarnation, batch_id), phase_one, began_s)
             return self._finished(batch_id, False, committables)
@@ -213,10 +213,6 @@ class Coordinator:
     def _remember(self, decision: Decision) -> None:
         for name, sink in self._sinks.items():
             sink.pending.add(decision.batch_id, decision.committables.get(name, ()))
-
-    def _is_decided(self, batch_id: int) -> bool:
-        """Whether the log has decided the batch. Upholds: each batch is decided at most once, and in order."""
-        return is_decided(batch_id, self._log.tail.decided, self._first_batch_id, self._store.url)
 
     # One batch. -------------------------------------------------------------------------------------------------
 
@@ -419,7 +415,8 @@ class Coordinator:
 
 
 def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> bool:
-    """Whether ``log``, which has decided up to ``newest``, has decided the batch that the query is at.
+    """Whether ``log``, which has decided up to ``newest``, has decided the batch that the query is at. Upholds: each
+    batch is decided at most once, and in order.
 
     Raises:
         LogMismatch: it is neither the newest decided nor the next.

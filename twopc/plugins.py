@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
 
 import pluggy
@@ -63,19 +64,23 @@ def _find(backend: str) -> EntryPoint:
     return next(iter(found.values()))
 
 
+@functools.cache  # it reads metadata from disk, for some milliseconds, and is asked with every batch
 def distribution_of(sink: type[TwoPhaseCommitSink[Any]]) -> str:
     """What to install for a sink's class: a distribution and its version; of one without entry point, its module."""
     module = sink.__module__.partition(".")[0]
     for entry_point in entry_points(group=hookspecs.PROJECT):
         if entry_point.module.partition(".")[0] == module and entry_point.dist:
-            return f"{entry_point.dist.name} {entry_point.dist.version}"
+            return _named(entry_point.dist)
     return f"the module {sink.__module__}"
 
 
 def _origin(entry_point: EntryPoint) -> str:
-    distribution = entry_point.dist
-    name = f"{distribution.name} {distribution.version}" if distribution else "an unknown distribution"
+    name = _named(entry_point.dist) if entry_point.dist else "an unknown distribution"
     return f"{name}: {entry_point.value}"
+
+
+def _named(distribution: Distribution) -> str:
+    return f"{distribution.name} {distribution.version}"
 
 
 def register_observer(observer: object) -> None:
