@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from twopc_kafka.development import SPARK_MODULES, find_java, spark_kafka_jars
+from tests.spark_home import set_java_and_python
+from twopc_kafka.development import spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def java_home() -> str:
     """A Java for Spark, in the environment of this process and of the drivers that it starts."""
-    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    return os.environ["JAVA_HOME"]
+    return set_java_and_python()
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 import time
 import uuid
@@ -15,10 +13,10 @@ import pyarrow.dataset as ds
 
 import twopc
 from tests.benchmarks.measuring import Row
+from tests.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
-from twopc_kafka.development import SPARK_MODULES, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,8 +32,7 @@ def run(quick: bool) -> list[Row]:
 
 
 def _throughput(folder: Path, quick: bool) -> Row:
-    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    set_java_and_python()
     from pyspark.sql import SparkSession
 
     from twopc.spark import foreach_batch

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import shutil
 import statistics
-import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,9 +25,10 @@ from confluent_kafka.admin import AdminClient
 import twopc
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.peers import Flink, PeerMissing, Quix
+from tests.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.spark import ForeachBatch, foreach_batch
-from twopc_kafka.development import SPARK_MODULES, KafkaBroker, find_java, spark_kafka_jars
+from twopc_kafka.development import KafkaBroker, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -136,8 +135,7 @@ def _ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: s
 
 
 def _session(folder: Path) -> SparkSession:
-    os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    set_java_and_python()
     from pyspark.sql import SparkSession
 
     spark = (
@@ -208,8 +206,11 @@ class Machine:
             self._check(contestant, ds.dataset(f"{name}/{PARQUET_FOLDER}").count_rows(), load.records)
             shutil.rmtree(name)
         self._delete(target)
-        took: list[float] = [progress["durationMs"]["triggerExecution"] / 1000 for progress in query.recentProgress]
-        full = [s for s, p in zip(took, query.recentProgress, strict=True) if p["numInputRows"] >= load.a_batch * 0.9]
+        full: list[float] = [
+            progress["durationMs"]["triggerExecution"] / 1000
+            for progress in query.recentProgress
+            if progress["numInputRows"] >= load.a_batch * 0.9
+        ]
         return statistics.median(full[1:])
 
     def rate(self, load: Load, contestant: str) -> float:

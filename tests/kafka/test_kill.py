@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from twopc import Committable
+from twopc_kafka.options import LIBRDKAFKA, WRITERS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
@@ -20,8 +21,9 @@ import pyarrow as pa
 from twopc import Participant, Round
 from twopc_kafka import KafkaSink
 
-servers, topic, prefix, when = sys.argv[1:]
-sink = KafkaSink({"bootstrap.servers": servers, "topic": topic, "transactional.id.prefix": prefix})
+servers, topic, prefix, writer, when = sys.argv[1:]
+options = {"bootstrap.servers": servers, "topic": topic, "transactional.id.prefix": prefix, "writer": writer}
+sink = KafkaSink(options)
 sink.bind("orders", "log")
 participant = Participant({"orders": sink}, Round(1, 7), 3)
 participant.write("orders", pa.record_batch({"value": [str(n) for n in range(100)]}))
@@ -34,17 +36,20 @@ os.kill(os.getpid(), signal.SIGKILL)
 VALUES = [str(n) for n in range(100)]
 
 
-def killed_writer(topic: Any, prefix: str, when: str) -> str:
-    command = [sys.executable, "-c", WRITER, topic.servers, topic.name, prefix, when]
-    writer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert writer.returncode == -9, writer.stderr
-    return writer.stdout
+def killed_writer(topic: Any, prefix: str, writer: str, when: str = "after pre-commit") -> Committable | None:
+    """What it had pre-committed, if it came to that."""
+    command = [sys.executable, "-c", WRITER, topic.servers, topic.name, prefix, writer, when]
+    killed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert killed.returncode == -9, killed.stderr
+    return Committable.from_json(json.loads(killed.stdout)) if killed.stdout else None
 
 
+@pytest.mark.parametrize("writer", WRITERS)
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(
-    topic: Any, prefix: str, make_sink: Any, wait: Any
+    writer: str, topic: Any, prefix: str, make_sink: Any, wait: Any
 ) -> None:
-    committable = Committable.from_json(json.loads(killed_writer(topic, prefix, "after pre-commit")))
+    committable = killed_writer(topic, prefix, writer)
+    assert committable is not None
     assert topic.visible() == []
     sink = make_sink(topic)
     [sealed] = sink.seal([committable], age_s=0)
@@ -53,13 +58,17 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     topic.becomes(VALUES)
 
 
-@pytest.mark.parametrize("when", ["before pre-commit", "after pre-commit"])
+@pytest.mark.parametrize(
+    ("writer", "when"),
+    [(LIBRDKAFKA, "before pre-commit"), *((writer, "after pre-commit") for writer in WRITERS)],
+)
 def test_what_a_killed_writer_left_undecided_is_found_and_aborted(
-    when: str, topic: Any, prefix: str, make_sink: Any, wait: Any
+    writer: str, when: str, topic: Any, prefix: str, make_sink: Any, wait: Any
 ) -> None:
-    killed_writer(topic, prefix, when)
+    left = killed_writer(topic, prefix, writer, when)
     assert not topic.has_no_open_transaction()
     [found] = make_sink(topic).recover()
+    assert left is None or found.is_same_transaction(left)
     wait.repeated(lambda: make_sink(topic).abort(found))
     topic.stays_empty()
     assert list(make_sink(topic).recover()) == []

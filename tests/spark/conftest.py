@@ -76,6 +76,11 @@ class Pipeline:
         """Run the query over all batches that there are. Raises StreamingQueryException."""
         self.start(writer, plan, output_mode).awaitTermination()
 
+    def source(self) -> DataFrame:
+        """What was added with ``add_batch``: each file is a batch."""
+        files = self.spark.readStream.schema("id LONG, name STRING").option("maxFilesPerTrigger", 1)
+        return files.json(str(self.folder / "source"))
+
     def start(
         self,
         writer: ForeachBatch | Callable[[DataFrame, int], None],
@@ -83,13 +88,8 @@ class Pipeline:
         output_mode: str = "append",
         trigger: Mapping[str, Any] = AVAILABLE_NOW,
     ) -> Any:
-        source = (
-            self.spark.readStream.schema("id LONG, name STRING")
-            .option("maxFilesPerTrigger", 1)
-            .json(str(self.folder / "source"))
-        )
         return (
-            plan(source)
+            plan(self.source())
             .writeStream.foreachBatch(writer)
             .outputMode(output_mode)
             .option("checkpointLocation", str(self.checkpoint))

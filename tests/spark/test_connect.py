@@ -60,9 +60,8 @@ def test_a_query_by_format_twopc_writes_each_record_once_and_goes_on_after_a_res
     for batches in ([(1, 2), (3,)], [(4,)]):
         for ids in batches:
             connected.add_batch(rows(*ids))
-        source = connected.spark.readStream.schema("id LONG, name STRING").option("maxFilesPerTrigger", 1)
         query = (
-            source.json(str(connected.folder / "source"))
+            connected.source()
             .writeStream.format("twopc")
             .options(**options(connected, checkpointLocation=str(connected.checkpoint)))
             .trigger(availableNow=True)

@@ -101,13 +101,8 @@ def start(
     **more: str,
 ) -> StreamingQuery:
     pipeline = target.pipeline
-    source = (
-        pipeline.spark.readStream.schema("id LONG, name STRING")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(pipeline.folder / "source"))
-    )
     return (
-        plan(source)
+        plan(pipeline.source())
         .selectExpr(*columns)
         .writeStream.format("twopc")
         .options(**{"checkpointLocation": str(pipeline.checkpoint), "log": str(pipeline.log), **target.options, **more})
