@@ -177,6 +177,7 @@ def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBr
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+        "transaction.partition.verification.enable": False,  # so that tests can have a transaction hang
     }
     with KafkaBroker(folder, properties=properties) as broker:
         yield SecondBroker(broker, f"127.0.0.1:{sasl_port}", folder, passwords)

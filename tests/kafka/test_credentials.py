@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -17,6 +18,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from tests.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka import control
@@ -36,19 +38,26 @@ def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[
     }
 
 
+def allow(
+    second_broker: Any,
+    user: str,
+    operation: AclOperation,
+    kind: ResourceType,
+    name: str,
+    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+) -> AclBinding:
+    binding = AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
+    [granted] = admin.create_acls([binding]).values()
+    granted.result(timeout=10)
+    return binding
+
+
 def grant(second_broker: Any, user: str, topic: str, prefix: str) -> None:
     """The rights that the README tells to grant, and no other."""
-    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
-    everywhere, allow = "*", AclPermissionType.ALLOW
-    bindings = [
-        AclBinding(kind, name, pattern, f"User:{user}", everywhere, AclOperation.WRITE, allow)
-        for kind, name, pattern in (
-            (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL),
-            (ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED),
-        )
-    ]
-    for granted in admin.create_acls(bindings).values():
-        granted.result(timeout=10)
+    allow(second_broker, user, AclOperation.WRITE, ResourceType.TOPIC, topic)
+    ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
+    allow(second_broker, user, AclOperation.WRITE, *ids)
 
 
 def pre_committed(sink: Any, partition: int = 0) -> Committable:
@@ -144,3 +153,54 @@ def test_the_password_is_in_no_log_error_repr_or_committable(
     assert "twopc_kafka.writer" in caplog.text, "librdkafka was listened to"
     for secret in (second_broker.passwords["granted"], wrong):
         assert secret not in "".join(shown)
+
+
+def test_what_hangs_is_ended_with_the_rights_that_the_readme_names_for_it(
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    prefix: str,
+    wait: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = make_topic(partitions=2, on=second_broker.broker)
+    grant(second_broker, "granted", topic.name, prefix)
+    sink = make_sink(topic, **as_user(second_broker, "granted"))
+    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    hanging = pre_committed(sink)
+    told: Any = hanging.handle["partitions"]
+    [[noticed]] = told.values()
+    will_hang(sink, hanging, ["unnoticed"], partition=1 - noticed)
+    wait.repeated(lambda: sink.abort(Committable(hanging.transaction_id, hanging.handle)))
+
+    assert list(sink.recover()) == []
+    assert f"the brokers deny READ on topic {topic.name}" in caplog.text
+
+    allow(second_broker, "granted", AclOperation.READ, ResourceType.TOPIC, topic.name)
+    wait.until("READ is granted", lambda: len(list(sink.recover())) == 1)
+    [found] = sink.recover()
+    with pytest.raises(OperatorRequired, match=r"KAFKA-20734.*Grant it ALTER on the cluster.*kafka-transactions.sh"):
+        sink.abort(found)
+
+    binding = allow(second_broker, "granted", AclOperation.ALTER, ResourceType.BROKER, "kafka-cluster")
+    try:
+        wait.until("ALTER is granted", lambda: _is_ended(sink, found))
+    finally:
+        _revoke(second_broker, binding)
+    topic.stays_empty()
+
+
+def _is_ended(sink: Any, found: Committable) -> bool:
+    try:
+        sink.abort(found)
+    except OperatorRequired:
+        return False
+    return True
+
+
+def _revoke(second_broker: Any, binding: AclBinding) -> None:
+    given = binding.restype, binding.name, binding.resource_pattern_type, binding.principal, binding.host
+    exactly = AclBindingFilter(*given, binding.operation, binding.permission_type)
+    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
+    for revoked in admin.delete_acls([exactly]).values():
+        revoked.result(timeout=10)

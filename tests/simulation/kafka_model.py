@@ -18,11 +18,13 @@ from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionId
 from twopc_kafka.control import Control
+from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.sink import KafkaSink, KafkaTransaction
 from twopc_kafka.writer import ProducerIdentity, Writer
 
+TOPIC = "simulated"
 TIMEOUT_MS = 900_000
 MARKERS_STEPS = 7
 """How many steps a broker takes to write markers when it is slow."""
@@ -38,14 +40,20 @@ def _not_delivered() -> Exception:
     return RoundAborted("a record was not delivered")
 
 
-END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.SLOW_MARKERS, Fault.EXPIRY, changes=True)
+_OF_MARKERS = (Fault.SLOW_MARKERS, Fault.MARKER_LEFT_OUT)
+
+END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.EXPIRY, *_OF_MARKERS, changes=True)
 DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
 ASK = Op("kafka: describe the broker's configuration", _no_answer)
 LIST = Op("kafka: list", _no_answer, changes=False)
+# No marker is left out here: no sweep comes between what this rolls back and what it begins. The pool promises that
+# only a zombie which outlives four batches has begun something under this name since the last sweep.
 INIT = Op("kafka: init", _not_delivered, Fault.SLOW_MARKERS, Fault.EPOCHS_RUN_OUT, changes=True)
 PRODUCE = Op("kafka: produce", _not_delivered, Fault.DELAYED, changes=True)
 FLUSH = Op("kafka: flush", _not_delivered, Fault.SUSPENDED, changes=False)
-ABORT = Op("kafka: abort by its writer", _not_delivered, Fault.DELAYED, Fault.SLOW_MARKERS, changes=True)
+ABORT = Op("kafka: abort by its writer", _not_delivered, Fault.DELAYED, *_OF_MARKERS, changes=True)
+LEADER = Op("kafka: ask a leader", _no_answer, changes=False)
+MARK = Op("kafka: write a marker", _no_answer, Fault.DELAYED, changes=True)
 
 
 class Fate(Enum):
@@ -71,6 +79,16 @@ class Written:
     ended_at: int | None = None
     rows: list[str] = field(default_factory=list)
     fate: Fate = Fate.OPEN
+    is_visible: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Held:
+    """What one producer has open in the partition: more than one transaction, where a marker was left out."""
+
+    producer_epoch: int
+    start_offset: int
+    transactions: list[Written]
 
 
 @dataclass(eq=False, slots=True)
@@ -86,12 +104,13 @@ class Id:
 
 
 class Broker:
-    """A cluster: every coordinator, every partition."""
+    """A cluster: every coordinator, and one partition."""
 
     def __init__(self, world: World, end_txn_version: int = EPOCH_BUMPING_END_TXN) -> None:
         self.world = world
         self.end_txn_version = end_txn_version
         self.ids: dict[str, Id] = {}
+        self.held: dict[int, Held] = {}
         self.visible: Counter[str] = Counter()
         self.newest: dict[tuple[str, int, int], Written] = {}
         self.before_end: Callable[[Written, Fate], None] = lambda _written, _fate: None
@@ -134,6 +153,10 @@ class Broker:
             known.written = Written(name, known.producer_id, known.epoch, self.world.now_ms, writer, self.world.steps)
             self.newest[name, known.producer_id, known.epoch] = known.written
         known.written.rows += rows
+        held = self.held.setdefault(known.producer_id, Held(known.epoch, self.world.steps, []))
+        held.producer_epoch = known.epoch
+        if known.written not in held.transactions:
+            held.transactions.append(known.written)
         return "NO_ERROR"
 
     def end(  # noqa: PLR0911  # one line a row of the table
@@ -165,13 +188,32 @@ class Broker:
     def describe(self, names: Sequence[str]) -> dict[str, TransactionState]:
         self.described_at.update(dict.fromkeys(names, self.world.steps))
         return {
-            name: TransactionState(known.state, known.producer_id, known.epoch)
+            name: TransactionState(known.state, known.producer_id, known.epoch, {TOPIC: [0]})
             for name in names
             if (known := self.ids.get(name)) is not None
         }
 
     def list_ongoing(self, scope: str) -> list[str]:
         return sorted(name for name, known in self.ids.items() if known.state == "Ongoing" and name.startswith(scope))
+
+    def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
+        return sorted(
+            name for name, known in self.ids.items() if known.producer_id in producer_ids and name.startswith(scope)
+        )
+
+    def open_transactions(self) -> list[OpenInPartition]:
+        return [
+            OpenInPartition(TOPIC, 0, producer_id, held.producer_epoch, 0, held.start_offset)
+            for producer_id, held in self.held.items()
+        ]
+
+    def mark(self, producer_id: int, epoch: int, commit: bool) -> str:
+        """WriteTxnMarkers, with the epoch after that of the transaction."""
+        held = self.held.get(producer_id)
+        if held is not None and held.producer_epoch > epoch:
+            return "INVALID_PRODUCER_EPOCH"
+        self._mark(producer_id, commit)
+        return "NO_ERROR"
 
     # What time does. ------------------------------------------------------------------------------------------------
 
@@ -206,8 +248,8 @@ class Broker:
         outcome = "Commit" if fate is Fate.COMMITTED else "Abort"
 
         def write_markers() -> None:
-            if fate is Fate.COMMITTED:
-                self.visible.update(written.rows)
+            if self.world.special is not Fault.MARKER_LEFT_OUT:
+                self._mark(known.producer_id, fate is Fate.COMMITTED)
             known.state = f"Complete{outcome}"
 
         if self.world.special is Fault.SLOW_MARKERS:
@@ -215,6 +257,13 @@ class Broker:
             self.world.later(MARKERS_STEPS, write_markers)
         else:
             write_markers()
+
+    def _mark(self, producer_id: int, commit: bool) -> None:
+        """End whatever the producer has open in the partition, of whichever transaction it is."""
+        held = self.held.pop(producer_id, None)
+        for written in held.transactions if held and commit else ():
+            self.visible.update(written.rows)
+            written.is_visible = True
 
     def _new_producer_id(self) -> int:
         self._producer_ids += 1
@@ -228,6 +277,7 @@ class ModelControl(Control):
         self._broker = broker
         self._step = broker.world.step
         self.end_txn_version = broker.end_txn_version
+        self.leaders = ModelLeaders(broker)
 
     def largest_timeout_ms(self) -> int | None:
         return self._step(ASK, lambda: TIMEOUT_MS)
@@ -238,10 +288,30 @@ class ModelControl(Control):
     def list_ongoing(self, scope: str) -> list[str]:
         return self._step(LIST, self._broker.list_ongoing, scope)
 
+    def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
+        return self._step(LIST, self._broker.list_of_producers, scope, producer_ids)
+
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         if commit:
             self._broker.on_commit_asked(transactional_id, producer_id, epoch)
         return self._step(END, self._broker.end, transactional_id, producer_id, epoch, commit, version)
+
+
+class ModelLeaders(Leaders):
+    """Those of the partitions, in the model."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._step = broker.world.step
+
+    def partitions_of(self, topic: str) -> Partitions:
+        return {topic: [0]}
+
+    def open_transactions(self, partitions: Partitions) -> list[OpenInPartition]:
+        return self._step(LEADER, self._broker.open_transactions) if partitions else []
+
+    def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
+        return self._step(MARK, self._broker.mark, *transaction.identity, commit)
 
 
 class ModelWriter(Writer):
@@ -280,7 +350,7 @@ def _nothing() -> None:
     """A flush: what was produced is acknowledged already."""
 
 
-_OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": "simulated"})
+_OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": TOPIC})
 
 
 class SimulatedKafkaSink(KafkaSink):
@@ -291,6 +361,7 @@ class SimulatedKafkaSink(KafkaSink):
         self.prefix = _OPTIONS.prefix
         self._broker = broker
         self._to_model = ModelControl(broker)
+        self._written_to = {}
 
     @property
     def _control(self) -> Control:
@@ -300,6 +371,7 @@ class SimulatedKafkaSink(KafkaSink):
         return KafkaTransaction(transaction_id, ModelWriter(self._broker, transaction_id.pooled))
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        super().complete(batch_id, committables)
         self._broker.on_complete(self.transactional_ids.sink, batch_id)
 
 

@@ -137,10 +137,15 @@ class Ledger:
             raise Violation(f"{target[-1]} is visible without a durable decision")
 
     def batch_is_complete(self, sink: str, batch_id: int) -> None:
-        """A sink is told so when everything of the batch is committed, in order, and of no batch for the first time
-        before it is told of the one before."""
+        """A sink is told so when everything of the batch is committed, and what is its own visible, in order, and of no
+        batch for the first time before it is told of the one before."""
         undone: list[object] = [
             key for key, batch in self._batch_of.items() if batch <= batch_id and not self._is_committed(key)
+        ]
+        undone += [
+            key
+            for key, batch in self._batch_of.items()
+            if batch <= batch_id and _sink_of(key) == sink and not self._written[key].is_visible
         ]
         undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
         if undone:
@@ -220,8 +225,9 @@ class Ledger:
         """Nothing is left open: no transaction holds back a reader, no staged file takes up room."""
         dangling = [known.name for known in self._broker.ids.values() if known.state in _NOT_ENDED]
         copies = sorted(self._disk.folder(("stage",)).entries)
-        if dangling or copies or self._staged_files():
-            raise Violation(f"left open: {dangling} {sorted(self._staged_files())} {copies}")
+        held = self._broker.open_transactions()
+        if dangling or held or copies or self._staged_files():
+            raise Violation(f"left open: {dangling} {held} {sorted(self._staged_files())} {copies}")
 
     def _rows_in_files(self) -> Counter[str]:
         rows: Counter[str] = Counter()
@@ -262,6 +268,10 @@ def _ended(by: Actor | None, at: int, before: int) -> bool:
 
 
 _NOT_ENDED = ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+def _sink_of(key: DecidedKey) -> str:
+    return key[0].split(".")[-5]  # four numbers follow
 
 
 def _key(name: str, handle: Mapping[str, object]) -> DecidedKey:

@@ -13,6 +13,7 @@ import inspect
 import itertools
 import json
 import multiprocessing
+import re
 import time
 from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,9 @@ SEEDS_AT_MOST = 10_000
 """Tried against a mutant that no single fault of its scenarios catches."""
 
 PAIRS_AT_MOST = 40_000
+
+THEN_AT_MOST = 100
+"""Characters of a violation in the table."""
 
 ASLEEP = (Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.PREEMPT)
 LOST = (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.DELAYED)
@@ -79,7 +83,7 @@ MUTANTS = (
                 """self._enter(Phase.SEALING, round.batch_id)
             committables = {
                 name: tuple(
-                    replace(vote[name], handle={**vote[name].handle, "end_txn_version": 5})
+                    replace(vote[name], handle={**vote[name].handle, "end_txn_version": 5, "partitions": {}})
                     for vote in votes
                     if name in vote
                 )
@@ -97,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "seal vetoes nothing",
-        (Edit(f"{KAFKA}.seal", "if state != TransactionState(", "if False and (state,"),),
+        (Edit(f"{KAFKA}.seal", "if state is None or state != TransactionState(", "if False and (state,"),),
     ),
     Mutant(
         "a commit comes before the decision",
@@ -221,6 +225,21 @@ MUTANTS = (
         while lost""",
             ),
         ),
+    ),
+    Mutant(
+        "a marker that is missing of a commit is not written",
+        (Edit(f"{KAFKA}.complete", "if open_.identity in names:", "if False:"),),
+        (ONE,),
+    ),
+    Mutant(
+        "what was rolled back and hangs is not swept",
+        (Edit(f"{KAFKA}.recover", "[*ongoing, *self._hanging()]", "ongoing"),),
+        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
+    ),
+    Mutant(
+        "what hangs is ended at its coordinator and not in its partition",
+        (Edit(f"{KAFKA}._abort", "isinstance(hanging := committable.handle.get(_HANGING), dict)", "False"),),
+        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(
         "a batch without transactions is never complete",
@@ -405,7 +424,7 @@ MUTANTS = (
                 "        error = self._control.end(name, now.producer_id, now.producer_epoch, False, version)",
             ),
         ),
-        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, names_recur=True, orphans=True),),
+        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, slots=(1, 1), orphans=True),),
     ),
     Mutant(
         "ids are used again by every round",
@@ -540,12 +559,17 @@ def recorded() -> dict[str, Failure]:
     """What stands in ``caught.json``."""
     return {
         name: Failure(
-            Scenario(**{**row["scenario"], "partitions": tuple(row["scenario"]["partitions"])}),
+            _scenario(row["scenario"]),
             {int(step): Fault[fault] for step, fault in row["schedule"].items()},
             row["violation"],
         )
         for name, row in json.loads(CAUGHT.read_text()).items()
     }
+
+
+def _scenario(row: dict[str, Any]) -> Scenario:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    return Scenario(**fields)
 
 
 def is_caught_by(mutant: Mutant, known: Failure) -> bool:
@@ -576,13 +600,28 @@ def main(report: Path) -> int:
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps({"mutants": rows, "survivors": survivors}, indent=1))
     for one in filter(None, caught):
-        faults = sorted(one.failure.schedule.items())
-        schedule = ", ".join(f"{step} {fault.name}" for step, fault in faults) or "no fault"
-        print(f"| {one.mutant.name} | `{one.mutant.edits[0].where.split(':')[1]}` | {schedule} |")
+        print(_row(one))
     for name in survivors:
         print(f"SURVIVES {name}")
     print(f"{len(rows)} of {len(MUTANTS)} mutants caught in {time.monotonic() - started:.0f} s; {report}")
     return 1 if survivors else 0
+
+
+_NAMED = re.compile(r"(transaction )?(\('twopc\.[^()]*\)|(part-[0-9-]*)?twopc[\w.-]+(?<![.,]))")
+
+
+def _row(one: Catch) -> str:
+    """Of the table in ``docs/simulation.md``."""
+    scenario, faults = one.failure.scenario, sorted(one.failure.schedule.items())
+    marks = [scenario.sinks, f"{scenario.batches}\u00d7{max(scenario.partitions)}"]
+    marks += ["disk"] if scenario.log == "disk" else []
+    marks += [name for name, holds in (("staged", scenario.stage), ("backlog", scenario.backlog)) if holds]
+    marks += ["orphans"] if scenario.orphans else []
+    schedule = ", ".join(f"{step} {fault.name}" for step, fault in faults) or "no fault"
+    violation = _NAMED.sub("a transaction", one.failure.violation)
+    then = violation if len(violation) <= THEN_AT_MOST else f"{violation[:THEN_AT_MOST]} …"
+    where = one.mutant.edits[0].where.split(":")[1]
+    return f"| {one.mutant.name} | `{where}` | {schedule} ({', '.join(marks)}) | {then} |"
 
 
 def _catch_alone(number: int) -> Catch | None:

@@ -20,7 +20,7 @@ from tests.simulation.object_store import ObjectStore
 from tests.simulation.records import Records, RowsFormat, rows_of, share
 from tests.simulation.spark_model import DRIVERS_AT_MOST, Spark
 from tests.simulation.stage import SimulatedStage
-from tests.simulation.world import Drawn, Fault, Faults, Op, Planned, Step, Violation, World
+from tests.simulation.world import OUTLIVING, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
 from twopc import commit_log, coordinator, entries, log_store, pending, transactional_ids
 from twopc.errors import Retriable
 from twopc.log_store import LocalStore, LogStore
@@ -32,6 +32,9 @@ from twopc_files.layout import Layout
 from twopc_files.sink import FileSink
 from twopc_files.stores import local
 from twopc_files.stores.local import Local
+from twopc_kafka import sink as kafka_sink
+
+REAL_SLOTS = transactional_ids.INCARNATION_SLOTS, transactional_ids.BATCH_SLOTS
 
 NAP = Op("wait before a repeat", None)
 
@@ -50,7 +53,8 @@ class Scenario:
         stage: whether participants leave a copy of what they write.
         backlog: whether the log starts with two decided batches of which nothing is committed.
         orphans: whether the log starts with an open round that nobody has decided.
-        names_recur: whether every round uses the same names, beyond what the pool promises to be safe.
+        slots: after how many incarnations and batches names recur. Where after fewer than in reality, no zombie may
+            outlive them: that is beyond what the pool promises.
         stage_retries_count_on: whether the attempts of a stage that is begun anew have serial numbers of their own, as
             the bridge to Spark gives them. Without, a late attempt takes over the name of one that has voted.
     """
@@ -66,7 +70,7 @@ class Scenario:
     backlog: bool = False
     orphans: bool = False
     stage_retries_count_on: bool = True
-    names_recur: bool = False
+    slots: tuple[int, int] = REAL_SLOTS
 
 
 @dataclass(slots=True)
@@ -159,6 +163,7 @@ def simulated() -> Iterator[None]:
     with (
         mock.patch.object(coordinator, "time", _CLOCK),
         mock.patch.object(pending, "time", _CLOCK),
+        mock.patch.object(kafka_sink, "time", _CLOCK),
         mock.patch.object(coordinator, "until_answered", _until_answered),
         mock.patch.object(entries, "json", _JSON),
         mock.patch.object(commit_log, "parse", parse),
@@ -203,15 +208,16 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
         end_txn_version=rng.choice((5, 5, 4)),
         stage=rng.random() < 0.25,
         backlog=rng.random() < 0.1,
+        slots=rng.choice((REAL_SLOTS, (8, 2))),
     )
-    budget = rng.choice((1, 2, 3, 4, 6))
-    return scenario, _run(scenario, Drawn(rng, budget, rng.choice((8, 25, 60))), traced=False)
+    budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
+    without = () if scenario.slots == REAL_SLOTS else OUTLIVING
+    return scenario, _run(scenario, Drawn(rng, budget, gap, without), traced=False)
 
 
 def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     _IDS.count = 0
-    transactional_ids.INCARNATION_SLOTS = 1 if scenario.names_recur else 8
-    transactional_ids.BATCH_SLOTS = 1 if scenario.names_recur else 4
+    transactional_ids.INCARNATION_SLOTS, transactional_ids.BATCH_SLOTS = scenario.slots
     commit_log.ENTRIES_KEPT = scenario.entries_kept
     world = World(faults, records_trace=traced)
     _CLOCK.world = world

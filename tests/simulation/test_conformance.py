@@ -15,16 +15,20 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
+from tests.kafka.hanging import write_unnoticed
 from tests.simulation.kafka_model import Broker
-from tests.simulation.world import Planned, World
+from tests.simulation.world import Fault, Planned, World
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
 from twopc_kafka.control import Control
 from twopc_kafka.development import KafkaBroker
+from twopc_kafka.leaders import OpenInPartition
 from twopc_kafka.outcomes import ANSWERS, Answer
 from twopc_kafka.writer import ProducerIdentity, Writer
 
 pytestmark = pytest.mark.kafka
+
+TOPIC, PARTITIONS, UNNOTICED = "conformance", 5, 4
 
 PATIENCE_S = 30.0
 TIMEOUT_MS = 1_000
@@ -51,6 +55,15 @@ class Side(Protocol):
 
     def is_listed(self) -> bool:
         """Whether the id is listed as one with an ongoing transaction."""
+
+    def leave_out(self) -> None:
+        """A partition will get no marker when the first producer's transaction ends."""
+
+    def hangs(self) -> bool:
+        """Whether a partition has a transaction open that no marker is on its way for."""
+
+    def mark(self, commit: bool) -> str:
+        """Write the first producer's marker where it is left out."""
 
 
 class Modelled:
@@ -80,6 +93,16 @@ class Modelled:
 
     def is_listed(self) -> bool:
         return self._broker.list_ongoing("id") == ["id"]
+
+    def leave_out(self) -> None:
+        self._broker.world.special = Fault.MARKER_LEFT_OUT
+
+    def hangs(self) -> bool:
+        return any(open_.producer_id == self._identities[0].producer_id for open_ in self._broker.open_transactions())
+
+    def mark(self, commit: bool) -> str:
+        identity = self._identities[0]
+        return self._broker.mark(identity.producer_id, identity.producer_epoch, commit)
 
 
 class Real:
@@ -111,6 +134,7 @@ class Real:
     def produce(self, producer: int) -> str:
         # Each time to another partition: to one that it has added already, librdkafka writes without adding it again,
         # and the broker refuses that. The model takes the worse case.
+        assert self._writes < UNNOTICED
         partition = pa.array([self._writes], pa.int32())
         self._writes += 1
         try:
@@ -148,6 +172,24 @@ class Real:
 
     def is_listed(self) -> bool:
         return self._control.list_ongoing(self._name) == [self._name]
+
+    def leave_out(self) -> None:
+        identity = self._identities[0]
+        write_unnoticed(self._options, self._name, identity, ["unnoticed"], UNNOTICED)
+
+    def _open(self) -> list[OpenInPartition]:
+        found = self._control.leaders.open_transactions({TOPIC: range(PARTITIONS)})
+        return [open_ for open_ in found if open_.producer_id == self._identities[0].producer_id]
+
+    def hangs(self) -> bool:
+        self.state()  # markers that are on their way come first
+        return bool(_eventually(lambda: (self._open(),))[0])
+
+    def mark(self, commit: bool) -> str:
+        identity = self._identities[0]
+        hanging = OpenInPartition(TOPIC, UNNOTICED, identity.producer_id, identity.producer_epoch, 0, 0)
+        answer: str = _eventually(lambda: self._control.leaders.write_marker(hanging, commit))
+        return answer
 
 
 def _relative(state: str, found: Any, first: ProducerIdentity) -> tuple[str, int, bool]:
@@ -194,6 +236,12 @@ class Script:
                     answers.append(side.end(int(producer or 0), call == "commit", int(version)))
                 case "time-out":
                     side.time_out()
+                case "leave-out":
+                    side.leave_out()
+                case "mark":
+                    answers.append(side.mark(rest == "commit"))
+            if "leave-out" in self.words:
+                answers.append(side.hangs())
             answers.append(side.state())
             answers.append(side.is_listed())
         return answers
@@ -218,15 +266,23 @@ SCRIPTS = [
     "init write commit:5 write",
     "init write abort:5 write",
     "init init init write:2 commit:5/2",
+    *(f"init write leave-out {ending}" for ending in ENDINGS),
+    *(f"init write leave-out {end}:{v} mark:{end} mark:{end}" for end in ("commit", "abort") for v in (4, 5)),
+    "init write leave-out time-out mark:abort",
+    "init write leave-out abort:5 init mark:abort",
+    "init write leave-out abort:4 init mark:abort",
 ]
 
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Callable[[int], Real]]:
-    interval = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100}
-    with KafkaBroker(properties=interval) as broker:
-        broker.create_topic("conformance", partitions=4)
-        options = {"bootstrap.servers": broker.bootstrap_servers, "topic": "conformance"}
+    properties: dict[str, str | int | bool] = {
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
+        "transaction.partition.verification.enable": False,  # so that a transaction can be made to hang
+    }
+    with KafkaBroker(properties=properties) as broker:
+        broker.create_topic(TOPIC, PARTITIONS)
+        options = {"bootstrap.servers": broker.bootstrap_servers, "topic": TOPIC}
         sink = KafkaSink(options)
         yield lambda timeout_ms: Real(sink._control, sink._options.with_transaction_timeout(timeout_ms))
         sink._control.close()

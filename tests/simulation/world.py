@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FrameType
@@ -70,10 +70,14 @@ class Fault(Enum):
     SUSPENDED = "as much time goes by, and the clocks of drivers and tasks, whose machines are suspended, stand still"
     EXPIRY = "so much time goes by that every idle transactional id is forgotten"
     SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
+    MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and calls it complete"
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
     POWER_CUT = "every process dies, and what was not synced is lost"
     POWER_CUT_KEEPS_NAMES = "every process dies; of what was not synced, names survive and contents don't"
 
+
+OUTLIVING = (Fault.SLEEP_LONG, Fault.SLEEP_THROUGH)
+"""By which a zombie outlives batches."""
 
 _ANYWHERE = (Fault.CRASH_BEFORE, Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.TIME_OUT)
 _OF_TASKS = (Fault.DRIVER_DIES, Fault.STAGE_RETRY)
@@ -163,10 +167,10 @@ class Planned:
 
 
 class Drawn:
-    """Faults drawn by a seed: up to ``budget`` of them, one every ``gap`` steps on average."""
+    """Faults drawn by a seed: up to ``budget`` of them, one every ``gap`` steps on average, but ``without`` some."""
 
-    def __init__(self, rng: random.Random, budget: int, gap: int) -> None:
-        self._rng, self._budget, self._gap = rng, budget, gap
+    def __init__(self, rng: random.Random, budget: int, gap: int, without: Container[Fault] = ()) -> None:
+        self._rng, self._budget, self._gap, self._without = rng, budget, gap, without
         self.next_step = self._draw(0)
 
     def _draw(self, step: int) -> int:
@@ -175,7 +179,8 @@ class Drawn:
     def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
         self._budget -= 1
         self.next_step = self._draw(step)
-        return possible[int(self._rng.random() * len(possible))]
+        drawn = possible[int(self._rng.random() * len(possible))]
+        return None if drawn in self._without else drawn
 
 
 @dataclass
@@ -271,7 +276,7 @@ class World:
                     other.dead = True
                 self.on_power_cut(fault is Fault.POWER_CUT_KEEPS_NAMES)
                 raise Killed
-            case Fault.SLOW_MARKERS | Fault.EPOCHS_RUN_OUT:
+            case Fault.SLOW_MARKERS | Fault.MARKER_LEFT_OUT | Fault.EPOCHS_RUN_OUT:
                 self.special = fault
         try:
             return effect(*args)

@@ -180,10 +180,6 @@ def main() -> int:
     console.print_json(data=report)
     if is_spotless(report):
         return 0
-    if report["markers_skipped_by_broker"]:
-        console.print(
-            "the broker left out markers of transactions (KAFKA-20734), which alone can do this: see docs/storm.md"
-        )
     # The next storm empties its folder, and what tells why is in this one.
     kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
     shutil.rmtree(kept, ignore_errors=True)

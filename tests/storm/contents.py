@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import duckdb
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaConsumer
+from kafka.structs import TopicPartition
 
 from tests.storm.query import Settings
 from tests.topic_reader import records_of
@@ -20,6 +21,9 @@ SKIPPED = re.compile(
     r"Couldn't find leader endpoint for partitions Set\((.*?)\) while trying to send transaction markers"
 )
 """What a broker logs when it completes a transaction without its marker in a partition; see docs/storm.md."""
+
+MENDED = "wrote a marker that Kafka had left out"
+"""What the sink logs when it writes one instead."""
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
@@ -36,6 +40,7 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
         "duplicates": {"kafka": (kafka - wanted).total(), "parquet": (parquet - wanted).total()},
         "twice_in_kafka": {number: at for number, at in places.items() if len(at) > 1},
         "markers_skipped_by_broker": skipped_markers(settings),
+        "markers_written_by_sink": (folder / "driver.log").read_text(encoding="utf-8", errors="replace").count(MENDED),
         "dangling": len(dangling(settings)),
         "staged_files_left": len(left),
     }
@@ -63,10 +68,21 @@ def skipped_markers(settings: Settings) -> int:
 
 
 def dangling(settings: Settings) -> list[str]:
-    """Transactions that are not complete in the broker, by kafka-python's own command for it."""
+    """Transactions that are not complete in the broker, by kafka-python's own command for it, and partitions of the
+    target that hold back readers."""
     admin = KafkaAdminClient(bootstrap_servers=settings.servers)
     try:
         listed = [listing for of_broker in admin.list_transactions().values() for listing in of_broker]
-        return [one.transactional_id for one in listed if one.state not in ENDED]
     finally:
         admin.close()
+    readable, written = ends(settings, "read_committed"), ends(settings, "read_uncommitted")
+    held_back = [str(partition) for partition, end in written.items() if readable[partition] < end]
+    return [*(one.transactional_id for one in listed if one.state not in ENDED), *held_back]
+
+
+def ends(settings: Settings, isolation_level: str) -> dict[TopicPartition, int]:
+    """To where a reader may read each partition of the target."""
+    with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level=isolation_level) as consumer:
+        numbers = consumer.partitions_for_topic(settings.target)
+        found: dict[TopicPartition, int] = consumer.end_offsets([TopicPartition(settings.target, n) for n in numbers])
+    return found

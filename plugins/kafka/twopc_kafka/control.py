@@ -26,6 +26,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc_kafka.leaders import Leaders
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 
 logger = logging.getLogger(__name__)
@@ -83,32 +84,41 @@ class Control:
 
     def unknown_topics(self, topics: Iterable[str]) -> list[str]:
         """Those of ``topics`` that do not exist, or could not by their name. Asking creates none."""
-        return self._run(self._unknown_topics, list(topics))
+        return self.run(self._unknown_topics, list(topics))
 
     def has_members(self, group: str) -> bool:
         """Whether anybody reads as a member of the consumer group, by either of Kafka's protocols."""
-        return self._run(self._has_members, group)
+        return self.run(self._has_members, group)
 
     @functools.cached_property
     def end_txn_version(self) -> int:
         """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
         so that a late write of the ended transaction is fenced; else 4."""
-        return self._run(self._end_txn_version)
+        return self.run(self._end_txn_version)
 
     def largest_timeout_ms(self) -> int | None:
         """The longest transaction time-out that a broker grants; None where it does not tell this principal."""
         try:
-            return self._run(self._largest_timeout_ms)
+            return self.run(self._largest_timeout_ms)
         except OperatorRequired:
             return None
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """The state of each id that the cluster knows."""
-        return self._run(self._describe, transactional_ids)
+        return self.run(self._describe, transactional_ids)
+
+    @functools.cached_property
+    def leaders(self) -> Leaders:
+        """The leaders of partitions, over this connection."""
+        return Leaders(self)
 
     def list_ongoing(self, scope: str) -> list[str]:
         """The transactional ids that start with ``scope`` and have an ongoing transaction, on all brokers."""
-        return self._run(self._list_ongoing, scope)
+        return self.run(self._list, scope, ["Ongoing"], [])
+
+    def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
+        """Those that start with ``scope`` and have one of these producer ids, on all brokers."""
+        return self.run(self._list, scope, [], producer_ids)
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         """Commit or abort the transaction ``(producer_id, epoch)``.
@@ -116,9 +126,10 @@ class Control:
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
         """
-        return self._run(self._end, transactional_id, producer_id, epoch, commit, version)
+        return self.run(self._end, transactional_id, producer_id, epoch, commit, version)
 
-    def _run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
+    def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
+        """Run a coroutine that asks brokers."""
         try:
             if not self._knows_brokers:
                 self._find_brokers()
@@ -139,6 +150,14 @@ class Control:
             self._knows_brokers = False
             self._coordinators.clear()
             raise Retriable(f"the cluster did not answer: {_told(error)}") from error
+
+    def send(self, request: Any, node: int | None = None) -> Any:
+        """Send a request, within ``run``, to a broker or to any.
+
+        Returns:
+            What to await for the response.
+        """
+        return self._manager.send(request, node_id=node)
 
     def _find_brokers(self) -> None:
         """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
@@ -212,14 +231,17 @@ class Control:
                     continue
                 self._raise(error, state.transactional_id)
                 described[state.transactional_id] = TransactionState(
-                    state.transaction_state, state.producer_id, state.producer_epoch
+                    state.transaction_state,
+                    state.producer_id,
+                    state.producer_epoch,
+                    {topic.topic: list(topic.partitions) for topic in state.topics},
                 )
         return described
 
-    async def _list_ongoing(self, scope: str) -> list[str]:
+    async def _list(self, scope: str, states: Sequence[str], producer_ids: Sequence[int]) -> list[str]:
         # Only the newest request knows the pattern; what older brokers list beyond it is filtered here.
         by_pattern = self._manager.broker_version_data.api_version(ListTransactionsRequest) >= _LISTS_BY_PATTERN
-        filters: dict[str, Any] = {"state_filters": ["Ongoing"], "producer_id_filters": []}
+        filters: dict[str, Any] = {"state_filters": states, "producer_id_filters": producer_ids}
         if by_pattern:
             filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
         await self._manager.cluster.refresh_metadata()  # what a broker coordinates that has joined since counts, too

@@ -7,7 +7,8 @@ does not tell a roll-back from a commit whose id was used again, so the transact
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 EPOCH_BUMPING_END_TXN = 5
@@ -53,11 +54,12 @@ ANSWERS: dict[str, Answer] = {
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """A transaction as its coordinator describes it."""
+    """A transaction as its coordinator describes it, with the partitions that have no marker yet."""
 
     state: str
     producer_id: int
     producer_epoch: int
+    partitions: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
@@ -79,3 +81,19 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
             return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch alone; by time-out or by us
         case _:
             return Outcome.UNKNOWN  # the id was initialised again since
+
+
+def hangs(described: TransactionState, epoch: int, end_txn_version: int) -> bool:
+    """Whether ``(described.producer_id, epoch)`` was rolled back, given that a partition has it open *after* it was
+    described like this. What was committed by ``end_txn_version`` is not meant: ``complete`` sees to its markers.
+    """
+    raised = epoch + (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)
+    match described.state, described.producer_epoch:
+        case "Ongoing" | "Empty", at if at == epoch:
+            return False
+        case "PrepareCommit" | "CompleteCommit", at if at in (epoch, raised):
+            return False
+        case "PrepareAbort" | "PrepareEpochFence", at if at in (epoch, epoch + 1):
+            return False
+        case _:
+            return True  # whatever its id does since could begin only when it had ended

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.sink import TwoPhaseCommitSink
-from twopc.transaction import Committable, Transaction
+from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
+from twopc_kafka.leaders import Leaders, OpenInPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, parse_options
-from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
+from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
 from twopc_kafka.writer import Writer, timeout_refused
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ MARKERS_TIMEOUT_S = 1.0
 """They take 1 to 3 ms. A person is told of what takes this long, and the call repeated."""
 
 MARKERS_INTERVAL_S = 0.002
+
+_HANGING = "hanging"  # in the handle of what hangs: where
 
 
 class KafkaTransaction(Transaction):
@@ -64,6 +68,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
         self.prefix = self._options.prefix
+        self._written_to: dict[str, set[int]] = {}
 
     @property
     def _is_transactional(self) -> bool:
@@ -72,6 +77,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     @property
     def _control(self) -> Control:
         return connect(self._options.control)  # kept by the process, not by the sink, which is pickled
+
+    @property
+    def _leaders(self) -> Leaders:
+        return self._control.leaders
 
     # On the participant. ----------------------------------------------------------------------------------------
 
@@ -121,22 +130,28 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             )
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        """Veto where a transaction is not ongoing any more, and note by which version of EndTxn it will be ended:
-        a repeat must use the same one."""
+        """Veto where a transaction is not ongoing any more. Note by which version of EndTxn it will be ended, as a
+        repeat must use the same one, and its partitions, which Kafka forgets with its end."""
         if not self._is_transactional or not committables:
             return committables
         self._refuse_too_old(age_s)
         described = self._control.describe([committable.transaction_id for committable in committables])
         version = self._control.end_txn_version
+        sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
-            if state != TransactionState("Ongoing", *_identity(committable)):
+            if state is None or state != TransactionState("Ongoing", *_identity(committable)):
                 raise RoundAborted(
                     f"transaction {committable.transaction_id} can't be committed any more: it was pre-committed as"
                     f" (producer id, epoch) {_identity(committable)} and is now {state or 'unknown to the broker'}."
                     " A longer 'transaction.timeout.ms' helps if it timed out."
                 )
-        return [_with_version(committable, version) for committable in committables]
+            sealing: dict[str, JsonValue] = {
+                "end_txn_version": version,
+                "partitions": {topic: list(numbers) for topic, numbers in state.partitions.items()},
+            }
+            sealed.append(replace(committable, handle={**committable.handle, **sealing}))
+        return sealed
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -190,14 +205,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Return when readers see all of it: Kafka answers a commit before it has written its markers. So what commits
-        last comes after that, too."""
-        waiting = [committable for committable in committables if committable.handle]
-        deadline = time.monotonic() + MARKERS_TIMEOUT_S
+        """Return when readers see all of it: Kafka answers a commit before it has written its markers, and may leave
+        one out. So what commits last comes after that, too."""
+        ended = [committable for committable in committables if committable.handle]
+        waiting, deadline = ended, time.monotonic() + MARKERS_TIMEOUT_S
         while waiting := self._without_markers(waiting):
             if time.monotonic() > deadline:
                 raise Retriable(f"Kafka has not written the markers of {waiting[0].transaction_id} yet")
             time.sleep(MARKERS_INTERVAL_S)
+        partitions = _partitions(ended)
+        names = {_identity(committable): committable.transaction_id for committable in ended}
+        for open_ in self._leaders.open_transactions(partitions):
+            if open_.identity in names:
+                self._leaders.end(open_, names[open_.identity], commit=True)
+        for topic, numbers in partitions.items():
+            self._written_to.setdefault(topic, set()).update(numbers)
 
     def _without_markers(self, ended: Sequence[Committable]) -> list[Committable]:
         described = self._control.describe([committable.transaction_id for committable in ended]) if ended else {}
@@ -212,6 +234,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def _abort(self, committable: Committable) -> None:
         """By producer id and epoch: whatever answer says that this transaction is not open any more is a success."""
+        if isinstance(hanging := committable.handle.get(_HANGING), dict):
+            self._leaders.end(OpenInPartition(**hanging), committable.transaction_id, commit=False)  # type: ignore[arg-type]
+            return
         name, version = committable.transaction_id, _version(committable, self._control.end_txn_version)
         error = self._control.end(name, *_identity(committable), commit=False, version=version)
         match ANSWERS.get(error, Answer.DESCRIBE):
@@ -224,14 +249,41 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
 
     def recover(self) -> Iterable[Committable]:
+        """Those that are open at their coordinators, and those that hang: open in a partition alone."""
         # Whatever 'delivery' is now: it may have been exactly-once before.
-        listed = self._control.list_ongoing(self.transactional_ids.scope)
-        owned = [name for name in listed if self.transactional_ids.owns_pooled(name)]
-        return [
+        ongoing = [
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
-            for name, state in self._control.describe(owned).items()
+            for name, state in self._owned(self._control.list_ongoing(self.transactional_ids.scope))
             if state.state == "Ongoing"
         ]
+        return [*ongoing, *self._hanging()]
+
+    def _hanging(self) -> list[Committable]:
+        """What was rolled back but for a partition of which Kafka left out the marker. Upholds: what is not decided is
+        never visible. It would be with the next commit of its producer there."""
+        partitions: dict[str, Collection[int]] = dict(self._written_to)
+        if self._options.topic is not None:
+            partitions |= self._leaders.partitions_of(self._options.topic)
+        open_ = self._leaders.open_transactions(partitions)
+        if not open_:
+            return []
+        listed = self._control.list_of_producers(self.transactional_ids.scope, [each.producer_id for each in open_])
+        of_producer = {state.producer_id: (name, state) for name, state in self._owned(listed)}
+        # Once more, as its coordinator must be seen to have ended it before a partition is seen to have it open.
+        still_open = set(open_).intersection(self._leaders.open_transactions(partitions))
+        version = self._control.end_txn_version
+        found = [(each, *of_producer[each.producer_id]) for each in still_open if each.producer_id in of_producer]
+        return [
+            Committable(
+                name,
+                {"producer_id": each.producer_id, "producer_epoch": each.producer_epoch, _HANGING: asdict(each)},
+            )
+            for each, name, state in found
+            if hangs(state, each.producer_epoch, version)
+        ]
+
+    def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
+        return self._control.describe([name for name in listed if self.transactional_ids.owns_pooled(name)]).items()
 
 
 def _identity(committable: Committable) -> tuple[int, int]:
@@ -250,6 +302,10 @@ def _number(committable: Committable, name: str) -> int:
     return value
 
 
-def _with_version(committable: Committable, version: int) -> Committable:
-    handle = {**committable.handle, "end_txn_version": version}
-    return replace(committable, handle=handle)
+def _partitions(ended: Iterable[Committable]) -> dict[str, Collection[int]]:
+    """All that any of them wrote to."""
+    of_topic: dict[str, set[int]] = defaultdict(set)
+    for committable in ended:
+        for topic, numbers in committable.handle["partitions"].items():  # type: ignore[union-attr]  # as ``seal`` notes
+            of_topic[topic].update(numbers)  # type: ignore[arg-type]
+    return dict(of_topic)
