@@ -9,10 +9,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, pipeline, protocol, staging
+from tests.benchmarks import files, memory, pipeline, protocol, staging
 from tests.benchmarks.measuring import Row
 
-BENCHMARKS = {"pipeline": pipeline.run, "protocol": protocol.run, "staging": staging.run, "files": files.run}
+BENCHMARKS = {
+    "pipeline": pipeline.run,
+    "protocol": protocol.run,
+    "memory": memory.run,
+    "staging": staging.run,
+    "files": files.run,
+}
 
 
 def main() -> None:

@@ -1,0 +1,102 @@
+"""Memory: of the driver over many large batches, with the size of its log; of a worker, for batches of any size.
+
+Each figure is of a process of its own: what a process has taken it gives back to nobody.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import twopc
+from tests.benchmarks.measuring import Row
+from twopc import Committable, Coordinator, Participant, Round, Vote
+from twopc.testing import MemorySink, MemoryTarget
+from twopc_kafka.development import KafkaBroker
+
+PARTITIONS = 2_000
+BATCHES = 500
+RECORD_BYTES = 1_000
+A_BATCH = 10_000  # records that Spark hands over at once, by default
+KIB_IN_MIB = 1024
+
+
+def run(quick: bool) -> list[Row]:
+    """MiB that batches take beyond what the process had before the first, or an early one."""
+    batches, sizes = (50, (100_000,)) if quick else (BATCHES, (50_000, 200_000, 1_000_000))
+    with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
+        broker.create_topic("target", partitions=4)
+        driver_mib, log_mib = _alone(_driver, f"{folder}/log", batches)
+        workers = [
+            Row(
+                f"worker, {writer}, {records} records of {RECORD_BYTES} B",
+                "MiB",
+                (_alone(_worker, broker.bootstrap_servers, writer, records),),
+                f"worker_mib_{writer}_{records}",
+            )
+            for writer in ("librdkafka", "arrow")
+            for records in sizes
+        ]
+    return [
+        Row(f"driver, {batches} batches of {PARTITIONS} partitions, beyond a tenth of them", "MiB", (driver_mib,)),
+        Row("its log, at most", "MiB", (log_mib,)),
+        *workers,
+    ]
+
+
+def _alone(measured: Callable[..., Any], *arguments: object) -> Any:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measured, arguments)
+
+
+class _Forgetful(MemorySink):
+    """Its target keeps nothing, so that all memory is the driver's."""
+
+    def commit(self, committable: Committable) -> None:
+        super().commit(committable)
+        self.target.visible.clear()
+        self.target.committed.clear()
+
+
+def _driver(log: str, batches: int) -> tuple[float, float]:
+    sink = _Forgetful(MemoryTarget())
+    record = pa.record_batch({"value": ["a"]})
+
+    def phase_one(round: Round) -> list[Vote]:
+        votes = []
+        for partition in range(PARTITIONS):
+            with Participant({"sink": sink}, round, partition) as participant:
+                participant.write("sink", record)
+                votes.append(participant.pre_commit())
+        return votes
+
+    early_mib, largest = 0.0, 0
+    with Coordinator({"sink": sink}, log, "benchmark", commits_at_once=1) as coordinator:
+        for batch_id in range(batches):
+            coordinator.run(batch_id, phase_one)
+            largest = max(largest, sum(entry.stat().st_size for entry in Path(log).iterdir()))
+            if batch_id + 1 == batches // 10:
+                early_mib = _peak_mib()
+    return _peak_mib() - early_mib, largest / KIB_IN_MIB**2
+
+
+def _worker(servers: str, writer: str, records: int) -> float:
+    sink = twopc.create_sink("kafka", {"bootstrap.servers": servers, "topic": "target", "writer": writer})
+    sink.bind("sink", "benchmark")
+    before_mib = _peak_mib()
+    with Participant({"sink": sink}, Round(1, 0), 0) as participant:
+        for written in range(0, records, A_BATCH):
+            values = [str(number).encode().ljust(RECORD_BYTES, b"x") for number in range(written, written + A_BATCH)]
+            participant.write("sink", pa.record_batch({"value": pa.array(values, pa.binary())}))
+        participant.pre_commit()
+    return _peak_mib() - before_mib
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_IN_MIB
