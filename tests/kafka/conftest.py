@@ -7,6 +7,7 @@ import random
 import socket
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +23,7 @@ from twopc_kafka import KafkaSink
 from twopc_kafka.development import KafkaBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 PATIENCE_S = 30.0
@@ -159,7 +160,20 @@ class SecondBroker:
 
 @pytest.fixture(scope="session")
 def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
-    folder = tmp_path_factory.mktemp("second-broker")
+    with _started(tmp_path_factory.mktemp("second-broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
+    """One more, which grants transactions without a time-out to whom it is asked by."""
+    grants = {"transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
+    with _started(tmp_path_factory.mktemp("without-timeouts"), grants) as broker:
+        yield broker
+
+
+@contextmanager
+def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -> Iterator[SecondBroker]:
     broker_port, controller_port, sasl_port = _free_ports(3)
     (folder / "ports.json").write_text(json.dumps({"broker": broker_port, "controller": controller_port}))
     plain, sasl = f"PLAINTEXT://127.0.0.1:{broker_port}", f"SASL_PLAINTEXT://127.0.0.1:{sasl_port}"
@@ -177,6 +191,7 @@ def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBr
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+        **(more or {}),
     }
     with KafkaBroker(folder, properties=properties) as broker:
         yield SecondBroker(broker, f"127.0.0.1:{sasl_port}", folder, passwords)
