@@ -49,8 +49,8 @@ class CommitLog:
         self.tail = tail
 
     @classmethod
-    def open(cls, store: LogStore, owner: str, sinks: Collection[str] | None = None) -> CommitLog:
-        """Start a new incarnation, which fences every older one.
+    def open(cls, store: LogStore, owner: str, sinks: Mapping[str, str] | None = None) -> CommitLog:
+        """Start a new incarnation, which fences every older one. ``sinks``: see ``opened``.
 
         Raises:
             LogMismatch, CorruptLog: nothing was changed.

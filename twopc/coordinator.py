@@ -196,7 +196,8 @@ class Coordinator:
     def _open(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
-        self._attach(CommitLog.open(self._store, self._owner, self._sinks.keys()))
+        prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
+        self._attach(CommitLog.open(self._store, self._owner, prefixes))
         self._until_answered("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 

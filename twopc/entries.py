@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
@@ -63,6 +63,7 @@ class Entry:
         written_at: UTC, for people. Nothing is decided by it.
         abandoned: what people have given up, oldest first. It is carried forward, as entries are pruned and what is
             missing from a target must stay on record.
+        prefixes: what the transactional ids of each sink start with, by the sink's name.
     """
 
     kind: Kind
@@ -74,6 +75,7 @@ class Entry:
     unresolved: tuple[Decision, ...]
     written_at: str
     abandoned: tuple[Abandonment, ...] = ()
+    prefixes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def committed_through(self) -> int | None:
@@ -84,15 +86,16 @@ class Entry:
 # Pure: what the next entry is. -----------------------------------------------------------------------------------
 
 
-def opened(tail: Entry | None, owner: str, sinks: Collection[str] | None = None) -> Entry:
-    """The entry of a coordinator that starts after ``tail``. ``sinks``: those it has; None if it only looks after the
-    log.
+def opened(tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = None) -> Entry:
+    """The entry of a coordinator that starts after ``tail``. ``sinks``: the prefix of each that it has; None if it only
+    looks after the log.
 
     Raises:
-        LogMismatch: the log belongs to another owner, or has work left for a sink that is not among ``sinks``.
+        LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or knows
+            one by another prefix.
     """
     if tail is None:
-        return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now())
+        return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
     if tail.owner != owner:
         raise LogMismatch(
             f"the commit log belongs to query {tail.owner}, and this is query {owner}. Nothing was written."
@@ -108,7 +111,27 @@ def opened(tail: Entry | None, owner: str, sinks: Collection[str] | None = None)
                 f" does not have (it has {', '.join(sorted(sinks))}). Nothing was written. Start it once more with"
                 " that sink."
             )
-    return _next(tail, "open", incarnation=tail.incarnation + 1)
+    check_prefixes(tail, sinks or {})
+    return _next(tail, "open", incarnation=tail.incarnation + 1, prefixes={**tail.prefixes, **(sinks or {})})
+
+
+def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
+    """Refuse sinks that would not find what they have open. Upholds: every open transaction is found, also one that
+    its target never ends by itself.
+
+    Raises:
+        LogMismatch: one of ``sinks``, given with their prefixes, had another in this log.
+    """
+    for name, prefix in sinks.items():
+        known = tail.prefixes.get(name, prefix)
+        if known != prefix:
+            next_batch = "" if tail.decided is None else f" and first_batch_id={tail.decided + 1}"
+            raise LogMismatch(
+                f"the transactions of sink {name!r} start with {known!r} in this commit log, and this sink's with"
+                f" {prefix!r}: what it has open would not be found. Nothing was written. Give it its prefix back. To"
+                " change it, stop the query, see that 'twopc transactions' lists nothing, and go on with a new"
+                f" log{next_batch}."
+            )
 
 
 def decided(tail: Entry, decision: Decision, committed_through: int | None) -> Entry:
@@ -198,6 +221,8 @@ def serialise(entry: Entry) -> bytes:
     }
     if entry.abandoned:  # the first logs have no such field
         value["abandoned"] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
+    if entry.prefixes:  # nor this one
+        value["prefixes"] = dict(entry.prefixes)
     return json.dumps(value, indent=1).encode()
 
 
@@ -235,6 +260,7 @@ def parse(data: bytes, where: str) -> Entry:
                 Abandonment(_decision(lost), _text(lost["by"]), _text(lost["at"]))
                 for lost in _list(value.get("abandoned", []))
             ),
+            prefixes={name: _text(prefix) for name, prefix in value.get("prefixes", {}).items()},
         )
         batches = [decision.batch_id for decision in entry.unresolved]
         if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):

@@ -61,7 +61,7 @@ class Participant:
         sink = self._sinks[name]
         transaction_id = sink.transactional_ids.allocate(*self._attempt)
         self._transactions[name] = sink.begin(transaction_id)
-        if sink.stage is not None:
+        if sink.stage is not None and self._transactions[name].rolls_back_by_itself:
             self._copies[name] = sink.stage.create(transaction_id, schema)
 
     def pre_commit(self) -> Vote:

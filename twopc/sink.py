@@ -35,7 +35,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """
 
     prefix: str = "twopc"
-    """What the names of all its transactions start with; grant rights on it where the target has access control."""
+    """What the names of all its transactions start with; grant rights on it where the target has access control. A log
+    keeps it: with another, what is open would not be found."""
 
     rolls_back_by_itself: bool = False
     """Whether the target may roll back what is decided, such as after a time-out. Then staging is for this sink."""

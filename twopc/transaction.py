@@ -14,6 +14,9 @@ JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, J
 class Transaction:
     """A live transaction on the participant that began it. Sinks subclass it to hold their handles."""
 
+    rolls_back_by_itself = True
+    """Whether its target may do so after its decision, where the sink says that it may. If not, it is not staged."""
+
     def __init__(self, transaction_id: TransactionId) -> None:
         self.id = transaction_id
         self.records = 0

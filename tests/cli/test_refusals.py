@@ -129,6 +129,20 @@ def left(shop: Any) -> Any:
     return shop
 
 
+@pytest.mark.crash
+def test_a_sink_whose_prefix_is_another_than_the_logs_is_refused_by_every_command_that_asks_it(
+    left: Any, every_command: Any
+) -> None:
+    tail = max(left.log.glob("*.json"))
+    entry = json.loads(tail.read_text())
+    assert entry["prefixes"] == {"archive": "twopc"}
+    tail.write_text(json.dumps(entry | {"prefixes": {"archive": "former"}}))
+    status, asking = every_command(left.log)[:2], every_command(left.log)[2:]
+    assert {one.code for one in status} == {1}
+    assert {one.code for one in asking} == {3}
+    assert all("start with 'former' in this commit log" in one.out + one.err for one in asking)
+
+
 # The sinks file. --------------------------------------------------------------------------------------------------
 
 

@@ -7,11 +7,16 @@ import random
 import socket
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pytest
+import trustme
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
@@ -22,7 +27,7 @@ from twopc_kafka import KafkaSink
 from twopc_kafka.development import KafkaBroker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 PATIENCE_S = 30.0
@@ -144,11 +149,15 @@ def pre_commit() -> PreCommit:
 
 @dataclass(frozen=True)
 class SecondBroker:
-    """A broker that tests may kill. It rolls timed-out transactions back at once, and on a second listener it asks for
-    a password and denies what is not granted."""
+    """A broker that tests may kill. It rolls timed-out transactions back at once, and denies what is not granted to who
+    comes to its other listeners: one asks for a password, one for the same through TLS by SCRAM, one for a certificate.
+    """
 
     broker: KafkaBroker
     sasl_servers: str
+    scram_servers: str
+    mtls_servers: str
+    authority: trustme.CA
     folder: Path
     passwords: dict[str, str]
 
@@ -159,28 +168,73 @@ class SecondBroker:
 
 @pytest.fixture(scope="session")
 def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
-    folder = tmp_path_factory.mktemp("second-broker")
-    broker_port, controller_port, sasl_port = _free_ports(3)
+    with _started(tmp_path_factory.mktemp("second-broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
+    """One more, which grants transactions without a time-out to whom it is asked by."""
+    grants = {"transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
+    with _started(tmp_path_factory.mktemp("without-timeouts"), grants) as broker:
+        yield broker
+
+
+@contextmanager
+def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -> Iterator[SecondBroker]:
+    broker_port, controller_port, *other_ports = _free_ports(5)
     (folder / "ports.json").write_text(json.dumps({"broker": broker_port, "controller": controller_port}))
-    plain, sasl = f"PLAINTEXT://127.0.0.1:{broker_port}", f"SASL_PLAINTEXT://127.0.0.1:{sasl_port}"
+    sasl, scram, mtls = (f"127.0.0.1:{port}" for port in other_ports)
+    listeners = f"PLAINTEXT://127.0.0.1:{broker_port},SASL_PLAINTEXT://{sasl},SCRAM://{scram},MTLS://{mtls}"
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    write_certificate(authority.issue_cert("127.0.0.1"), folder / "broker.pem")
     passwords = {name: f"{name}-hunter2-{uuid.uuid4().hex}" for name in ("granted", "denied")}
     users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())
     properties: dict[str, str | int | bool] = {
-        "listeners": f"{plain},{sasl},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"{plain},{sasl}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SCRAM:SASL_SSL,MTLS:SSL,CONTROLLER:PLAINTEXT"
+        ),
         "inter.broker.listener.name": "PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
             f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
         ),
+        "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.scram.scram-sha-512.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        "listener.name.mtls.ssl.client.auth": "required",
+        "listener.name.mtls.ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(folder / "broker.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(folder / "authority.pem"),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
         "transaction.partition.verification.enable": False,  # so that tests can have a transaction hang
+        **(more or {}),
     }
     with KafkaBroker(folder, properties=properties) as broker:
-        yield SecondBroker(broker, f"127.0.0.1:{sasl_port}", folder, passwords)
+        scram_user(broker, "granted", passwords["granted"])
+        yield SecondBroker(broker, sasl, scram, mtls, authority, folder, passwords)
+
+
+def write_certificate(issued: trustme.LeafCert, file: Path) -> None:
+    """The key and the certificate, in the one form of a key that Kafka reads."""
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(pkcs8 + b"".join(part.bytes() for part in issued.cert_chain_pems))
+
+
+def scram_user(broker: KafkaBroker, name: str, password: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    user = UserScramCredentialUpsertion(name, mechanism, password.encode())
+    admin.alter_user_scram_credentials([user])[name].result(timeout=10)
 
 
 def _free_ports(count: int) -> list[int]:

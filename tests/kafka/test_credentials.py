@@ -1,13 +1,17 @@
-"""A cluster that asks for a password and denies what is not granted; and what is seen of the password (invariant 8)."""
+"""A cluster that asks for a password or a certificate and denies what is not granted; and what is seen of the password
+(invariant 8)."""
 
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import kafka.errors
 import pyarrow as pa
 import pytest
+import trustme
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -22,6 +26,7 @@ from tests.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka import control
+from twopc_kafka.options import WRITERS
 
 pytestmark = pytest.mark.kafka
 
@@ -53,6 +58,42 @@ def allow(
     return binding
 
 
+def by_scram(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.scram_servers,
+        "security_protocol": "sasl_ssl",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "granted",
+        "sasl_password": second_broker.passwords["granted"],
+        "ssl_ca_location": str(folder / "authority.pem"),
+    }
+
+
+def by_certificate(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.mtls_servers,
+        "security_protocol": "ssl",
+        "ssl_ca_location": str(folder / "authority.pem"),
+        **certificate(second_broker.authority, folder),
+    }
+
+
+def certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:
+    issued = authority.issue_cert("granted@example.org", common_name="granted")
+    issued.cert_chain_pems[0].write_to_path(folder / "client.pem")
+    issued.private_key_pem.write_to_path(folder / "client.key")
+    return {"ssl_certificate_location": str(folder / "client.pem"), "ssl_key_location": str(folder / "client.key")}
+
+
+LOGINS = {
+    "password": lambda broker, _: as_user(broker, "granted"),
+    "scram": by_scram,
+    "certificate": by_certificate,
+}
+
+
 def grant(second_broker: Any, user: str, topic: str, prefix: str) -> None:
     """The rights that the README tells to grant, and no other."""
     allow(second_broker, user, AclOperation.WRITE, ResourceType.TOPIC, topic)
@@ -67,12 +108,14 @@ def pre_committed(sink: Any, partition: int = 0) -> Committable:
     return sealed  # type: ignore[no-any-return]
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("login", LOGINS)
 def test_the_rights_of_the_readme_suffice(
-    second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any
+    login: str, writer: str, second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, tmp_path: Path
 ) -> None:
     topic = make_topic(on=second_broker.broker)
     grant(second_broker, "granted", topic.name, prefix)
-    sink = make_sink(topic, **as_user(second_broker, "granted"))
+    sink = make_sink(topic, writer=writer, **LOGINS[login](second_broker, tmp_path))
     wait.until("the grant has arrived", lambda: _is_valid(sink))
     left, committable = pre_committed(sink, 0), pre_committed(sink, 1)
     assert {found.transaction_id for found in sink.recover()} == {left.transaction_id, committable.transaction_id}
@@ -103,6 +146,43 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
     with pytest.raises(OperatorRequired, match=rights):
         sink.commit(Committable(f"{prefix}.log.orders.1.0.0.0", handle, 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("password", "invalid credentials with SASL mechanism SCRAM-SHA-512"),
+        ("authority", "CERTIFICATE_VERIFY_FAILED"),
+        ("host", "certificate is not valid for 'localhost'"),
+        ("certificate", r"ALERT_\w+"),
+        ("no certificate", r"ALERT_\w+"),
+    ],
+)
+def test_the_arrow_writer_does_not_get_past_a_wrong_login_or_a_wrong_broker(
+    wrong: str,
+    reason: str,
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    login = (by_scram if wrong == "password" else by_certificate)(second_broker, tmp_path)
+    match wrong:
+        case "password":
+            login["sasl_password"] = "wrong"  # noqa: S105
+        case "authority":
+            trustme.CA().cert_pem.write_to_path(login["ssl_ca_location"])
+        case "host":
+            login["bootstrap_servers"] = login["bootstrap_servers"].replace("127.0.0.1", "localhost")
+        case "certificate":
+            login |= certificate(trustme.CA(), tmp_path)
+        case _:
+            del login["ssl_certificate_location"], login["ssl_key_location"]
+    sink = make_sink(make_topic(on=second_broker.broker), writer="arrow", message_timeout_ms=1500, **login)
+    with pytest.raises((RoundAborted, OperatorRequired)):
+        pre_committed(sink)
+    assert re.search(reason, caplog.text + second_broker.broker.log_file.read_text())
 
 
 def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, make_topic: Any, make_sink: Any) -> None:

@@ -231,3 +231,15 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
             parse_options(TLS_AND_SASL | wrong)
         shown = [str(refused.value), repr(refused.value.__cause__), repr(refused.value.__context__), caplog.text]
         assert SECRET not in "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"two.phase.commit": "yes", "writer": "arrow"}, "'two.phase.commit' must be one of auto, require, off"),
+        ({"two.phase.commit": "auto"}, "'two.phase.commit' = 'auto' goes with 'writer' = 'arrow' alone"),
+        ({"two.phase.commit": "require"}, "'two.phase.commit' = 'require' goes with 'writer' = 'arrow' alone"),
+    ],
+)
+def test_two_phase_commit_is_asked_for_by_the_arrow_writer_alone(options: dict[str, str], told: str) -> None:
+    assert told in refusal(**options)

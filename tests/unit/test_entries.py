@@ -67,6 +67,23 @@ def test_a_log_of_another_query_is_refused_naming_both_queries() -> None:
         opened(opened(None, "theirs"), "ours")
 
 
+def test_a_sink_keeps_its_prefix_for_as_long_as_the_log_lasts() -> None:
+    first = opened(None, "query", {"a": "old", "b": "b"})
+    later = opened(closed(decided(first, decision(7), committed_through=6)), "query", {"a": "old"})
+    assert later.prefixes == {"a": "old", "b": "b"}
+    assert parse(serialise(later), "here") == later
+    with pytest.raises(
+        LogMismatch, match=r"sink 'a' start with 'old'.*with 'new'.*Nothing was written.*first_batch_id=8"
+    ):
+        opened(later, "query", {"a": "new"})
+
+
+def test_a_log_without_prefixes_takes_those_of_the_next_coordinator() -> None:
+    before = opened(None, "query")
+    assert "prefixes" not in json.loads(serialise(before))
+    assert opened(parse(serialise(before), "here"), "query", {"a": "p"}).prefixes == {"a": "p"}
+
+
 def test_what_is_given_up_leaves_the_decision_and_is_noted_with_who_and_when() -> None:
     tail = decided(opened(None, "query"), decision(7), committed_through=6)
     entry = abandoned(tail, 7, {"a": [A]}, "ann@ops")

@@ -103,6 +103,21 @@ def test_a_driver_that_was_down_for_too_long_loses_nothing(world: World) -> None
     assert world.visible("a") == world.visible("b") == BOTH
 
 
+def test_a_transaction_that_its_target_never_rolls_back_is_not_staged(world: World) -> None:
+    class Remembering(ForgetfulSink):
+        def begin(self, transaction_id: Any) -> Any:
+            transaction = super().begin(transaction_id)
+            transaction.rolls_back_by_itself = False
+            return transaction
+
+    sink = Remembering(world.targets["a"])
+    sink.bind("a", "log", Stage(f"file://{world.stage}"))
+    with Participant({"a": sink}, Round(1, 0), 0) as participant:
+        participant.write("a", pa.record_batch({"value": ["a"]}))
+        assert participant.pre_commit()["a"].staged is None
+    assert world.copies() == []
+
+
 def test_rolled_back_twice_in_a_row_it_is_written_again_twice(world: World) -> None:
     world.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):

@@ -16,7 +16,7 @@ from twopc import Coordinator
 from twopc.cli.history import History
 from twopc.cli.verdicts import Judged, judge
 from twopc.commit_log import CommitLog, read_tail
-from twopc.entries import opened
+from twopc.entries import check_prefixes, opened
 from twopc.errors import ConfigurationError, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
 from twopc.retrying import until_answered
@@ -75,6 +75,10 @@ class Recovery:
         self._stage = stage
         self._coordinator = self._start()
 
+    @property
+    def _prefixes(self) -> dict[str, str]:
+        return {name: sink.prefix for name, sink in self._sinks.items()}
+
     def _start(self) -> Coordinator:
         return Coordinator(self._sinks, self._history.store, self._history.tail.owner, stage=self._stage)
 
@@ -84,10 +88,10 @@ class Recovery:
         """Refuse what recovery would fail at, before it fences anybody.
 
         Raises:
-            LogMismatch: there is work for a sink that is not in the file.
+            LogMismatch: there is work for a sink that is not in the file, or one has another prefix there.
             ConfigurationError: the log names copies of what was written, and no folder for them was given.
         """
-        opened(self._history.tail, self._history.tail.owner, self._sinks.keys())
+        opened(self._history.tail, self._history.tail.owner, self._prefixes)
         copies = [
             (decision.batch_id, committable.staged)
             for decision in self._history.tail.unresolved
@@ -109,7 +113,12 @@ class Recovery:
             )
 
     def look(self) -> list[Judged]:
-        """Every transaction of this log that is open in a target, or decided, with the verdict on it."""
+        """Every transaction of this log that is open in a target, or decided, with the verdict on it.
+
+        Raises:
+            LogMismatch: a sink has another prefix than in the log.
+        """
+        check_prefixes(self._history.tail, self._prefixes)
         open_ = {name: self._open_in(name) for name in self._sinks}
         newest = read_tail(self._history.store)
         assert newest is not None  # a log that had entries is never empty

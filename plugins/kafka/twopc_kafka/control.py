@@ -22,7 +22,7 @@ from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer.transaction import EndTxnRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
@@ -45,6 +45,7 @@ _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
 _LISTS_STATES = 4  # the version of ListGroups that tells states (Kafka 2.6, KIP-518)
 _WITHOUT_MEMBERS = ("Empty", "Dead")
+_GRANTS_NO_TIMEOUT = 6  # the version of InitProducerId that asks for two-phase commit, and is unstable (KIP-939)
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
 ResultT = TypeVar("ResultT")
@@ -102,6 +103,10 @@ class Control:
             return self.run(self._largest_timeout_ms)
         except OperatorRequired:
             return None
+
+    def grants_no_timeout(self, transactional_id: str) -> bool:
+        """Whether this principal's transactions may have no time-out. Asking begins none under that id."""
+        return self._run(self._grants_no_timeout, transactional_id)
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """The state of each id that the cluster knows."""
@@ -215,6 +220,17 @@ class Control:
                     return int(config.value)
         return None
 
+    async def _grants_no_timeout(self, transactional_id: str) -> bool:
+        if self._manager.broker_version_data.api_version(InitProducerIdRequest) < _GRANTS_NO_TIMEOUT:
+            return False
+        node = (await self._coordinators_of([transactional_id]))[transactional_id]
+        response = await self._manager.send(init_producer_id(transactional_id, None), node_id=node)
+        error = kafka.errors.for_code(response.error_code)
+        if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # the right, or the brokers' setting
+            return False
+        self._raise(error, transactional_id)
+        return True
+
     async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         at: dict[int, list[str]] = defaultdict(list)
         for name, node in (await self._coordinators_of(transactional_ids)).items():
@@ -298,6 +314,16 @@ class Control:
 
 def _told(error: Exception) -> str:
     return str(error) if isinstance(error, kafka.errors.KafkaError) else f"{type(error).__name__}: {error}"
+
+
+def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProducerIdRequest:
+    """The request for a producer epoch. ``timeout_ms`` is of its transaction; None asks for one that has none."""
+    common = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
+    if timeout_ms is None:  # the brokers ignore the number
+        return InitProducerIdRequest(
+            **common, transaction_timeout_ms=1, enable2_pc=True, min_version=_GRANTS_NO_TIMEOUT
+        )
+    return InitProducerIdRequest(**common, transaction_timeout_ms=timeout_ms, max_version=_GRANTS_NO_TIMEOUT - 1)
 
 
 def denied(reason: str) -> OperatorRequired:

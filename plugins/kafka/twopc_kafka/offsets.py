@@ -38,7 +38,7 @@ class OffsetsWriter:
         self._timeout_ms = settings(options.properties).timeout_ms
         self._cluster = connect(options.control, self._timeout_ms)
         self._transaction = self._cluster.run(
-            self._cluster.begin, transactional_id, options.transaction_timeout_ms, self._timeout_ms
+            self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._timeout_ms
         )
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -24,6 +24,9 @@ DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
 LIBRDKAFKA, ARROW = "librdkafka", "arrow"
 WRITERS = (LIBRDKAFKA, ARROW)
 
+AUTO, REQUIRE, OFF = "auto", "require", "off"
+TWO_PHASE_COMMIT = (AUTO, REQUIRE, OFF)
+
 DEFAULTS: Mapping[str, Any] = {
     # The longer a decided transaction can wait for its commit, the less can be lost. This is what brokers grant at most
     # by their own default; where 'transaction.timeout.ms' is not set, the sink asks for the most that these do.
@@ -78,19 +81,23 @@ class KafkaOptions:
             Spark's own sink, the option wins over the column.
         delivery: ``exactly-once``, ``at-least-once`` (flushed, no transaction) or ``none`` (not even flushed).
         writer: ``librdkafka``, or ``arrow``: the sink's own, faster one, for ``exactly-once``.
+        two_phase_commit: whether transactions are to have no time-out (KIP-939): ``auto``, ``require`` or ``off``.
         prefix: what transactional ids start with; rights are granted on it.
         commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
         asks_for_most: ``transaction.timeout.ms`` is not the user's: the most that the broker grants is best.
         properties: librdkafka's.
+        has_timeout: whether transactions have one, as the brokers told. Not the user's.
     """
 
     topic: str | None
     delivery: str
     writer: str
+    two_phase_commit: str
     prefix: str
     commit_margin_ms: int
     asks_for_most: bool
     properties: Mapping[str, Any] = field(repr=False)
+    has_timeout: bool = True
 
     @property
     def bootstrap_servers(self) -> str:
@@ -99,6 +106,11 @@ class KafkaOptions:
     @property
     def transaction_timeout_ms(self) -> int:
         return int(self.properties["transaction.timeout.ms"])
+
+    @property
+    def timeout_to_begin_with_ms(self) -> int | None:
+        """What a transaction is begun with: its time-out, or None for none."""
+        return self.transaction_timeout_ms if self.has_timeout else None
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
         """The same with another ``transaction.timeout.ms``, and all that may not be longer."""
@@ -128,12 +140,19 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     topic = properties.pop("topic", None)
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
     writer = str(properties.pop("writer", LIBRDKAFKA))
+    two_phase_commit = str(properties.pop("two.phase.commit", AUTO if writer == ARROW else OFF))
     prefix = str(properties.pop("transactional.id.prefix", "twopc"))
     margin = properties.pop("commit.margin.ms", None)
     if delivery not in DELIVERIES:
         raise ConfigurationError(f"'delivery' must be one of {', '.join(DELIVERIES)}")
     if writer not in WRITERS:
         raise ConfigurationError(f"'writer' must be one of {', '.join(WRITERS)}")
+    if two_phase_commit not in TWO_PHASE_COMMIT:
+        raise ConfigurationError(f"'two.phase.commit' must be one of {', '.join(TWO_PHASE_COMMIT)}")
+    if two_phase_commit != OFF and writer != ARROW:
+        raise ConfigurationError(
+            f"'two.phase.commit' = {two_phase_commit!r} goes with 'writer' = 'arrow' alone: librdkafka can't ask for it"
+        )
     if topic == "":
         raise ConfigurationError("'topic' must not be empty: name a topic, or leave it out and give a column 'topic'")
     if not properties.get("bootstrap.servers"):
@@ -152,6 +171,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         topic=None if topic is None else str(topic),
         delivery=delivery,
         writer=writer,
+        two_phase_commit=two_phase_commit,
         prefix=prefix,
         commit_margin_ms=_margin_ms(margin, int(merged["transaction.timeout.ms"])),
         asks_for_most="transaction.timeout.ms" not in properties,

@@ -50,7 +50,8 @@ class KafkaProgressSink(KafkaSink):
         super().__init__({**given, "writer": ARROW})
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        return KafkaTransaction(transaction_id, OffsetsWriter(self._options, transaction_id.pooled, self._group))
+        writer = OffsetsWriter(self._options, transaction_id.pooled, self._group)
+        return KafkaTransaction(transaction_id, writer, self._options.has_timeout)
 
     def validate(self, schema: pa.Schema) -> None:
         if {field.name: str(field.type) for field in schema} != COLUMNS:

@@ -22,7 +22,7 @@ from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
 from twopc_kafka.leaders import Leaders, OpenInPartition
 from twopc_kafka.offsets import OffsetsWriter
-from twopc_kafka.options import ARROW, EXACTLY_ONCE, parse_options
+from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
 from twopc_kafka.writer import Writer, timeout_refused
 
@@ -42,9 +42,12 @@ _HANGING = "hanging"  # in the handle of what hangs: where
 class KafkaTransaction(Transaction):
     """A live transaction and its producer. The producer is dropped, not closed: the commit comes from elsewhere."""
 
-    def __init__(self, transaction_id: TransactionId, writer: Writer | ArrowWriter | OffsetsWriter) -> None:
+    def __init__(
+        self, transaction_id: TransactionId, writer: Writer | ArrowWriter | OffsetsWriter, has_timeout: bool = True
+    ) -> None:
         super().__init__(transaction_id)
         self.writer = writer
+        self.rolls_back_by_itself = has_timeout
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -52,7 +55,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     Args:
         options: ``bootstrap.servers``, and ``topic`` unless the records have a column of that name; ``delivery``
-            (``exactly-once``, ``at-least-once``, ``none``); ``transactional.id.prefix``; any property of librdkafka.
+            (``exactly-once``, ``at-least-once``, ``none``); ``writer``; ``two.phase.commit``;
+            ``transactional.id.prefix``; any property of librdkafka.
 
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.
@@ -86,39 +90,59 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
         writer = ArrowWriter if self._options.writer == ARROW else Writer
-        return KafkaTransaction(transaction_id, writer(self._options, transaction_id.pooled))
+        return KafkaTransaction(transaction_id, writer(self._options, transaction_id.pooled), self._options.has_timeout)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         identity = transaction.writer.finish()
-        handle = {
+        handle: dict[str, JsonValue] = {
             "producer_id": identity.producer_id,
             "producer_epoch": identity.producer_epoch,
         } if identity else {}  # fmt: skip
+        if not transaction.rolls_back_by_itself:
+            handle["has_timeout"] = False
         return Committable(transaction.id.pooled, handle, transaction.records)
 
     # On the coordinator. ----------------------------------------------------------------------------------------
 
     @property
     def rolls_back_by_itself(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
-        """Kafka rolls back what waits longer for its commit than the transaction's time-out."""
+        """Kafka rolls back what waits longer for its commit than the transaction's time-out, where it has one."""
         return self._is_transactional
 
     def open(self) -> None:
-        """Ask for the longest time-out that the broker grants, or refuse one that it does not.
+        """Ask for transactions without a time-out, else for the longest that the broker grants, or refuse one that it
+        does not.
 
         Raises:
-            ConfigurationError: ``transaction.timeout.ms`` is longer. Nothing was written.
+            ConfigurationError: ``transaction.timeout.ms`` is longer, or none is required and not granted. Nothing was
+                written.
         """
+        self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
             return
         if self._options.asks_for_most:
             self._options = self._options.with_transaction_timeout(largest_ms)
-        elif self._options.transaction_timeout_ms > largest_ms:
+        elif self._options.has_timeout and self._options.transaction_timeout_ms > largest_ms:
             raise timeout_refused(self._options.transaction_timeout_ms)
+
+    def _is_granted_no_timeout(self) -> bool:
+        if self._options.two_phase_commit == OFF:
+            return False
+        if self._control.grants_no_timeout(f"{self.transactional_ids.scope}probe"):
+            return True
+        if self._options.two_phase_commit == REQUIRE:
+            raise ConfigurationError(
+                f"the brokers at {self._options.bootstrap_servers} do not grant transactions without a time-out, which"
+                " 'two.phase.commit' = 'require' asks for. Set transaction.two.phase.commit.enable=true and"
+                " unstable.api.versions.enable=true on each; with access control, grant this principal"
+                f" TWO_PHASE_COMMIT and WRITE on the transactional ids that start with '{self.prefix}.'. Nothing was"
+                " written."
+            )
+        return False
 
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
@@ -134,7 +158,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         repeat must use the same one, and its partitions, which Kafka forgets with its end."""
         if not self._is_transactional or not committables:
             return committables
-        self._refuse_too_old(age_s)
+        if any(_has_timeout(committable) for committable in committables):
+            self._refuse_too_old(age_s)
         described = self._control.describe([committable.transaction_id for committable in committables])
         version = self._control.end_txn_version
         sealed = []
@@ -193,11 +218,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Outcome.ONGOING | Outcome.ENDING:
                 raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
             case Outcome.ROLLED_BACK:
-                raise TransactionLost(
-                    f"{decided}, but Kafka has rolled it back: it waited longer for its commit than"
-                    f" 'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)."
-                    f" {self.if_lost}"
-                )
+                timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
+                why = f"it waited longer for its commit than {timeout}"
+                if not _has_timeout(committable):
+                    why = "it has no time-out, so somebody has ended it"
+                raise TransactionLost(f"{decided}, but Kafka has rolled it back: {why}. {self.if_lost}")
             case Outcome.UNKNOWN:
                 raise OutcomeUnknown(
                     f"{decided}, and Kafka can't say what became of it: it answered {error}, and its id is now"
@@ -288,6 +313,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
 def _identity(committable: Committable) -> tuple[int, int]:
     return _number(committable, "producer_id"), _number(committable, "producer_epoch")
+
+
+def _has_timeout(committable: Committable) -> bool:
+    return committable.handle.get("has_timeout") is not False
 
 
 def _version(committable: Committable, default: int | None = None) -> int:

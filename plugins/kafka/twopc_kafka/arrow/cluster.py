@@ -17,11 +17,10 @@ import kafka.errors
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 from twopc.errors import ConfigurationError, RoundAborted, TwoPhaseCommitError
 from twopc_kafka.arrow.answers import Answer, Meaning, meaning
-from twopc_kafka.control import RECONNECT_BACKOFF_MAX_MS, denied
+from twopc_kafka.control import RECONNECT_BACKOFF_MAX_MS, denied, init_producer_id
 from twopc_kafka.control import connect as control_of
 from twopc_kafka.writer import ProducerIdentity, timeout_refused
 
@@ -30,7 +29,6 @@ CONTACT_TIMEOUT_MS = 5_000
 
 _IMPLICIT_PARTITIONS = 2  # the level of transaction.version from which a Produce adds its partitions (KIP-890)
 _ONE_COORDINATOR = 3  # the last version of FindCoordinator for one key
-_STABLE_INIT = 5  # the last version of InitProducerId that is not marked unstable (KIP-939)
 _INVALID_TRANSACTION_TIMEOUT = 50
 
 ResultT = TypeVar("ResultT")
@@ -192,8 +190,11 @@ class Cluster:
         except Unanswered as error:
             raise NotSent(str(error)) from error
 
-    async def begin(self, transactional_id: str, transaction_timeout_ms: int, timeout_ms: int) -> OpenTransaction:
-        """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back.
+    async def begin(
+        self, transactional_id: str, transaction_timeout_ms: int | None, timeout_ms: int
+    ) -> OpenTransaction:
+        """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back. Its own
+        time-out is None where the brokers grant it to have none.
 
         What was refused is repeated; an answer that was lost is not. The broker may still have that request before it,
         and whenever it gets to it, it would roll back what was begun by then, decided or not.
@@ -215,27 +216,20 @@ class Cluster:
             else:
                 if transaction is not None:
                     return transaction
-                if answer is meaning(_INVALID_TRANSACTION_TIMEOUT):
+                if answer is meaning(_INVALID_TRANSACTION_TIMEOUT) and transaction_timeout_ms is not None:
                     raise timeout_refused(transaction_timeout_ms)
                 if answer.answer is not Answer.REPEAT:
                     raise failure(answer, f"{what} was refused")
                 last = f"{answer.name}. {answer.advice}"
             await self.sleep(patience.pause_s(last))
 
-    async def _begin(self, transactional_id: str, timeout_ms: int) -> tuple[Meaning, OpenTransaction | None]:
+    async def _begin(self, transactional_id: str, timeout_ms: int | None) -> tuple[Meaning, OpenTransaction | None]:
         code, node = await self.coordinator(transactional_id)
         if code:
             return meaning(code), None
         features = (await self.contact(node)).finalized_features
         level = {feature.name: feature.max_version_level for feature in features}.get("transaction.version", 0)
-        request = InitProducerIdRequest(
-            transactional_id=transactional_id,
-            transaction_timeout_ms=timeout_ms,
-            producer_id=-1,
-            producer_epoch=-1,
-            max_version=_STABLE_INIT,
-        )
-        response = await self.send(node, request)
+        response = await self.send(node, init_producer_id(transactional_id, timeout_ms))
         if response.error_code:
             return meaning(response.error_code), None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)

@@ -39,7 +39,7 @@ class ArrowWriter:
         self._settings = settings(options.properties)
         self._cluster = connect(options.control, self._settings.timeout_ms)
         self._transaction = self._cluster.run(
-            self._cluster.begin, transactional_id, options.transaction_timeout_ms, self._settings.timeout_ms
+            self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings)
         self._topics: dict[str, tuple[Encoder, int]] = {}

@@ -88,7 +88,7 @@ class _Ports:
 
 
 class KafkaBroker:
-    """A single-process Kafka broker (KRaft) on 127.0.0.1, started and stopped by this process.
+    """A Kafka broker (KRaft) on 127.0.0.1, a single process, started and stopped by this one.
 
     A context manager: `with KafkaBroker() as broker:` starts it, and leaves nothing behind. It serves plain
     text without authentication, does not create topics by itself, and is gone at the latest when this process
@@ -103,6 +103,8 @@ class KafkaBroker:
         properties: The broker's configuration, over the defaults of this class. Tests of transactions that
             time out may want `transaction.abort.timed.out.transaction.cleanup.interval.ms` and
             `transaction.max.timeout.ms`.
+        joins: A broker that was started, whose cluster this one joins; the first broker alone is a controller. Each
+            needs a `node.id` of its own in `properties` (the first has 1), and internal topics more replicas.
         heap_mb: The most memory that its heap may take, in MiB.
         ready_timeout_s: How long it may take to answer after the start, in seconds.
 
@@ -118,12 +120,14 @@ class KafkaBroker:
         data_folder: str | os.PathLike[str] | None = None,
         *,
         properties: Mapping[str, str | int | bool] | None = None,
+        joins: KafkaBroker | None = None,
         heap_mb: int = 384,
         ready_timeout_s: float = 60.0,
     ) -> None:
         self._given_folder = Path(data_folder).absolute() if data_folder is not None else None
         self._folder: Path | None = self._given_folder
         self._properties = dict(properties or {})
+        self._first = joins
         self._heap_mb = heap_mb
         self._ready_timeout_s = ready_timeout_s
         self._ports: _Ports | None = None
@@ -164,6 +168,16 @@ class KafkaBroker:
         """The broker's process id, or None while it is not running."""
         process = self._process
         return process.pid if process is not None and process.poll() is None else None
+
+    @property
+    def cluster_id(self) -> str:
+        """The name that its cluster gave itself at the first start.
+
+        Raises:
+            BrokerFailed: It was never started.
+        """
+        known = (self.log_file.parent / "data" / "meta.properties").read_text(encoding="utf-8")
+        return next(line for line in known.splitlines() if line.startswith("cluster.id=")).partition("=")[2]
 
     @property
     def log_file(self) -> Path:
@@ -230,13 +244,16 @@ class KafkaBroker:
             self._folder = None
             self._ports = None
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None, replicas: int = 1
+    ) -> None:
         """Make a topic and wait until each partition has a leader.
 
         Args:
             name: The topic.
             partitions: How many partitions it gets.
             config: The topic's configuration, such as `{"max.message.bytes": "2097152"}`.
+            replicas: On how many brokers each partition is.
 
         Raises:
             BrokerFailed: The broker refused (it exists already, a wrong name), does not run, or took too
@@ -246,7 +263,7 @@ class KafkaBroker:
         from confluent_kafka.admin import NewTopic
 
         admin = _admin(self.bootstrap_servers)
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config or {}))
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=replicas, config=dict(config or {}))
         try:
             admin.create_topics([topic], request_timeout=10.0)[name].result(timeout=15.0)
             deadline = time.monotonic() + 15.0
@@ -260,9 +277,11 @@ class KafkaBroker:
     def _run(self, java: Path, classpath: str, ports: _Ports) -> None:
         assert self._folder is not None
         configuration = self._folder / "server.properties"
-        configuration.write_text(_properties_text(self._folder, ports, self._properties), encoding="utf-8")
+        joined = _joined(self._first, ports) if self._first else {}
+        text = _properties_text(self._folder, ports, {**joined, **self._properties})
+        configuration.write_text(text, encoding="utf-8")
         if not (self._folder / "data" / "meta.properties").exists():
-            _format(java, classpath, configuration)
+            _format(java, classpath, configuration, self._first.cluster_id if self._first else None)
         (self._folder / "ports.json").write_text(json.dumps(asdict(ports)), encoding="utf-8")
         self._log_start = self.log_file.stat().st_size if self.log_file.exists() else 0
         self._process = _spawn(
@@ -363,6 +382,16 @@ def _properties_text(folder: Path, ports: _Ports, overrides: Mapping[str, str | 
     return "".join(f"{key}={_property_value(value)}\n" for key, value in merged.items())
 
 
+def _joined(first: KafkaBroker, ports: _Ports) -> dict[str, str | int | bool]:
+    """What a broker without a controller of its own is told."""
+    assert first._ports is not None  # noqa: SLF001  # another of this class
+    return {
+        "process.roles": "broker",
+        "controller.quorum.bootstrap.servers": f"{_HOST}:{first._ports.controller}",  # noqa: SLF001
+        "listeners": f"PLAINTEXT://{_HOST}:{ports.broker}",
+    }
+
+
 def _property_value(value: str | int | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -370,12 +399,13 @@ def _property_value(value: str | int | bool) -> str:
     return str(value).replace("\\", "\\\\").replace("\n", "\\n")
 
 
-def _format(java: Path, classpath: str, configuration: Path) -> None:
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+def _format(java: Path, classpath: str, configuration: Path, joined_id: str | None) -> None:
+    cluster_id = joined_id or base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    controllers = "--no-initial-controllers" if joined_id else "--standalone"
     tool = [str(java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool"]
     done = subprocess.run(
         # One word: an id that begins with a dash would be taken for an option.
-        [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(configuration), "--standalone"],
+        [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(configuration), controllers],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
