@@ -65,6 +65,7 @@ def session(job: Job) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.daemon.module", DAEMON)
         .config("spark.executor.memory", "600m")
+        .config("spark.eventLog.dir", job.events.as_uri())
         .config("spark.executorEnv.PYTHONPATH", f"{job.backends}:{Path.cwd()}")
         .config("spark.driver.extraJavaOptions", quick)
         .config("spark.executor.extraJavaOptions", quick)
@@ -151,6 +152,7 @@ RUN = {
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
+    job.events.mkdir(exist_ok=True)
     spark = session(job)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))

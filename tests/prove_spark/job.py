@@ -58,6 +58,11 @@ class Job:
         return Path(self.folder) / "faults"
 
     @property
+    def events(self) -> Path:
+        """The folder of Spark's event logs, where they are enabled."""
+        return Path(self.folder) / "events"
+
+    @property
     def client(self) -> Path:
         """A file with the process group of the Connect client that runs."""
         return Path(self.folder) / "client"

@@ -73,6 +73,9 @@ _SPECULATION = {
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "500ms",
+    "spark.eventLog.enabled": "true",  # by which an attempt is known for a speculative one
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
 }
 _DYNAMIC_ALLOCATION = {
     "spark.dynamicAllocation.enabled": "true",
