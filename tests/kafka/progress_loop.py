@@ -10,8 +10,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -29,6 +29,8 @@ class Job:
     group: str
     prefix: str
     log: str
+    progress: Mapping[str, str] = field(default_factory=dict)
+    """More options of the progress."""
 
 
 def values(batches: int) -> list[str]:
@@ -55,7 +57,7 @@ class At:
 
 def run(job: Job) -> None:
     common = {"bootstrap.servers": job.servers, "transactional.id.prefix": job.prefix}
-    progress = twopc.create_sink("kafka-progress", {**common, "group.id": job.group})
+    progress = twopc.create_sink("kafka-progress", {**common, "group.id": job.group, **job.progress})
     orders = twopc.create_sink("kafka", {**common, "topic": job.topic})
     schema = pa.schema({"topic": "string", "partition": "int32", "offset": "int64"})
 

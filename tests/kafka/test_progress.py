@@ -235,6 +235,45 @@ def test_a_process_killed_before_the_offsets_are_committed_is_finished_by_anothe
     group.topic.becomes(values(BATCHES))
 
 
+def command(*arguments: object) -> dict[str, Any]:
+    """What ``twopc`` says, as JSON."""
+    given = [sys.executable, "-m", "twopc.cli", *map(str, arguments), "--yes", "--json"]
+    found: dict[str, Any] = json.loads(subprocess.run(given, capture_output=True, timeout=60, check=False).stdout)
+    return found
+
+
+@pytest.mark.crash
+def test_offsets_of_a_killed_driver_that_are_lost_are_given_up_and_the_next_batch_makes_up_for_them(
+    second_broker: Any, make_topic: Any, make_group: Any, prefix: str, tmp_path: Path, wait: Any
+) -> None:
+    group = make_group(make_topic(partitions=PARTITIONS, on=second_broker.broker))
+    brief = {"transaction.timeout.ms": "2000", "commit.margin.ms": "1"}
+    job = Job(group.topic.servers, group.topic.name, group.name, prefix, str(tmp_path / "log"), brief)
+    killed = [sys.executable, str(LOOP), json.dumps(asdict(job)), "committing"]
+    assert subprocess.run(killed, timeout=60, check=False).returncode == -signal.SIGKILL
+    ongoing = group.sink()._control.list_ongoing
+    wait.until("the offsets are rolled back", lambda: len(ongoing(f"{prefix}.")) == PARTITIONS)
+
+    sinks = tmp_path / "sinks.toml"
+    common = f'bootstrap.servers = "{job.servers}"\ntransactional.id.prefix = "{prefix}"\n'
+    sinks.write_text(
+        f'[orders]\nbackend = "kafka"\ntopic = "{job.topic}"\n{common}'
+        f'[a-progress]\nbackend = "kafka-progress"\ngroup.id = "{job.group}"\n{common}'
+    )
+    lost = command("resolve", job.log, "--sinks", sinks)
+    assert (lost["exit_code"], lost["error"]["kind"]) == (4, "TransactionLost")
+    group.topic.becomes(values(2))
+    assert group.reaches(RECORDS, wait)
+
+    given_up = command("abandon", job.log, "--batch", 1, "--accept-loss", "--sinks", sinks)
+    assert (given_up["exit_code"], given_up["noted"]) == (0, True)
+    assert [(row["sink"], row["kind"]) for row in given_up["given_up"]] == [("a-progress", "TransactionLost")]
+    assert group.reaches(RECORDS, wait)
+    run(job)
+    assert group.reaches(RECORDS * BATCHES, wait)
+    group.topic.becomes(values(BATCHES))
+
+
 @pytest.fixture
 def one_batch(second_broker: Any, make_topic: Any, make_sink: Any, make_group: Any, tmp_path: Path) -> Any:
     """One batch of records and offsets by a driver that has just started; Kafka rolls it back after two seconds."""

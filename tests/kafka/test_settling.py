@@ -1,8 +1,12 @@
-"""What the broker answers to EndTxn, measured again, and what the sink makes of it."""
+"""What the broker answers to EndTxn, measured again, and what the sinks make of it.
+
+For transactions with records, and for those with nothing but a consumer group's offsets.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +15,17 @@ import pytest
 
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
+from twopc_kafka import KafkaSink
 from twopc_kafka.control import Control
+from twopc_kafka.offsets import COLUMNS
 from twopc_kafka.outcomes import TransactionState
+from twopc_kafka.progress import KafkaProgressSink
 from twopc_kafka.writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from twopc_kafka import KafkaSink
+    from twopc_kafka.development import KafkaBroker
 
 pytestmark = pytest.mark.kafka
 
@@ -51,32 +58,25 @@ BY_COMMIT = {
 }
 
 
-@pytest.fixture(scope="module")
-def sink_with_time_out(second_broker: Any) -> Callable[..., KafkaSink]:
-    from twopc_kafka import KafkaSink
-
-    def make(topic: str, timeout_ms: int, prefix: str = "settling") -> KafkaSink:
-        sink = KafkaSink(
-            {
-                "bootstrap.servers": second_broker.broker.bootstrap_servers,
-                "topic": topic,
-                "transactional.id.prefix": prefix,
-                "transaction.timeout.ms": timeout_ms,
-            }
-        )
-        sink.bind("orders", "log")
-        return sink
-
-    return make
+BACKENDS: dict[str, tuple[type[KafkaSink], dict[str, str], pa.RecordBatch]] = {
+    "records": (KafkaSink, {"topic": "settling"}, pa.record_batch({"value": ["a"]})),
+    "offsets": (
+        KafkaProgressSink,
+        {"group.id": "settling"},
+        pa.record_batch([["settling"], pa.array([0], pa.int32()), [1]], list(COLUMNS)),
+    ),
+}
+"""What a transaction holds → the sink, its options, and what is written to it."""
 
 
 class Prepared:
     """One transaction for each case, each in its state. All are made at once: a time-out takes its time."""
 
-    def __init__(self, make_sink: Callable[..., KafkaSink], topic: str, wait: Any) -> None:
-        self.sink = make_sink(topic, 900_000)
+    def __init__(self, make_sink: Callable[[int], KafkaSink], batch: pa.RecordBatch, wait: Any) -> None:
+        self.sink = make_sink(900_000)
         self.control: Control = self.sink._control
-        self._brief = make_sink(topic, 1000)
+        self._brief = make_sink(1000)
+        self._batch = batch
         self._wait = wait
         self._made = 0
         self.transactions = {
@@ -92,7 +92,7 @@ class Prepared:
         self._made += 1
         sink = self._brief if state == "timed out" else self.sink
         with Participant({"orders": sink}, Round(1, 0), self._made) as participant:
-            participant.write("orders", pa.record_batch({"value": [f"{self._made}"]}))
+            participant.write("orders", self._batch)
             vote = participant.pre_commit()["orders"]
         committable = replace(vote, handle={**vote.handle, "end_txn_version": version})
         match state:
@@ -126,20 +126,28 @@ class Prepared:
 
 
 @pytest.fixture(scope="module")
-def topic_of_second_broker(second_broker: Any) -> str:
-    second_broker.broker.create_topic("settling")
-    return "settling"
+def broker_with_topic(second_broker: Any) -> KafkaBroker:
+    broker: KafkaBroker = second_broker.broker
+    broker.create_topic("settling")
+    return broker
 
 
-@pytest.fixture(scope="module")
-def prepared(
-    sink_with_time_out: Callable[..., KafkaSink], topic_of_second_broker: str, wait: Any
-) -> dict[str, Prepared]:
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def prepared(request: pytest.FixtureRequest, broker_with_topic: KafkaBroker, wait: Any) -> dict[str, Prepared]:
     """Two of them: one to measure the broker, one for the sink to judge."""
-    return {
-        use: Prepared(lambda t, ms, use=use: sink_with_time_out(t, ms, f"to-{use}"), topic_of_second_broker, wait)
-        for use in ("measure", "judge")
-    }
+    backend, options, batch = BACKENDS[request.param]
+
+    def make_sink(use: str, timeout_ms: int) -> KafkaSink:
+        common = {
+            "bootstrap.servers": broker_with_topic.bootstrap_servers,
+            "transactional.id.prefix": f"{request.param}-to-{use}",
+            "transaction.timeout.ms": timeout_ms,
+        }
+        sink = backend({**common, **options})
+        sink.bind("orders", "log")
+        return sink
+
+    return {use: Prepared(partial(make_sink, use), batch, wait) for use in ("measure", "judge")}
 
 
 @pytest.mark.parametrize(("state", "commit", "version", "answer"), CASES)
@@ -167,11 +175,12 @@ def test_the_sink_judges_each_answer(
 def test_a_transaction_that_timed_out_after_its_decision_is_lost_and_the_message_says_what_to_do(
     prepared: dict[str, Prepared],
 ) -> None:
-    committable = prepared["judge"].transactions["timed out", True, 5]
+    of = prepared["judge"]
+    committable = of.transactions["timed out", True, 5]
     with pytest.raises(TransactionLost) as lost:
-        prepared["judge"]._brief.commit(committable)
-    for part in (committable.transaction_id, "(1 records)", "'transaction.timeout.ms' (1000 ms)", "write them again"):
-        assert part in str(lost.value)
+        of._brief.commit(committable)
+    told = (committable.transaction_id, "(1 records)", "'transaction.timeout.ms' (1000 ms)", of.sink.if_lost)
+    assert all(part in str(lost.value) for part in told)
 
 
 @pytest.mark.parametrize("version", [4, 5])

@@ -82,6 +82,8 @@ class Bench:
             started()
         if job.outlived.exists():
             told.append("no other attempt took the place of one that was held")
+        if "spark.speculation" in case.settings and not _has_speculated(job):
+            told.append("no speculative attempt has won")
         found = compare(job, self.expected[case.plan])
         told += [f"{count} {what}" for what, count in asdict(found).items() if count]
         noted = Path(job.folder) / "versions.json"
@@ -149,6 +151,12 @@ class Bench:
             return f"still running after {DRIVER_AT_MOST_S} s"
         finally:
             kill_all_of(driver)
+
+
+def _has_speculated(job: Job) -> bool:
+    """Whether a speculative attempt's vote was the one that counted."""
+    ends = (line for log in job.events.iterdir() for line in log.read_text().splitlines() if "TaskEnd" in line)
+    return any('"Speculative":true' in end and '{"Reason":"Success"}' in end for end in ends)
 
 
 def feed_folder(folder: Path) -> None:

@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from twopc_faulty import Faults  # type: ignore[import-not-found]  # on the path of this process alone
 
 import twopc
-from tests.prove_spark.job import FORMAT_BATCH, FORMAT_STREAM, TO_KAFKA, Job
+from tests.prove_spark import connect
+from tests.prove_spark.job import CONNECT, FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM, TO_KAFKA, Job
 from tests.prove_spark.plans import BATCHES, PLANS, SCHEMA
 from twopc.events import Event, PhaseEntered
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
@@ -44,7 +45,7 @@ def plant(job: Job) -> None:
     """Have each strike happen at its step, in its batch or, where that has no such step, in the first one that has."""
     shutil.rmtree(job.faults, ignore_errors=True)
     job.faults.mkdir()
-    whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}"}
+    whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}", "orphan": f" {job.client} {job.outlived}"}
     for what, step, batch in job.strikes:
         (job.faults / step).write_text(f"{what}{whom.get(what, '')} once {job.begun(batch)}")
 
@@ -64,6 +65,7 @@ def session(job: Job) -> SparkSession:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.daemon.module", DAEMON)
         .config("spark.executor.memory", "600m")
+        .config("spark.eventLog.dir", job.events.as_uri())
         .config("spark.executorEnv.PYTHONPATH", f"{job.backends}:{Path.cwd()}")
         .config("spark.driver.extraJavaOptions", quick)
         .config("spark.executor.extraJavaOptions", quick)
@@ -95,7 +97,7 @@ def run_stream(spark: SparkSession, job: Job) -> None:
     """Write all that there is, batch by batch."""
     plan = PLANS[job.plan]
     output = plan.compute(source(spark, job))
-    if job.api == FORMAT_STREAM:
+    if job.api != FOREACH_BATCH:
         writer = output.selectExpr(*TO_KAFKA).writeStream.format("twopc").options(sink="faulty-kafka", **kafka(job))
     else:
         twopc.register_observer(Phases(job))
@@ -138,14 +140,24 @@ def files(job: Job) -> dict[str, str]:
     return {"path": f"{job.folder}/parquet", "format": "parquet", "faults": str(job.faults)}
 
 
+RUN = {
+    FOREACH_BATCH: run_stream,
+    FORMAT_STREAM: run_stream,
+    FORMAT_BATCH: run_batches,
+    CONNECT: connect.serve,
+}
+"""By the ``api`` of a job."""
+
+
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
+    job.events.mkdir(exist_ok=True)
     spark = session(job)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))
     spark.dataSource.register(TwoPhaseCommitDataSource)
-    (run_batches if job.api == FORMAT_BATCH else run_stream)(spark, job)
+    RUN[job.api](spark, job)
     spark.stop()
 
 

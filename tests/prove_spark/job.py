@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.prove_spark.plans import PLANS
 
-FOREACH_BATCH, FORMAT_STREAM, FORMAT_BATCH = "foreach_batch", "format_stream", "format_batch"
+FOREACH_BATCH, FORMAT_STREAM, FORMAT_BATCH, CONNECT = "foreach_batch", "format_stream", "format_batch", "connect"
 TO_KAFKA = ["key", "to_json(struct(*)) AS value"]
 
 
@@ -17,7 +17,7 @@ class Job:
     """What a driver is told, as JSON in its first argument.
 
     Attributes:
-        api: by which the query writes: one of the three above.
+        api: by which the query writes: one of the four above.
         plan: the name of what it computes.
         source, target: topics. Where the source is files, they are in ``folder/source``.
         records: of the source, in all.
@@ -56,6 +56,16 @@ class Job:
     @property
     def faults(self) -> Path:
         return Path(self.folder) / "faults"
+
+    @property
+    def events(self) -> Path:
+        """The folder of Spark's event logs, where they are enabled."""
+        return Path(self.folder) / "events"
+
+    @property
+    def client(self) -> Path:
+        """A file with the process group of the Connect client that runs."""
+        return Path(self.folder) / "client"
 
     @property
     def outlived(self) -> Path:

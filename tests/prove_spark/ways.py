@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.prove_spark.case import Case, Strike
-from tests.prove_spark.job import FORMAT_BATCH, FORMAT_STREAM
+from tests.prove_spark.job import CONNECT, FORMAT_BATCH, FORMAT_STREAM
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,20 @@ _LOSSES: Sequence[Sequence[Strike]] = [
     [("hold", "pre_commit", 2), ("kill", "sweeping", 3)],
     [("lose", "pre_commit", 4), ("kill", "seal", 5)],
 ]
+_CONNECT: Sequence[Sequence[Strike]] = [
+    [("orphan", "pre_commit", 0), ("kill", "seal", 1)],  # the next client's query takes the place of the first one's
+    [("kill", "commit", 2)],
+    [("kill", "committed", 3)],
+    [("orphan", "pre_commit", 4), ("kill", "close", 5)],
+]
 _SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "500ms",
+    "spark.eventLog.enabled": "true",  # by which an attempt is known for a speculative one
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
 }
 _DYNAMIC_ALLOCATION = {
     "spark.dynamicAllocation.enabled": "true",
@@ -84,6 +93,7 @@ WAYS: Mapping[str, Way] = {
     "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),
     "format_stream": Way([Case("deduplication", _FORMAT, FORMAT_STREAM)]),
     "format_batch": Way([Case("enriched", _FORMAT, FORMAT_BATCH)]),
+    "connect": Way([Case("deduplication", _CONNECT, CONNECT)]),
     "cluster": Way(
         [
             Case("enriched", _LOSSES, settings=_SPECULATION),

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Iterator
 from importlib import import_module, invalidate_caches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, TwoPhaseCommitError
+from twopc.spark import foreach_batch
 from twopc.spark.shipped import Shipped
 from twopc_files.sink import FileSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tests.spark.conftest import Pipeline
 
 MODULE = """
 from twopc_files.sink import FileSink
@@ -28,23 +37,52 @@ def test_a_sink_arrives_bound_as_it_left(tmp_path: Path) -> None:
     assert shipped.arrived()["archive"].transactional_ids == sink.transactional_ids
 
 
-def test_what_is_not_installed_is_told_by_name_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileSink]:
+    """A sink of a distribution that this process finds, and those that it starts do not."""
     (tmp_path / "elsewhere.py").write_text(MODULE)
     info = tmp_path / "twopc_elsewhere-2.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: twopc-elsewhere\nVersion: 2.1\n")
     (info / "entry_points.txt").write_text("[twopc]\nelsewhere = elsewhere:plugin\n")
-    with monkeypatch.context() as here:
-        here.syspath_prepend(str(tmp_path))
-        invalidate_caches()
-        sink = import_module("elsewhere").Elsewhere({"path": str(tmp_path / "archive"), "format": "json"})
-        shipped = Shipped.of({"archive": sink})
-    del sys.modules["elsewhere"]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    invalidate_caches()
+    yield import_module("elsewhere").Elsewhere({"path": str(tmp_path / "archive"), "format": "json"})
+    sys.modules.pop("elsewhere", None)
 
+
+def test_what_is_not_installed_is_told_by_name_with_what_to_install(
+    elsewhere: FileSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = Shipped.of({"archive": elsewhere})
+    monkeypatch.undo()
+    del sys.modules["elsewhere"]
     assert repr(shipped) == "Shipped()"  # a sink may hold credentials
     with pytest.raises(ConfigurationError) as refused:
         shipped.arrived()
     assert "sink 'archive' can't be loaded on the executor at" in str(refused.value)
     assert "No module named 'elsewhere'. Install twopc-elsewhere 2.1 into that Python" in str(refused.value)
+
+
+@pytest.mark.spark
+def test_a_batch_whose_tasks_lack_a_sink_is_refused_and_not_said_to_be_run_again(
+    elsewhere: FileSink, pipeline: Pipeline
+) -> None:
+    raised: list[TwoPhaseCommitError] = []
+    write = foreach_batch(elsewhere, log=str(pipeline.log))
+
+    def noted(batch: DataFrame, number: int) -> None:
+        try:
+            write(batch, number)
+        except TwoPhaseCommitError as error:
+            raised.append(error)
+            raise
+
+    pipeline.add_batch([{"id": 1, "name": "a"}])
+    with pytest.raises(StreamingQueryException):
+        pipeline.run(noted)
+    [refused] = raised
+    assert type(refused) is ConfigurationError
+    assert str(refused).startswith("sink 'sink' can't be loaded on the executor at")
+    assert str(refused).endswith("on every executor, as on the driver.")
+    assert pipeline.entries("decide") == []

@@ -1,8 +1,8 @@
 """The storm: real processes, killed and paused at random, disks filled, and nothing lost or doubled.
 
-``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. A broker, a driver with two executors and speculation, their
-Python workers, and a producer that feeds the source all the while. In the end a last driver runs to the end of the
-source, and the contents of both targets are compared with what was sent.
+``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. A broker, a driver with two executors, their Python workers,
+and a producer that feeds the source all the while. In the end a last driver runs to the end of the source, and the
+contents of both targets are compared with what was sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver that the storm kills: Kafka → Kafka and Parquet on one decision, on two executors, with speculation."""
+"""The driver that the storm kills: Kafka → Kafka and Parquet on one decision, on two executors."""
 
 from __future__ import annotations
 
@@ -158,10 +158,6 @@ def session(settings: Settings) -> SparkSession:
         .config("spark.python.daemon.module", DAEMON)
         # The first batch's transactions are not to wait for executors that are still starting.
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.speculation", "true")
-        .config("spark.speculation.multiplier", "1.5")
-        .config("spark.speculation.quantile", "0.5")
-        .config("spark.speculation.minTaskRuntime", "300ms")
         .config("spark.task.maxFailures", "16")
         .config("spark.deploy.maxExecutorRetries", "-1")
         # A paused executor is given up soon, and goes on as a zombie when it wakes.

@@ -20,6 +20,7 @@ from twopc.log_store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark import refusals
 from twopc.spark.arrow import arrow_schema
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
 from twopc.spark.shipped import Shipped
@@ -136,7 +137,7 @@ class ForeachBatch:
 
         def phase_one(round: Round) -> list[Vote]:
             task = Task(Shipped.of(self._sinks()), round, self._first_task_attempt_id)
-            with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"):
+            with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"), refusals.of_tasks():
                 rows = projected.mapInArrow(task, VOTE_SCHEMA).collect()
             # The next round's tasks come after all of these. So its names stay few, whatever has run before.
             seen = [row.task_attempt_id + 1 for row in rows]

@@ -3,8 +3,9 @@
 The option ``faults`` is a folder. A file in it named for a step is a fault, told by its text, which happens once there:
 ``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``lose``, the executor that the
 task runs on, and the process; ``fence <log>``, by a newer coordinator; ``hold <file>``, a minute, after which the file
-tells that nobody has ended the process; ``touch <file>``, which is no fault but tells somebody. With ``once <file>``
-behind it a fault waits until that file is there.
+tells that nobody has ended the process; ``orphan <file> <file>``, which kills the process group that is named in the
+first file, and holds; ``touch <file>``, which is no fault but tells somebody. With ``once <file>`` behind it a fault
+waits until that file is there.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ class Faults:
         if what == "touch":
             Path(whom).touch()
             return
-        if what == "hold":
+        if what == "orphan":
+            group, _, whom = whom.partition(" ")
+            os.killpg(int(Path(group).read_text()), signal.SIGKILL)
+        if what in ("hold", "orphan"):
             time.sleep(HELD_S)
             Path(whom).touch()
             return
