@@ -23,6 +23,7 @@ from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import refusals
 from twopc.spark.arrow import arrow_schema
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
+from twopc.spark.record_batches import limited_by_rows
 from twopc.spark.shipped import Shipped
 from twopc.spark.stopping import Turn, interrupts_as_spark_knows_them, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
@@ -106,6 +107,7 @@ class ForeachBatch:
         self._validated: pa.Schema | None = None
         self._application_id: str | None = None
         self._first_task_attempt_id = 0
+        self._record_bytes = 0.0
         self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
 
@@ -137,11 +139,14 @@ class ForeachBatch:
 
         def phase_one(round: Round) -> list[Vote]:
             task = Task(Shipped.of(self._sinks()), round, self._first_task_attempt_id)
-            with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"), refusals.of_tasks():
+            description = f"twopc: pre-commit batch {batch_id} of {names}"
+            by_rows = limited_by_rows(batch.sparkSession, self._record_bytes)
+            with _described(context, description), by_rows, refusals.of_tasks():
                 rows = projected.mapInArrow(task, VOTE_SCHEMA).collect()
             # The next round's tasks come after all of these. So its names stay few, whatever has run before.
             seen = [row.task_attempt_id + 1 for row in rows]
             self._first_task_attempt_id = max(seen, default=self._first_task_attempt_id)
+            self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 

@@ -14,7 +14,8 @@ from twopc.spark.shipped import Shipped
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = "vote string, task_attempt_id long"
+VOTE_SCHEMA = "vote string, task_attempt_id long, record_bytes double"
+"""``record_bytes``: the largest mean size of the records of one record batch, 0 where there was none."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Task:
         context = TaskContext.get()
         assert context is not None
         serial = context.taskAttemptId() - self.first_task_attempt_id
-        sinks = self.sinks.arrived()
+        sinks, record_bytes = self.sinks.arrived(), 0.0
         with Participant(sinks, self.round, context.partitionId(), serial) as participant:
             for batch in batches:
+                record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
                 for name in sinks:
                     participant.write(name, pa.RecordBatch.from_struct_array(batch.column(name)))
             vote = participant.pre_commit()
-        yield pa.record_batch({"vote": [_dump(vote)], "task_attempt_id": [context.taskAttemptId()]})
+        returned = {"vote": _dump(vote), "task_attempt_id": context.taskAttemptId(), "record_bytes": record_bytes}
+        yield pa.RecordBatch.from_pylist([returned])
 
 
 def _dump(vote: Vote) -> str:
