@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import pwd
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import psutil
 import psycopg
 from psycopg.conninfo import make_conninfo
 
@@ -95,8 +97,8 @@ class PostgresServer:
             for process in processes:  # its own first: else it would start its children again
                 process.kill()
             self._process.wait()
-            for process in processes[1:]:
-                process.wait(START_TIMEOUT_S)
+            while any(_is_running(process) for process in processes):  # it would not start while one of them is there
+                time.sleep(0.01)
             self._process = None
 
     def close(self) -> None:
@@ -115,6 +117,13 @@ class PostgresServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Whether it has memory and files still."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 def _is_root() -> bool:

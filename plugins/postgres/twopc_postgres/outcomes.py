@@ -51,8 +51,8 @@ def asked_in_vain(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
             return Retriable(f"{what}: PostgreSQL gave no answer: {_told(error)}")
         case _:
             return OperatorRequired(
-                f"{what}: PostgreSQL refuses, and nothing was changed: {_told(error)}. Give this role the rights that the sink's README lists,"
-                " check 'conninfo', and start again: recovery goes on where this stopped."
+                f"{what}: PostgreSQL refuses, and nothing was changed: {_told(error)}. Give this role the rights that"
+                " the sink's README lists, check 'conninfo', and start again: recovery goes on where this stopped."
             )
 
 
