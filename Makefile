@@ -35,7 +35,7 @@ build/uv-$(UV_VERSION)/done:
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@touch $@
 
-$(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml plugins/kafka/pyproject.toml plugins/files/pyproject.toml
+$(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	@echo "installing the packages of uv.lock into .venv ..."
 	@build/uv-$(UV_VERSION)/bin/uv sync --quiet --locked --all-packages --all-extras --no-python-downloads \
 	  --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"

@@ -1,6 +1,6 @@
-"""A driver to be killed: a stateful query into Kafka and files, run as a process of its own.
+"""A driver to be killed: a stateful query into Kafka, PostgreSQL and files, run as a process of its own.
 
-``python driver.py '{"folder": ..., "kafka": {...}, "kills": {"1": "pre-committing", ...}}'``
+``python driver.py '{"folder": ..., "kafka": {...}, "postgres": {...}, "kills": {"1": "pre-committing", ...}}'``
 
 ``kills`` names, for a batch, the event at which the driver kills itself and all that it started, once for each batch.
 The next start goes on from there. What the coordinator tells is appended to ``events.jsonl``.
@@ -98,8 +98,11 @@ def describe(event: Event) -> dict[str, Any]:
             return {"event": type(event).__name__}
 
 
-def run_query(spark: SparkSession, folder: Path, kafka: dict[str, str] | None) -> None:
-    """Count events by user and minute, with a watermark of one minute; updates go to Kafka, if given, and files."""
+def run_query(
+    spark: SparkSession, folder: Path, kafka: dict[str, str] | None = None, postgres: dict[str, str] | None = None
+) -> None:
+    """Count events by user and minute, with a watermark of one minute; updates go to Kafka and PostgreSQL, if given,
+    and files."""
     shutil.rmtree(folder / "hold", ignore_errors=True)
     events = spark.readStream.schema("at TIMESTAMP, user STRING").option("maxFilesPerTrigger", 1)
     counts = (
@@ -112,6 +115,8 @@ def run_query(spark: SparkSession, folder: Path, kafka: dict[str, str] | None) -
     sinks: dict[str, Any] = {}
     if kafka is not None:
         sinks["orders"] = (twopc.create_sink("kafka", kafka), ["user AS key", "to_json(struct(*)) AS value"])
+    if postgres is not None:
+        sinks["counts"] = twopc.create_sink("postgres", postgres)
     sinks["archive"] = HeldFileSink({"path": str(folder / "archive"), "format": "parquet"}, folder / "hold")
     (
         counts.writeStream.foreachBatch(foreach_batch(sinks, log=(folder / "log").as_uri()))
@@ -144,7 +149,7 @@ def main() -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    run_query(spark, folder, job["kafka"])
+    run_query(spark, folder, job["kafka"], job["postgres"])
 
 
 if __name__ == "__main__":

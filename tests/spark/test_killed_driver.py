@@ -12,11 +12,17 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow.parquet as pq
 import pytest
 
+from tests.postgres_server import PostgresServer
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
+    from typing_extensions import LiteralString
 
     from tests.spark.conftest import Topic
 
@@ -44,9 +50,10 @@ def add_source(folder: Path) -> None:
         os.utime(file, (batch, batch))
 
 
-def start_driver(folder: Path, topic: Topic) -> int:
+def start_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
     """Run the driver to its end, by its own hand or as asked. Returns its exit code."""
-    job = {"folder": str(folder), "kafka": topic.options, "kills": KILLS}
+    options = {"conninfo": postgres.conninfo, "table": "counts"}
+    job = {"folder": str(folder), "kafka": topic.options, "postgres": options, "kills": KILLS}
     command = [sys.executable, str(DRIVER), json.dumps(job)]
     with (folder / "driver.log").open("a") as log:
         driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -56,6 +63,20 @@ def start_driver(folder: Path, topic: Topic) -> int:
 def archived(folder: Path) -> Counter[tuple[Any, ...]]:
     files = (folder / "archive").glob("*.parquet")
     return Counter(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    """A server with an empty table of what the query counts."""
+    with PostgresServer(max_prepared_transactions=20) as server:
+        with psycopg.connect(server.conninfo) as connection:
+            connection.execute('CREATE TABLE counts ("user" text, minute text, count bigint)')
+        yield server
+
+
+def asked(server: PostgresServer, query: LiteralString) -> list[tuple[Any, ...]]:
+    with psycopg.connect(server.conninfo) as connection:
+        return connection.execute(query).fetchall()
 
 
 def told(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -70,24 +91,26 @@ def without_a_kill(spark: SparkSession, tmp_path: Path) -> Counter[tuple[Any, ..
     folder = tmp_path / "reference"
     add_source(folder)
     query = runpy.run_path(str(DRIVER))
-    query["run_query"](spark, folder, None)
+    query["run_query"](spark, folder)
     return archived(folder)
 
 
 @pytest.mark.timeout(300)  # six starts of a driver, 6 to 10 s each
 def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
-    without_a_kill: Counter[tuple[Any, ...]], tmp_path: Path, topic: Topic
+    without_a_kill: Counter[tuple[Any, ...]], tmp_path: Path, topic: Topic, postgres: PostgresServer
 ) -> None:
     folder = tmp_path / "killed"
     add_source(folder)
     for batch, event in KILLS.items():
-        assert start_driver(folder, topic) == -signal.SIGKILL, (folder / "driver.log").read_text()
+        assert start_driver(folder, topic, postgres) == -signal.SIGKILL, (folder / "driver.log").read_text()
         last = told(folder)[-1]
         assert (last["batch"], last["event"]) == (batch, event)
-    assert start_driver(folder, topic) == 0, (folder / "driver.log").read_text()
+    assert start_driver(folder, topic, postgres) == 0, (folder / "driver.log").read_text()
 
-    # The same records in both targets, and nothing left open in either.
+    # The same records in all targets, and nothing left open in any.
     assert archived(folder) == without_a_kill
+    assert Counter(asked(postgres, "SELECT * FROM counts")) == without_a_kill
+    assert asked(postgres, "SELECT gid FROM pg_prepared_xacts") == []
     assert topic.shows(
         [
             json.dumps({"user": user, "minute": minute, "count": count}, separators=(",", ":"))
@@ -103,6 +126,10 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
         [finished] = told(folder, event="finished", batch=batch)
         assert finished["already_decided"] == was_decided
         assert len(told(folder, event="pre-committing", batch=batch)) == (1 if was_decided else 2)
-    assert {abort["sink"] for abort in told(folder, event="aborted", recovered=True)} == {"archive", "orders"}
+    assert {abort["sink"] for abort in told(folder, event="aborted", recovered=True)} == {
+        "archive",
+        "counts",
+        "orders",
+    }
     # The one killed before phase two: everything of it was committed by a later driver.
     assert {commit["recovered"] for commit in told(folder, event="committed", batch=2)} == {True}

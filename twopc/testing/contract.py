@@ -154,7 +154,7 @@ class SinkContract(ABC):
 
     def test_recover_finds_nothing_of_another_log(self) -> None:
         self.pre_committed(["a"], log_id="another")
-        self.pre_committed(["a"], log_id=f"{LOG_ID}2")
+        self.pre_committed(["b"], log_id=f"{LOG_ID}2")  # another key: a target may lock what is written
         assert list(self.sink().recover()) == []
 
     def test_what_recover_finds_can_be_aborted(self) -> None:

@@ -1,0 +1,205 @@
+"""The PostgreSQL sink: a transaction per task attempt, prepared by its task and committed from the coordinator.
+
+``PREPARE TRANSACTION`` makes a transaction durable under a name, and ends its session's part in it. Any session of the
+same role and database can then commit it or roll it back. The name is exact: PostgreSQL keeps none that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from twopc.errors import ConfigurationError, RoundAborted, TransactionLost, TwoPhaseCommitError
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionId
+from twopc_postgres import tables
+from twopc_postgres.columns import check_columns, check_upsert
+from twopc_postgres.options import PostgresOptions
+from twopc_postgres.outcomes import asked_in_vain, commit_failed, write_failed
+from twopc_postgres.sessions import Connection, release, session
+from twopc_postgres.tables import MARKERS, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+    from psycopg import sql
+
+LONGEST_SCOPE = 120
+"""Of the 199 bytes that the name of a prepared transaction may have, the rest is for its five numbers."""
+
+
+class PostgresTransaction(Transaction):
+    """A live transaction and its connection.
+
+    Attributes:
+        staging: where records go that are to replace rows, or None: the table itself.
+        columns: of the records, once there are any.
+    """
+
+    def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
+        super().__init__(transaction_id)
+        self.connection = connection
+        self.staging: sql.Identifier | None = None
+        self.columns: list[str] = []
+
+
+class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
+    """Writes records to a table, each into the columns of the same names.
+
+    Args:
+        options: ``conninfo``: libpq's connection string. ``table``: ``name`` or ``schema.name``. ``upsert_by``: the
+            columns by which a record replaces a row. ``lock_timeout_s``: how long a task waits for a lock.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing or can't be. Nothing was connected to.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = PostgresOptions.parse(options)
+        self._table = Table(self._options)
+
+    def __repr__(self) -> str:
+        return f"PostgresSink({self._options})"
+
+    # On the participant. ----------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: TransactionId) -> PostgresTransaction:
+        with self._writing(transaction_id):
+            transaction = PostgresTransaction(transaction_id, psycopg.connect(self._options.conninfo))
+        try:
+            with self._writing(transaction_id):
+                transaction.connection.tpc_begin(transaction_id.exact)
+                tables.limit_waiting(transaction.connection, self._options.lock_timeout_s)
+                if self._options.upsert_by:
+                    transaction.staging = self._table.stage(transaction.connection, transaction_id)
+        except BaseException:
+            transaction.connection.close()
+            raise
+        return transaction
+
+    def write(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
+        transaction.columns = batch.schema.names
+        with self._writing(transaction.id):
+            self._table.copy(transaction.connection, batch, transaction.staging, ordinal=transaction.records)
+
+    def pre_commit(self, transaction: PostgresTransaction) -> Committable:
+        connection = transaction.connection
+        with self._writing(transaction.id):
+            if transaction.staging is not None:
+                self._table.merge(connection, transaction.staging, transaction.columns)
+            # In a transaction that has failed this fails, too, where PREPARE would roll back and call it a success.
+            self._table.mark(connection, transaction.id, self.transactional_ids.scope)
+            connection.tpc_prepare()
+        connection.close()
+        return Committable(transaction.id.exact, {}, transaction.records)
+
+    @contextlib.contextmanager
+    def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise write_failed(error, f"transaction {transaction_id.exact} to {self._options}") from error
+
+    # On the coordinator. ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make sure that the server prepares transactions, and make the table of markers.
+
+        Raises:
+            ConfigurationError: it prepares none, or the names would be too long.
+            Retriable: it does not answer.
+        """
+        scope = self.transactional_ids.scope
+        if len(scope) > LONGEST_SCOPE:
+            raise ConfigurationError(
+                f"names of transactions that start with {scope!r} are longer than PostgreSQL's 199 bytes: give the sink"
+                " a shorter name"
+            )
+        with self._asking(f"the start of a query into {self._options}") as connection:
+            if tables.room_for_prepared(connection) == 0:
+                raise ConfigurationError(
+                    f"the server of {self._options} prepares no transactions: its max_prepared_transactions is 0, which"
+                    " is PostgreSQL's default. Set it to twice the tasks of a batch or more, such as 400, and restart"
+                    " the server. Nothing was written."
+                )
+            self._table.make_markers(connection)
+
+    def validate(self, schema: pa.Schema) -> None:
+        with self._asking(f"a look at {self._options}") as connection:
+            columns = self._table.columns(connection)
+            unique = self._table.unique_indexes(connection)
+        if not columns:
+            raise ConfigurationError(f"{self._options} does not exist. Create it; the sink creates none.")
+        check_columns(schema, columns, str(self._options))
+        check_upsert(self._options.upsert_by, schema, unique, str(self._options))
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
+        """Veto where a transaction is not prepared any more."""
+        if committables:
+            with self._asking(f"a look at what is prepared for {self._options}") as connection:
+                found = set(tables.prepared(connection, self.transactional_ids.scope))
+            for committable in committables:
+                if committable.transaction_id not in found:
+                    raise RoundAborted(
+                        f"transaction {committable.transaction_id} was prepared for {self._options} and is not any"
+                        " more: somebody has ended it, or participants and coordinator see different servers"
+                    )
+        return committables
+
+    def commit(self, committable: Committable) -> None:
+        name = committable.transaction_id
+        what = f"transaction {name} ({committable.records} records) of {self._options} is decided"
+        with self._asking(what, commit_failed) as connection:
+            try:
+                connection.tpc_commit(name)
+            except psycopg.errors.UndefinedObject:
+                is_committed = self._table.is_committed(connection, name)
+            else:
+                is_committed = True
+        if not is_committed:
+            raise TransactionLost(
+                f"{what}, and is neither prepared nor committed there: {MARKERS} has no marker of it. Was 'conninfo' or"
+                " 'table' changed? Set it back. Did somebody ROLLBACK PREPARED, or was the server restored, or replaced"
+                " by a standby that did not have it yet? Then write the records again by other means, give the"
+                " transaction up with 'twopc abandon' and start the query again."
+            )
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
+        """Remove the markers of the batches before: as this one is decided, the log knows that those are complete, and
+        nobody asks for them again."""
+        with self._asking(f"the markers of batches before {batch_id} beside {self._options}") as connection:
+            self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
+
+    def abort(self, transaction: PostgresTransaction | Committable) -> None:
+        if isinstance(transaction, PostgresTransaction):
+            transaction.connection.close()  # the server rolls back what is not prepared
+            name = transaction.id.exact
+        else:
+            name = transaction.transaction_id
+        gone = contextlib.suppress(psycopg.errors.UndefinedObject)
+        with self._asking(f"transaction {name} is to be rolled back") as connection, gone:
+            connection.tpc_rollback(name)
+
+    def recover(self) -> Iterable[Committable]:
+        with self._asking(f"a look at what is prepared for {self._options}") as connection:
+            found = tables.prepared(connection, self.transactional_ids.scope)
+        return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
+
+    def close(self) -> None:
+        release(self._options.conninfo)
+
+    @contextlib.contextmanager
+    def _asking(
+        self, what: str, failed: Callable[[psycopg.Error, str], TwoPhaseCommitError] = asked_in_vain
+    ) -> Iterator[Connection]:
+        """A connection, and what becomes of its errors. ``what``: what is asked for."""
+        try:
+            with session(self._options.conninfo) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise failed(error, what) from error

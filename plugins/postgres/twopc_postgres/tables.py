@@ -1,0 +1,165 @@
+"""The table that is written to, and the one beside it with a marker of each transaction: all SQL of the sink.
+
+A marker is a row that a transaction writes of itself, under its name. So it is there exactly if the transaction is
+committed, whoever ended it, also after a failover, or a restore from a backup, that takes one and the other back. Of
+a prepared transaction that is gone PostgreSQL itself says only "does not exist", which a commit that was repeated and a
+roll-back by hand have in common; and ``pg_xact_status``, which tells them apart, names another transaction where a
+server has given the number again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+import pyarrow as pa
+from psycopg import sql
+
+from twopc.transactional_ids import TransactionId
+from twopc_postgres.columns import Column
+from twopc_postgres.options import PostgresOptions
+from twopc_postgres.sessions import Connection
+
+MARKERS = "twopc_committed"
+
+_ORDINAL = "twopc_ordinal"
+"""The column of a staging table that tells the order in which records came."""
+
+_COLUMNS = """
+    SELECT a.attname, t.typname,
+           CASE WHEN m.typmod >= 4 AND t.typname IN ('numeric', '_numeric') THEN (m.typmod - 4) >> 16 END,
+           CASE WHEN m.typmod >= 4 AND t.typname IN ('numeric', '_numeric') THEN (m.typmod - 4) & 2047 END,
+           a.attgenerated <> '' OR a.attidentity = 'a',
+           a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+    FROM pg_attribute a
+    JOIN pg_class c ON c.oid = a.attrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_type d ON d.oid = a.atttypid
+    JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
+    CROSS JOIN LATERAL (SELECT CASE d.typtype WHEN 'd' THEN d.typtypmod ELSE a.atttypmod END AS typmod) m
+    WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+"""
+
+_UNIQUE_INDEXES = """
+    SELECT array_agg(a.attname::text)
+    FROM pg_index i
+    JOIN pg_class c ON c.oid = i.indrelid
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k(attnum)
+    LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
+    WHERE n.nspname = %s AND c.relname = %s
+      AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+    GROUP BY i.indexrelid
+"""
+
+
+class Table:
+    """The table that ``options`` names, and the markers beside it. Each call is made over a connection that is given,
+    and raises what psycopg raises."""
+
+    def __init__(self, options: PostgresOptions) -> None:
+        self._schema, self._name = options.schema, options.table
+        self._upsert_by = options.upsert_by
+        self._table = sql.Identifier(self._schema, self._name)
+        self._markers = sql.Identifier(self._schema, MARKERS)
+
+    # What there is. ---------------------------------------------------------------------------------------------
+
+    def columns(self, connection: Connection) -> list[Column]:
+        """Its columns; none where there is no such table."""
+        return [Column(*row) for row in connection.execute(_COLUMNS, (self._schema, self._name))]
+
+    def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:
+        """The columns of each unique index that can tell which row a record replaces."""
+        return [frozenset(names) for (names,) in connection.execute(_UNIQUE_INDEXES, (self._schema, self._name))]
+
+    # Writing, within a transaction. -----------------------------------------------------------------------------
+
+    def stage(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
+        """Make a table of this transaction alone, for the records of an upsert. A temporary one would be simpler, and
+        PostgreSQL prepares no transaction that has touched one. Its name is this attempt's: one that another attempt
+        has also used, and not ended, would wait for it."""
+        staging = sql.Identifier(
+            self._schema, f"twopc_{hashlib.sha256(transaction_id.exact.encode()).hexdigest()[:32]}"
+        )
+        make = sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT *, 0::bigint AS {} FROM {} WITH NO DATA")
+        connection.execute(make.format(staging, sql.Identifier(_ORDINAL), self._table))
+        return staging
+
+    def copy(self, connection: Connection, batch: pa.RecordBatch, staging: sql.Identifier | None, ordinal: int) -> None:
+        """Write a record batch, into ``staging`` if there is one. ``ordinal``: of its first record."""
+        names, values = list(batch.schema.names), [column.to_pylist() for column in batch.columns]
+        if staging is not None:
+            names, values = [*names, _ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
+        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(staging or self._table, _listed(names))
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            for row in zip(*values, strict=True):
+                copy.write_row(row)
+
+    def merge(self, connection: Connection, staging: sql.Identifier, names: Sequence[str]) -> None:
+        """Put what is staged into the table: of records with one key the last. In the order of keys, so that two tasks
+        don't wait for each other."""
+        keys = _listed(self._upsert_by)
+        others = [sql.Identifier(name) for name in names if name not in self._upsert_by]
+        changes = [sql.SQL("{0} = EXCLUDED.{0}").format(column) for column in others]
+        action = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes)) if changes else sql.SQL("NOTHING")
+        statement = sql.SQL(
+            "INSERT INTO {table} ({columns}) SELECT {columns} FROM"
+            " (SELECT DISTINCT ON ({keys}) * FROM {staging} ORDER BY {keys}, {ordinal} DESC) AS latest"
+            " ON CONFLICT ({keys}) DO {action}"
+        )
+        parts = {"table": self._table, "columns": _listed(names), "keys": keys, "staging": staging, "action": action}
+        connection.execute(statement.format(**parts, ordinal=sql.Identifier(_ORDINAL)))
+        connection.execute(sql.SQL("DROP TABLE {}").format(staging))
+
+    # Markers. ---------------------------------------------------------------------------------------------------
+
+    def make_markers(self, connection: Connection) -> None:
+        """Make the table of markers where it is not there."""
+        [(found,)] = connection.execute(
+            "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = %s AND tablename = %s)", (self._schema, MARKERS)
+        )
+        if not found:
+            make = "CREATE TABLE {} (transaction_id text PRIMARY KEY, scope text NOT NULL, batch_id bigint NOT NULL)"
+            connection.execute(sql.SQL(make).format(self._markers))
+
+    def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
+        """Write the transaction's own marker into it."""
+        row = (transaction_id.exact, scope, transaction_id.round.batch_id)
+        connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s)").format(self._markers), row)
+
+    def is_committed(self, connection: Connection, transaction_id: str) -> bool:
+        """Whether a transaction that is not prepared any more was committed."""
+        ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE transaction_id = %s)").format(self._markers)
+        [(found,)] = connection.execute(ask, (transaction_id,))
+        return bool(found)
+
+    def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
+        """Remove those of older batches."""
+        prune = sql.SQL("DELETE FROM {} WHERE scope = %s AND batch_id < %s").format(self._markers)
+        connection.execute(prune, (scope, before_batch_id))
+
+
+# Of the server. -------------------------------------------------------------------------------------------------
+
+
+def prepared(connection: Connection, scope: str) -> list[str]:
+    """The names of the transactions that are prepared in this database and start with ``scope``."""
+    ask = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
+    return [gid for (gid,) in connection.execute(ask, (scope,))]
+
+
+def room_for_prepared(connection: Connection) -> int:
+    """How many transactions may be prepared at a time."""
+    [(setting,)] = connection.execute("SELECT current_setting('max_prepared_transactions')::int")
+    return int(setting)
+
+
+def limit_waiting(connection: Connection, seconds: float) -> None:
+    """Have the current transaction fail instead of waiting longer for a lock."""
+    connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{seconds * 1000:.0f}ms",))
+
+
+def _listed(names: Collection[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
