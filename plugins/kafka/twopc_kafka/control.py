@@ -106,7 +106,7 @@ class Control:
 
     def grants_no_timeout(self, transactional_id: str) -> bool:
         """Whether this principal's transactions may have no time-out. Asking begins none under that id."""
-        return self._run(self._grants_no_timeout, transactional_id)
+        return self.run(self._grants_no_timeout, transactional_id)
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """The state of each id that the cluster knows."""

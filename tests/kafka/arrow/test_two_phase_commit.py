@@ -78,7 +78,7 @@ def timeout_ms(sink: Any, committable: Committable) -> int:
         answer = await control._manager.send(DescribeTransactionsRequest(transactional_ids=[name]), node_id=node)
         return int(answer.transaction_states[0].transaction_timeout_ms)
 
-    return int(control._run(describe))
+    return int(control.run(describe))
 
 
 def run_batch(sink: Any, log: Path, stage: Path | None = None) -> None:
@@ -254,7 +254,7 @@ def grant(control: Control, kind: int, name: str, operation: int) -> None:
         return await control._manager.send(CreateAclsRequest(creations=[binding]))
 
     control.unknown_topics([])  # connects
-    [result] = control._run(send).results
+    [result] = control.run(send).results
     assert result.error_code == 0, result
 
 
