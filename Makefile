@@ -35,10 +35,11 @@ build/uv-$(UV_VERSION)/done:
 	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@touch $@
 
+# Compiled once: what is run here starts hundreds of Pythons, and where none may keep what it compiles, each takes 2 s longer.
 $(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	@echo "installing the packages of uv.lock into .venv ..."
 	@build/uv-$(UV_VERSION)/bin/uv sync --quiet --locked --all-packages --all-extras --no-python-downloads \
-	  --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+	  --compile-bytecode --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
 	@$(BIN)/python -m twopc_kafka.development --java-home-file $(JAVA_HOME_FILE)
 	@touch $@
 

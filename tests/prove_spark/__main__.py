@@ -110,7 +110,8 @@ def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.prove_spark", description=__doc__)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--uv", default="uv", help="makes the environments of other versions")
-    parser.add_argument("--processes", type=int, default=2, help="ways at a time")
+    at_once = max(2, (os.cpu_count() or 2) - 1)  # a start is a JVM and up to six Pythons that load their classes
+    parser.add_argument("--processes", type=int, default=at_once, help="ways at a time (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("build/spark"), help="where to work, and the report")
     return parser.parse_args()
 

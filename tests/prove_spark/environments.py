@@ -38,17 +38,20 @@ def own() -> Environment:
 
 
 def made(folder: Path, uv: str, spark: str, python: str) -> Environment:
-    """One with a version of Spark, and an interpreter that is there already.
+    """One with a version of Spark, and an interpreter that is there already: this process's own where it has both.
 
     Raises:
         NotHere: the interpreter is not there, or a distribution is not to be had.
     """
+    if spark == pyspark.__version__ and python in ("", f"{sys.version_info.major}.{sys.version_info.minor}"):
+        return own()
     name = f"spark-{spark}-python-{python or 'own'}"
     executable = folder / name / "bin" / "python"
     if not (folder / name / "done").exists():
         interpreter = ("--python", python or sys.executable)
         _call(uv, "venv", "--quiet", "--clear", "--no-python-downloads", *interpreter, str(folder / name))
-        _call(uv, "pip", "install", "--quiet", "--python", str(executable), f"pyspark=={spark}", *_PROJECT)
+        installs = (uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(executable))
+        _call(*installs, f"pyspark=={spark}", *_PROJECT)
         (folder / name / "done").touch()
     return Environment(str(executable), _jars(spark))
 
