@@ -9,10 +9,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, pipeline, protocol, staging
+from tests.benchmarks import files, pipeline, protocol, staging, writer
 from tests.benchmarks.measuring import Row
 
-BENCHMARKS = {"pipeline": pipeline.run, "protocol": protocol.run, "staging": staging.run, "files": files.run}
+BENCHMARKS = {
+    "pipeline": pipeline.run,
+    "writer": writer.run,
+    "protocol": protocol.run,
+    "staging": staging.run,
+    "files": files.run,
+}
 
 
 def main() -> None:
