@@ -59,7 +59,7 @@ format: $(STAMP) ## format the code and repair what ruff can repair
 	$(BIN)/ruff format
 
 .PHONY: demo
-demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills
+demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer arrow"
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/demo.py $(ARGS)
 
 .PHONY: simulate
@@ -73,8 +73,8 @@ mutants: $(STAMP) ## show that the simulation catches every defect that is put i
 SECONDS ?= 300
 SEED ?= 1
 .PHONY: storm
-storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing
-	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED)
+storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer arrow"
+	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: prove-stores
 prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores

@@ -9,11 +9,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, memory, pipeline, protocol, staging
+from tests.benchmarks import files, memory, pipeline, protocol, staging, writer
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
     "pipeline": pipeline.run,
+    "writer": writer.run,
     "protocol": protocol.run,
     "memory": memory.run,
     "staging": staging.run,

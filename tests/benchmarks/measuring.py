@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -35,3 +36,19 @@ class Row:
             "maximum": maximum,
             "values": list(self.values),
         }
+
+
+def in_turns(contestants: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+    """Contestant → its figure in each turn. Every turn begins with another contestant."""
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(turns):
+        names = [*figures]
+        start = turn % len(names)
+        for name in (*names[start:], *names[:start]):
+            figures[name].append(contestants[name]())
+    return figures
+
+
+def ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: str, key: str | None = None) -> Row:
+    """Turn by turn."""
+    return Row(what, "ratio", tuple(a / b for a, b in zip(figures[one], figures[other], strict=True)), key)

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ import pyspark
 from confluent_kafka.admin import AdminClient
 
 import twopc
-from tests.benchmarks.measuring import Row
+from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import Flink, PeerMissing, Quix
 from tests.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, Vote
@@ -59,8 +59,8 @@ def run(quick: bool) -> list[Row]:
         spark = _session(Path(folder))
         machine, turns = Machine(spark, broker, Path(folder)), 2 if quick else 5
         ours = {name: functools.partial(machine.rate, large, name) for name in CONTESTANTS}
-        rates = _in_turns({**ours, **_peers(machine, large, short)}, turns)
-        times = _in_turns({name: functools.partial(machine.run, small, name) for name in (SPARK, OURS, ARROW)}, turns)
+        rates = in_turns({**ours, **_peers(machine, large, short)}, turns)
+        times = in_turns({name: functools.partial(machine.run, small, name) for name in (SPARK, OURS, ARROW)}, turns)
         spark.stop()
     return [*_throughput(rates), *_small_batches(times)]
 
@@ -92,31 +92,20 @@ def _told_if_missing() -> Iterator[None]:
         print(f"left out: {missing}")  # noqa: T201  # for the person who runs it
 
 
-def _in_turns(contestants: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Contestant → its figure in each turn. Every turn begins with another contestant."""
-    figures: dict[str, list[float]] = {name: [] for name in contestants}
-    for turn in range(turns):
-        names = [*figures]
-        start = turn % len(names)
-        for name in (*names[start:], *names[:start]):
-            figures[name].append(contestants[name]())
-    return figures
-
-
 def _throughput(rates: dict[str, list[float]]) -> list[Row]:
     slower = [min(alone) for alone in zip(rates[OURS], rates[FILES], strict=True)]
     ratios = [
-        _ratio("exactly once (librdkafka), over Spark's own sink", rates, OURS, SPARK, "kafka_vs_spark"),
-        _ratio("exactly once (Arrow), over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
-        _ratio("exactly once (librdkafka), over at-least-once", rates, OURS, AT_LEAST_ONCE, "exactly_vs_at_least_once"),
-        _ratio("exactly once (librdkafka), over the noop sink", rates, OURS, NOOP, "noop_limit"),
-        _ratio("Kafka and Parquet, over the slower alone", rates | {FILES: slower}, BOTH, FILES, "multi_vs_slower"),
+        ratio("exactly once (librdkafka), over Spark's own sink", rates, OURS, SPARK, "kafka_vs_spark"),
+        ratio("exactly once (Arrow), over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
+        ratio("exactly once (librdkafka), over at-least-once", rates, OURS, AT_LEAST_ONCE, "exactly_vs_at_least_once"),
+        ratio("exactly once (librdkafka), over the noop sink", rates, OURS, NOOP, "noop_limit"),
+        ratio("Kafka and Parquet, over the slower alone", rates | {FILES: slower}, BOTH, FILES, "multi_vs_slower"),
     ]
     if FLINK in rates:
-        ratios.append(_ratio("exactly once (librdkafka), over Flink", rates, OURS, FLINK, "kafka_vs_flink"))
-        ratios.append(_ratio("exactly once (Arrow), over Flink", rates, ARROW, FLINK, "pipeline_arrow_vs_flink"))
+        ratios.append(ratio("exactly once (librdkafka), over Flink", rates, OURS, FLINK, "kafka_vs_flink"))
+        ratios.append(ratio("exactly once (Arrow), over Flink", rates, ARROW, FLINK, "pipeline_arrow_vs_flink"))
     if QUIX in rates:
-        ratios.append(_ratio("exactly once (librdkafka), over Quix Streams", rates, OURS, QUIX, "kafka_vs_quix"))
+        ratios.append(ratio("exactly once (librdkafka), over Quix Streams", rates, OURS, QUIX, "kafka_vs_quix"))
     return [*(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()), *ratios]
 
 
@@ -124,14 +113,9 @@ def _small_batches(seconds: dict[str, list[float]]) -> list[Row]:
     what = f"batch of {SMALL_BATCH} records"
     return [
         *(Row(f"{what}, {name}", "ms", tuple(s * 1000 for s in of_turns)) for name, of_turns in seconds.items()),
-        _ratio(f"{what}: time with librdkafka, over Spark's own sink", seconds, OURS, SPARK, "small_batch_vs_spark"),
-        _ratio(f"{what}: time with Arrow, over Spark's own sink", seconds, ARROW, SPARK, "small_batch_arrow_vs_spark"),
+        ratio(f"{what}: time with librdkafka, over Spark's own sink", seconds, OURS, SPARK, "small_batch_vs_spark"),
+        ratio(f"{what}: time with Arrow, over Spark's own sink", seconds, ARROW, SPARK, "small_batch_arrow_vs_spark"),
     ]
-
-
-def _ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: str, key: str) -> Row:
-    """Turn by turn."""
-    return Row(what, "ratio", tuple(a / b for a, b in zip(figures[one], figures[other], strict=True)), key)
 
 
 def _session(folder: Path) -> SparkSession:

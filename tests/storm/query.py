@@ -46,6 +46,7 @@ class Settings:
     target: str
     transaction_timeout_ms: int
     commit_margin_ms: int
+    writer: str
     classes: str
     to_the_end: bool = False
     is_rehearsal: bool = False
@@ -196,6 +197,7 @@ def exactly_once(settings: Settings) -> ForeachBatch:
             "topic": settings.target,
             "transaction.timeout.ms": settings.transaction_timeout_ms,
             "commit.margin.ms": settings.commit_margin_ms,
+            "writer": settings.writer,
         },
     )
     parquet = twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})

@@ -43,6 +43,7 @@ class Settings:
     target: str
     baseline: str
     records_per_batch: int
+    writer: str
     die_at: str | None = None
 
 
@@ -66,7 +67,9 @@ def enriched(spark: SparkSession, settings: Settings) -> DataFrame:
 
 def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
     """The query that this is about: two sinks, one decision."""
-    kafka = twopc.create_sink("kafka", {"bootstrap.servers": settings.servers, "topic": settings.target})
+    kafka = twopc.create_sink(
+        "kafka", {"bootstrap.servers": settings.servers, "topic": settings.target, "writer": settings.writer}
+    )
     parquet = twopc.create_sink("files", {"path": f"{settings.folder}/parquet", "format": "parquet"})
     write = foreach_batch({"kafka": (kafka, TO_KAFKA), "parquet": parquet}, log=f"{settings.folder}/log")
     return (

@@ -13,6 +13,7 @@ from kafka.record import MemoryRecords
 from kafka.record.util import encode_varint
 
 from twopc.errors import ConfigurationError, RoundAborted
+from twopc_kafka.arrow import writer
 from twopc_kafka.arrow.batches import OVERHEAD_BYTES, refuse_too_large
 from twopc_kafka.arrow.compression import NUMBERS, Compression
 from twopc_kafka.arrow.records import encoded_headers
@@ -173,6 +174,20 @@ def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_the_limit_and_the
     refuse_too_large(records, Limits(100, exact))
     with pytest.raises(RoundAborted, match=rf"record 1 .* takes {exact} bytes.*'message.max.bytes' = {exact - 1}"):
         refuse_too_large(records, Limits(100, exact - 1))
+
+
+def test_what_is_encoded_at_a_time_is_bounded_in_bytes_and_in_number(
+    encoding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(writer, "CHUNK_RECORDS", 7)
+    lengths = [1] * 20 + [400] * 10 + [5000] + [1] * 5
+    records = encoding.columns([encoding.Given(bytes(length)) for length in lengths])
+    chunks = list(writer._chunks(records))
+    assert [n for chunk in chunks for n in range(chunk.start, chunk.stop)] == list(range(len(records)))
+    for chunk in chunks:
+        assert chunk.stop - chunk.start <= 7
+        assert sum(lengths[chunk][1:]) <= 1000  # one record is never cut
 
 
 def test_a_record_larger_than_a_batch_should_be_travels_alone(encoding: Any) -> None:

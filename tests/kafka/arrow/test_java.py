@@ -45,6 +45,34 @@ def test_java_reads_every_batch_codec_and_record_and_hashes_keys_alike(encoding:
     assert [line for line in lines if line.startswith("record")] == expected * len(NUMBERS)
 
 
+def test_java_reads_what_a_random_hand_has_written(encoding: Any, tmp_path: Path) -> None:
+    rng = np.random.default_rng(9)
+    codecs, batches, expected = list(NUMBERS), [], []
+    for turn in range(60):
+        given = [random_record(encoding, rng) for _ in range(int(rng.integers(1, 60)))]
+        records = encoding.columns(given)
+        hashes = np.where(records.key.is_valid(), murmur2(records.key).astype(np.int32), 0)
+        cut = encoding.one_partition(records, codecs[turn % len(codecs)], int(rng.integers(100, 20_000)))
+        batches += cut
+        numbers = [n for batch in cut for n in range(batch.count)]
+        expected += [
+            as_java_prints(n, record, int(hashed)) for n, record, hashed in zip(numbers, given, hashes, strict=True)
+        ]
+    file = tmp_path / "batches"
+    file.write_bytes(b"".join(batch.data for batch in batches))
+    assert [line for line in read_by_java(file) if line.startswith("record")] == expected
+
+
+def random_record(encoding: Any, rng: np.random.Generator) -> Any:
+    def content() -> bytes | None:
+        longest = int(rng.choice([1, 3, 64, 66] * 5 + [8300]))  # around where a length takes a byte more
+        return None if rng.random() < 0.2 else rng.bytes(int(rng.integers(longest)))
+
+    names = ["", "h", "größe", "😀" * 20]
+    headers = tuple((names[int(rng.integers(4))], content()) for _ in range(int(rng.choice([0, 0, 1, 3] * 5 + [70]))))
+    return encoding.Given(content(), content(), headers, int(rng.integers(1 << int(rng.integers(1, 62)))))
+
+
 def as_java_prints(offset: int, record: Any, hashed: int) -> str:
     headers = [text(part) for key, value in record.headers for part in (key.encode(), value)]
     return " ".join(

@@ -22,7 +22,9 @@ from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writer import ABORT_TIMEOUT_S, ProducerIdentity
 
 CHUNK_BYTES = 16 * 1024 * 1024
-"""So much is encoded at a time: what lies between Arrow's columns and batches on their way is no larger."""
+CHUNK_RECORDS = 100_000
+"""So much is encoded at a time: what lies between Arrow's columns and batches on their way is no larger. Small records
+take their room by number."""
 
 
 class ArrowWriter:
@@ -136,7 +138,8 @@ def _timestamps(batch: pa.RecordBatch) -> Integers:
 
 def _chunks(records: Records) -> Iterator[slice]:
     """Cut where a chunk is full; one record is never cut."""
-    which = (np.cumsum(records.content_length) - 1) // CHUNK_BYTES
-    starts = np.flatnonzero(np.diff(which, prepend=-1))
+    by_bytes = (np.cumsum(records.content_length) - 1) // CHUNK_BYTES
+    by_number = np.arange(len(records)) // CHUNK_RECORDS
+    starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))
     for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
         yield slice(int(start), int(stop))
