@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 ROWS, LIMIT = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
-NO_LIMIT = str(2**31 - 1)
+SOME_LIMIT, NO_LIMIT = str(64 * 1024), str(2**31 - 1)
 ROWS_A_RECORD_BATCH = 100  # by the session's limit of rows
 
 
 @pytest.fixture
 def limited(spark: SparkSession) -> Iterator[SparkSession]:
     """A session with a limit of 64 KiB a record batch."""
-    spark.conf.set(LIMIT, "64k")
+    spark.conf.set(LIMIT, SOME_LIMIT)
     yield spark
     spark.conf.unset(LIMIT)
 
@@ -36,7 +36,7 @@ def limited(spark: SparkSession) -> Iterator[SparkSession]:
 def test_the_limit_of_bytes_is_lifted_where_records_are_small_and_comes_back(limited: SparkSession) -> None:
     with limited_by_rows(limited, record_bytes=100):
         assert limited.conf.get(LIMIT) == NO_LIMIT
-    assert limited.conf.get(LIMIT) == "64k"
+    assert limited.conf.get(LIMIT) == SOME_LIMIT
 
 
 @pytest.mark.parametrize("record_bytes", [0, 200, 1_000_000])
@@ -44,14 +44,14 @@ def test_the_limit_of_bytes_stays_where_records_are_large_or_not_known(
     limited: SparkSession, record_bytes: int
 ) -> None:
     with limited_by_rows(limited, record_bytes):
-        assert limited.conf.get(LIMIT) == "64k"
+        assert limited.conf.get(LIMIT) == SOME_LIMIT
 
 
 def test_the_limit_of_bytes_stays_where_there_is_none_of_rows(limited: SparkSession) -> None:
     limited.conf.set(ROWS, "0")
     try:
         with limited_by_rows(limited, record_bytes=1):
-            assert limited.conf.get(LIMIT) == "64k"
+            assert limited.conf.get(LIMIT) == SOME_LIMIT
     finally:
         limited.conf.set(ROWS, str(ROWS_A_RECORD_BATCH))
 
@@ -83,5 +83,5 @@ def test_a_query_lifts_the_limit_by_what_it_has_seen_and_takes_it_back_for_large
     assert record_batches[:2] == [[0, ROWS_A_RECORD_BATCH], [1, ROWS_A_RECORD_BATCH]]  # the latter has 500 kB
     assert sum(rows for _, rows in record_batches[2:]) == ROWS_A_RECORD_BATCH
     assert all(rows * 5000 < 64 * 1024 + 5000 for _, rows in record_batches[2:])
-    assert after == ["64k"] * 3
+    assert after == [SOME_LIMIT] * 3
     assert len(pipeline.archived()) == 3 * ROWS_A_RECORD_BATCH

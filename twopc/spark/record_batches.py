@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 from pyspark.sql import SparkSession
 
-_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 _NO_LIMIT = 2**31 - 1
@@ -29,9 +28,10 @@ def limited_by_rows(session: SparkSession, record_bytes: float) -> Iterator[None
     ``record_bytes``: the largest mean size of the records of one record batch so far, in bytes of Arrow; 0 where there
     was none, and then both limits stay.
     """
-    rows, limit = int(str(session.conf.get(_ROWS))), str(session.conf.get(_BYTES))
+    settings = session._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers, whatever their spelling
+    rows, limit = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
     # Where Spark is to have no limit of rows, that is 0 or below.
-    if not 0 < rows * record_bytes * _MARGIN <= _bytes(session, limit):
+    if not 0 < rows * record_bytes * _MARGIN <= limit:
         yield
         return
     session.conf.set(_BYTES, _NO_LIMIT)
@@ -39,8 +39,3 @@ def limited_by_rows(session: SparkSession, record_bytes: float) -> Iterator[None
         yield
     finally:
         session.conf.set(_BYTES, limit)
-
-
-def _bytes(session: SparkSession, text: str) -> int:
-    """``64MB`` as Spark reads it."""
-    return int(session._jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes(text))  # type: ignore[union-attr]  # noqa: SLF001
