@@ -84,6 +84,10 @@ prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a
 prove-spark: $(STAMP) ## kill Spark in every way that it writes; a report in build/spark
 	$(WITH_JAVA) $(BIN)/python -m tests.prove_spark --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
 
+.PHONY: prove-plugin
+prove-plugin: $(STAMP) ## install all wheels and the guide's sink into an empty environment, prove them there; a report in build/plugin
+	$(WITH_JAVA) $(BIN)/python -m tests.prove_plugin --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+
 .PHONY: bench
 bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
 	$(WITH_JAVA) $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)

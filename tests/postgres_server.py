@@ -9,7 +9,6 @@ import pwd
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -133,5 +132,6 @@ def _is_root() -> bool:
 def _as_user(command: list[str]) -> list[str]:
     """The command, to be run without root's rights and ended by the system when this process is gone."""
     if _is_root():
-        return [sys.executable, "-I", "-S", run_as_nobody.__file__, str(os.getpid()), *command]
+        python, isolated, without_site, *rest = bound(*command)
+        return [python, isolated, without_site, run_as_nobody.__file__, *rest]
     return bound(*command)

@@ -1,7 +1,7 @@
 """Run a command as ``nobody``, to be killed by the system when the process that started it is gone (on Linux).
 
-``python -I -S run_as_nobody.py PARENT_PID COMMAND ...``, by root: PostgreSQL refuses to run as root. The rights are
-given up before the death signal is asked for, as giving them up would take it back.
+``python -I -S run_as_nobody.py BOUND_PROCESS PARENT_PID COMMAND ...``, by root: PostgreSQL refuses to run as root. The
+rights are given up before the death signal is asked for, as giving them up would take it back.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ import os
 import pwd
 import runpy
 import sys
-from pathlib import Path
-
-BOUND_PROCESS = Path(__file__).parents[1] / "plugins/kafka/twopc_kafka/development/bound_process.py"
 
 if __name__ == "__main__":
-    bound = runpy.run_path(str(BOUND_PROCESS))  # read while that is allowed
+    bound = runpy.run_path(sys.argv[1])  # read while that is allowed
     nobody = pwd.getpwnam("nobody")
     os.setgroups([])
     os.setgid(nobody.pw_gid)
     os.setuid(nobody.pw_uid)
-    bound["_main"](sys.argv[1:])
+    bound["_main"](sys.argv[2:])

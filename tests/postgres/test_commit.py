@@ -78,16 +78,49 @@ def test_what_another_role_prepared_is_neither_committed_nor_called_lost(place: 
         place.ask(f"DROP ROLE {place.schema}")
 
 
+@pytest.mark.parametrize("upsert_by", ["", "value"])
+def test_the_rights_of_the_readme_suffice(upsert_by: str, place: Place) -> None:
+    role, password = place.schema, uuid.uuid4().hex
+    place.sink()  # makes the table of markers
+    place.ask("CREATE UNIQUE INDEX ON {} (value)")
+    place.ask(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
+    place.ask(f"GRANT USAGE{', CREATE' if upsert_by else ''} ON SCHEMA {place.schema} TO {role}")
+    place.ask(f"GRANT INSERT{', SELECT, UPDATE' if upsert_by else ''} ON {{}} TO {role}")
+    place.ask(f"GRANT SELECT, INSERT, DELETE ON {{markers}} TO {role}")
+    own = psycopg.conninfo.make_conninfo(place.server.conninfo, user=role, password=password)
+    try:
+        sink = place.sink(conninfo=own)
+        committable = place.pre_commit(["a"], conninfo=own, upsert_by=upsert_by)
+        left = place.pre_commit(["b"], partition=1, conninfo=own, upsert_by=upsert_by)
+        place.sink(conninfo=own, upsert_by=upsert_by).validate(pa.schema([("value", pa.string())]))
+        assert {found.transaction_id for found in sink.recover()} == {committable.transaction_id, left.transaction_id}
+        sink.abort(left)
+        for _ in range(2):
+            sink.commit(committable)
+        sink.complete(0, [committable])
+        sink.close()
+        assert place.values() == ["a"]
+    finally:
+        place.ask(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
 def test_what_is_prepared_in_another_database_is_neither_committed_nor_called_lost(place: Place) -> None:
     committable = place.pre_commit(["a"])
     other = psycopg.conninfo.make_conninfo(place.server.conninfo, dbname="template1")
     sink = place.unbound(conninfo=other)
+    sink.bind("orders", "log")
     try:
+        assert list(sink.recover()) == []
         with pytest.raises(OperatorRequired, match="belongs to another database"):
             sink.commit(committable)
     finally:
         sink.close()
     assert len(place.prepared()) == 1
+
+
+def test_what_somebody_prepared_by_hand_is_not_ours(place: Place) -> None:
+    place.ask(f"BEGIN; PREPARE TRANSACTION '{place.prefix}.log.orders.by-hand'")
+    assert list(place.sink().recover()) == []
 
 
 def test_a_commit_that_another_process_has_under_way_is_repeated_and_comes_to_one_result(place: Place) -> None:

@@ -80,17 +80,17 @@ def _conninfo(value: object) -> str:
     needed = "a connection string of libpq's, such as postgresql://writer@db.example/sales"
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"the postgres sink needs the option 'conninfo': {needed}")
+    wrong = ConfigurationError(
+        f"the option 'conninfo' is not {needed}. In a URL, special characters of a password are written as percent and"
+        " two digits, such as %40 for '@'."
+    )
     try:
         given = {name: str(part) for name, part in conninfo_to_dict(value).items()}
     except psycopg.ProgrammingError:
-        given = {"host": "@"}  # its message quotes pieces of the string, and one may be a secret
-    numbers = [port for port in given.get("port", "").split(",") if port]
-    if any("@" in given.get(name, "") for name in ("host", "dbname")) or not all(map(str.isdecimal, numbers)):
-        # So libpq reads a URL whose password has an '@' or a '/', and would tell it in its errors.
-        raise ConfigurationError(
-            f"the option 'conninfo' is not {needed}. In a URL, special characters of a password are written as"
-            " percent and two digits, such as %40 for '@'."
-        ) from None
+        raise wrong from None  # it quotes pieces of the string, and one may be a secret
+    ports = [port for port in given.get("port", "").split(",") if port]
+    if any("@" in given.get(name, "") for name in ("host", "dbname")) or not all(map(str.isdecimal, ports)):
+        raise wrong  # so libpq reads a URL whose password has an '@' or a '/', and would tell it in its errors
     return make_conninfo("", **{**CONNECTION_DEFAULTS, **given})
 
 
