@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, outcome
+from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
 
 PRODUCER, EPOCH = 7, 40
 STATES = (
@@ -73,3 +73,13 @@ def test_markers_that_are_being_written_mean_the_same_call_again() -> None:
 def test_an_error_that_is_not_listed_means_describe() -> None:
     # What the sink makes of it is in test_settling.py; here: the table has no catch-all of its own.
     assert ANSWERS.get("AN_ERROR_OF_KAFKA_9", Answer.DESCRIBE) is Answer.DESCRIBE
+
+
+@pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))
+def test_only_what_was_surely_rolled_back_hangs(state: str, since: int, version: int) -> None:
+    rolled_back = state == "CompleteAbort" and since in (0, 1)
+    initialised_since = state in ("Empty", "Ongoing") and since == 1
+    another_committed_since = state == "CompleteCommit" and since == 1 and version <= 4
+    two_epochs_since = since >= 2
+    expected = rolled_back or initialised_since or another_committed_since or two_epochs_since
+    assert hangs(TransactionState(state, PRODUCER, EPOCH + since), EPOCH, version) is expected

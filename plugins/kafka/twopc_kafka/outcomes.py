@@ -87,13 +87,13 @@ def hangs(described: TransactionState, epoch: int, end_txn_version: int) -> bool
     """Whether ``(described.producer_id, epoch)`` was rolled back, given that a partition has it open *after* it was
     described like this. What was committed by ``end_txn_version`` is not meant: ``complete`` sees to its markers.
     """
-    raised = epoch + (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)
-    match described.state, described.producer_epoch:
-        case "Ongoing" | "Empty", at if at == epoch:
-            return False
-        case "PrepareCommit" | "CompleteCommit", at if at in (epoch, raised):
-            return False
-        case "PrepareAbort" | "PrepareEpochFence", at if at in (epoch, epoch + 1):
-            return False
+    since = described.producer_epoch - epoch
+    match described.state:
+        case "CompleteAbort":
+            return since >= 0
+        case "Empty" | "Ongoing":
+            return since >= 1  # its id was initialised again, for which it must have ended
+        case "CompleteCommit":
+            return since > (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)  # a later one
         case _:
-            return True  # whatever its id does since could begin only when it had ended
+            return since > 1

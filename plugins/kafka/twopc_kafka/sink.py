@@ -335,6 +335,9 @@ def _partitions(ended: Iterable[Committable]) -> dict[str, Collection[int]]:
     """All that any of them wrote to."""
     of_topic: dict[str, set[int]] = defaultdict(set)
     for committable in ended:
-        for topic, numbers in committable.handle["partitions"].items():  # type: ignore[union-attr]  # as ``seal`` notes
+        written_to = committable.handle.get("partitions")
+        if not isinstance(written_to, dict):
+            raise OutcomeUnknown(f"the record of transaction {committable.transaction_id} has no partitions")
+        for topic, numbers in written_to.items():
             of_topic[topic].update(numbers)  # type: ignore[arg-type]
     return dict(of_topic)
