@@ -1,4 +1,4 @@
-"""``make bench``: contestants beside each other in one run, each figure a ratio to its peer; a table and a report."""
+"""``make bench``: contestants beside each other in one run, figures as ratios to a peer; table, report and pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, memory, pipeline, protocol, staging, writer
+from tests.benchmarks import files, memory, pipeline, plots, protocol, staging, writer
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="which; all if none is named")
     parser.add_argument("--quick", action="store_true", help="less data and fewer repeats, for a first look")
     parser.add_argument("--report", type=Path, default=Path("build/bench/report.json"))
+    parser.add_argument("--plots", type=Path, default=Path("build/bench"), help="folder for the pictures")
     given = parser.parse_args()
     console = Console()
     report = json.loads(given.report.read_text()) if given.report.exists() else {}
@@ -38,6 +39,7 @@ def main() -> None:
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report, indent=1))
         console.print(_table(name, rows))
+        plots.draw(name, report[name], given.plots)
     console.print(f"in full: {given.report}")
 
 
