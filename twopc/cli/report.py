@@ -102,6 +102,12 @@ def draw_status(console: Console, document: Document) -> None:
         _table(console, "Given up: decided, and not in the target", columns, lost)
 
 
+def draw_page(console: Console, document: Document) -> None:
+    """Where the page is."""
+    if "page" in document:
+        console.print(Text(f"{document['page']}: {document['moments']} moments, {len(document['in_doubt'])} in doubt"))
+
+
 def draw_transactions(console: Console, document: Document) -> None:
     """The transactions of one sink, or of all, with the verdicts."""
     rows = document.get("transactions")
