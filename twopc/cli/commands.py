@@ -20,7 +20,16 @@ from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import History, read_history
 from twopc.cli.page import render
 from twopc.cli.recovery import Recovery, Work
-from twopc.cli.report import Document, Report, draw_page, draw_recovery, draw_status, draw_transactions, say
+from twopc.cli.report import (
+    Document,
+    Report,
+    draw_page,
+    draw_recovery,
+    draw_status,
+    draw_transactions,
+    say,
+    watch_status,
+)
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.cli.timeline import timeline
 from twopc.cli.waiting import NoAnswer, Waiting
@@ -67,13 +76,17 @@ def cli() -> None:
 
 @cli.command()
 @_log
+@click.option("--watch", is_flag=True, help="Follow the log until Ctrl-C.")
 @_json
-def status(log: str, as_json: bool) -> None:
+def status(log: str, watch: bool, as_json: bool) -> None:
     """Show what a log has decided, and what is in doubt. Reads the log alone."""
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise click.UsageError("--watch draws on a terminal: call status again and again instead")
 
     def run(report: Report, _: Redaction) -> None:
-        history = read_history(log)
-        _report_status(history, report)
+        _report_status(read_history(log), report)
+        if watch:
+            watch_status(report, lambda: _report_status(read_history(log), report))
 
     _shown(log, as_json, draw_status, run)
 
