@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,13 +70,15 @@ def run(log: Path, batches: range, target: MemoryTarget, owner: str = "orders") 
 
 
 def forge(log: Path) -> None:
-    """A log of one open entry, two decisions and an abandonment, every text of which is hostile."""
+    """A log whose every text is hostile, and whose last two entries name nothing that they are about."""
     tail = opened(None, HOSTILE, {HOSTILE: HOSTILE})
     entries = [tail]
     for batch_id in range(2):
         lost = twopc.Committable(f"{HOSTILE}.{batch_id}", {HOSTILE: HOSTILE}, records=3)
         entries.append(decided(entries[-1], Decision(twopc.Round(1, batch_id), {HOSTILE: (lost,)}), None))
-    entries.append(abandoned(entries[-1], 0, {HOSTILE: [entries[1].unresolved[0].committables[HOSTILE][0]]}, HOSTILE))
+    lost_of_sinks = entries[1].unresolved[0].committables
+    entries.append(abandoned(entries[-1], 0, lost_of_sinks, HOSTILE + "\ud800"))
+    entries += [replace(entries[-1], kind="decide", unresolved=()), replace(entries[-1], kind="abandon", abandoned=())]
     for slot, entry in enumerate(entries):
         open_store(str(log)).put_if_absent(slot, serialise(entry).replace(b"+00:00", b"+00:00<b onclick=x>"))
 

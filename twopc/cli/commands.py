@@ -119,7 +119,7 @@ def report_page(log: str, output: Path, events: Path | None, as_json: bool) -> N
         made_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         page = render(report.document, history, moments, lines.count(None), made_at)
         try:
-            output.write_text(page, encoding="utf-8")
+            output.write_text(page, encoding="utf-8", errors="replace")  # JSON may hold half a surrogate pair
         except OSError as error:
             raise ConfigurationError(f"the page {output} can't be written: {error.strerror}.") from error
         report.document |= {"page": str(output), "moments": len(moments)}

@@ -15,7 +15,7 @@ from twopc.cli.timeline import Batch, Moment, Note, Written
 from twopc.phases import Phase
 
 SHOWN = 500
-"""Moments on one page, the newest: it stays under a megabyte, and a browser scrolls through it at once."""
+"""Moments on one page, the newest, and transactions in one table: a browser scrolls through them at once."""
 
 WIDTH = 1000
 """Of a drawing, in its own units."""
@@ -47,7 +47,7 @@ def render(status: Mapping[str, Any], history: History, moments: Sequence[Moment
     Every text in it is escaped: who may name a sink or a query must not run anything in an operator's browser.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("twopc.cli", "."),
+        loader=jinja2.PackageLoader("twopc.cli", ""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -81,6 +81,7 @@ def render(status: Mapping[str, Any], history: History, moments: Sequence[Moment
         scale_ms=scale_ms,
         colours={phase.value: colour for phase, colour in COLOURS.items()},
         width=WIDTH,
+        limit=SHOWN,
         unread=unread,
         made_at=made_at,
     )

@@ -28,7 +28,7 @@ class Batch:
 
     Attributes:
         at: when it finished; where its figures are not known, when it was decided.
-        state: the log's word.
+        state: the log's word; of what it has forgotten, that of the figures.
         incarnation: which decided it, where the log still tells.
         phases_ms: empty where its figures are not known.
         recovered: transactions of earlier incarnations that were settled before it.
@@ -67,7 +67,7 @@ def timeline(history: History, lines: Iterable[Line]) -> list[Moment]:
     moments: list[Moment] = []
     for before, entry in itertools.pairwise((None, *history.entries)):
         assert entry is not None  # only the first has none before it
-        if entry.kind == "decide":
+        if entry.kind == "decide" and entry.unresolved:
             decision = entry.unresolved[-1]
             moments.append(_decided(history.tail, entry, decision, newest.pop(decision.batch_id, None)))
         else:
@@ -128,9 +128,11 @@ def _told(before: Entry | None, entry: Entry) -> str:
             same = before.unresolved if before else ()
             batches = ", ".join(str(d.batch_id) for d in entry.unresolved if d not in same)
             return f"batch {batches}: rolled back by its target, and written again from copies"
-        case "abandon":
+        case "abandon" if entry.abandoned:
             lost = entry.abandoned[-1]
             count = sum(map(len, lost.given_up.committables.values()))
             return f"batch {lost.given_up.batch_id}: {count} transactions given up by {lost.by}"
-        case _:
+        case "close":
             return f"incarnation {entry.incarnation} stopped cleanly"
+        case kind:
+            return f"an entry of kind {kind} that names no transactions: no coordinator writes such"
