@@ -49,12 +49,14 @@ def test_what_batches_wrote_is_counted_for_each_query_and_sink(run: Any, scrape:
 
 
 def test_times_of_phases_are_in_seconds(run: Any, scrape: Scrape) -> None:
+    started = time.perf_counter()
     run(0, 1)
+    took_s = time.perf_counter() - started
     samples = scrape()
     for phase, times in {"recovering": 1, "pre-committing": 2, "deciding": 2, "committing": 2}.items():
         labels = f'{{owner="orders",phase="{phase}"}}'
         assert samples[f"twopc_phase_duration_seconds_count{labels}"] == times
-        assert 0 < samples[f"twopc_phase_duration_seconds_sum{labels}"] < 30
+        assert 0 < samples[f"twopc_phase_duration_seconds_sum{labels}"] < took_s
 
 
 def test_retries_roll_backs_and_recoveries_are_counted(run: Any, scrape: Scrape) -> None:
