@@ -409,7 +409,7 @@ class Coordinator:
     def _finished(
         self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
     ) -> BatchFinished:
-        batch = self._figures.finished(batch_id, already_decided, committables)
+        batch = self._figures.finished(self._owner, batch_id, already_decided, committables)
         logger.info("%s", batch)
         self._tell(batch)
         return batch

@@ -61,6 +61,7 @@ class BatchFinished:
     """What became of one batch, in figures.
 
     Attributes:
+        owner: the query's name in its log; a process may run several.
         already_decided: the log had decided it before; nothing was written, so nothing stands in the next three.
         records, bytes, transactions: by sink. Bytes are those of the records as Arrow holds them in memory.
         phases_ms: time in each phase that it went through, by the phase's name. Pre-committing includes the writing.
@@ -68,6 +69,7 @@ class BatchFinished:
         recovered: transactions left by earlier incarnations, committed or rolled back before the batch began.
     """
 
+    owner: str
     batch_id: int
     already_decided: bool
     records: dict[str, int]

@@ -36,10 +36,11 @@ class Figures:
                     self._recovered += 1
 
     def finished(
-        self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
+        self, owner: str, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
     ) -> BatchFinished:
         """``committables``: those of the decision by sink, or none where it is an earlier one."""
         return BatchFinished(
+            owner=owner,
             batch_id=batch_id,
             already_decided=already_decided,
             records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},

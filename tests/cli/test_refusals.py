@@ -16,7 +16,7 @@ SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
 
 
 @pytest.fixture
-def every_command(shop: Any, look: Any) -> Callable[..., list[Any]]:
+def every_command(shop: Any, look: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
     """Run each command on a log, and see that the whole folder is as it was."""
 
     def run_all(log: object, *, sinks: Path = shop.sinks, **environment: str) -> list[Any]:
@@ -24,6 +24,7 @@ def every_command(shop: Any, look: Any) -> Callable[..., list[Any]]:
         with_sinks = ("--sinks", sinks, "--yes")
         commands = [
             ("status", log),
+            ("report", log, "-o", tmp_path_factory.mktemp("page") / "page.html"),
             ("transactions", log, "--sink", "archive", "--sinks", sinks),
             ("resolve", log, *with_sinks),
             ("resolve", log, "--dry-run", *with_sinks),
@@ -137,8 +138,8 @@ def test_a_sink_whose_prefix_is_another_than_the_logs_is_refused_by_every_comman
     entry = json.loads(tail.read_text())
     assert entry["prefixes"] == {"archive": "twopc"}
     tail.write_text(json.dumps(entry | {"prefixes": {"archive": "former"}}))
-    status, asking = every_command(left.log)[:2], every_command(left.log)[2:]
-    assert {one.code for one in status} == {1}
+    looking, asking = every_command(left.log)[:4], every_command(left.log)[4:]
+    assert {one.code for one in looking} == {1}
     assert {one.code for one in asking} == {3}
     assert all("start with 'former' in this commit log" in one.out + one.err for one in asking)
 

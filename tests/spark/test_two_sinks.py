@@ -86,6 +86,7 @@ def test_the_figures_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
     assert (figures.batch_id, figures.records, figures.transactions) == (1, {"all": 1, "few": 1}, {"all": 1, "few": 1})
     assert figures.bytes["all"] > figures.bytes["few"] > 0
     assert figures.phases_ms["pre-committing"] > 0
+    assert figures.owner == pipeline.entries("decide")[0]["owner"]
 
 
 def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(pipeline: Pipeline) -> None:

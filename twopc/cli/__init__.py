@@ -1,8 +1,9 @@
 """The ``twopc`` command: a person's way to see what is in doubt, to resolve it, and to give up what is lost.
 
-``commands`` has the four commands, ``history`` reads a log without changing it, ``sinks_file`` makes the sinks,
+``commands`` has the five commands, ``history`` reads a log without changing it, ``sinks_file`` makes the sinks,
 ``verdicts`` says what becomes of each transaction (pure), ``recovery`` has the coordinator do it, ``waiting`` bounds
-how long, ``report`` shows it, ``exit_codes`` tells programs.
+how long, ``report`` shows it, ``timeline`` puts a history in order (pure), ``page`` draws that, ``exit_codes`` tells
+programs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def main() -> None:
     try:
         from twopc.cli.commands import run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("click", "rich", "tomli"):
+        if error.name is None or error.name.partition(".")[0] not in ("click", "jinja2", "rich", "tomli"):
             raise
         print(f"twopc: the command needs {error.name}: pip install 'twopc[cli]'", file=sys.stderr)
         sys.exit(ExitCode.USAGE)

@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,24 @@ import click
 import twopc
 from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import History, read_history
+from twopc.cli.page import render
 from twopc.cli.recovery import Recovery, Work
-from twopc.cli.report import Document, Report, draw_recovery, draw_status, draw_transactions, say
+from twopc.cli.report import (
+    Document,
+    Report,
+    draw_page,
+    draw_recovery,
+    draw_status,
+    draw_transactions,
+    say,
+    watch_status,
+)
 from twopc.cli.sinks_file import Redaction, read_sinks
+from twopc.cli.timeline import timeline
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.entries import Decision
 from twopc.errors import ConfigurationError, OperatorRequired, Refused
+from twopc.observers.json_lines import Line, read_lines
 
 TIMEOUT_S = 60.0
 """Longer than a client takes to find out that nobody is there (10 s), and than most brokers take to restart."""
@@ -63,16 +76,55 @@ def cli() -> None:
 
 @cli.command()
 @_log
+@click.option("--watch", is_flag=True, help="Follow the log until Ctrl-C.")
 @_json
-def status(log: str, as_json: bool) -> None:
+def status(log: str, watch: bool, as_json: bool) -> None:
     """Show what a log has decided, and what is in doubt. Reads the log alone."""
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise click.UsageError("--watch draws on a terminal: call status again and again instead")
+
+    def run(report: Report, _: Redaction) -> None:
+        _report_status(read_history(log), report)
+        if watch:
+            watch_status(report, lambda: _report_status(read_history(log), report))
+
+    _shown(log, as_json, draw_status, run)
+
+
+@cli.command(name="report")
+@_log
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page: HTML that needs no network. It is replaced.",
+)
+@click.option(
+    "--events",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What a JsonLinesObserver of the query wrote: the times of the phases, and batches that the log forgot.",
+)
+@_json
+def report_page(log: str, output: Path, events: Path | None, as_json: bool) -> None:
+    """Write a page with the timeline of a log: batches, recoveries, what is in doubt. Reads the log and FILE alone."""
 
     def run(report: Report, _: Redaction) -> None:
         history = read_history(log)
-        report.document |= _status(history)
-        report.code = ExitCode.IN_DOUBT if history.tail.unresolved else ExitCode.FINE
+        lines = _lines(events, history.tail.owner) if events else []
+        moments = timeline(history, [line for line in lines if line])
+        _report_status(history, report)
+        made_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        page = render(report.document, history, moments, lines.count(None), made_at)
+        try:
+            output.write_text(page, encoding="utf-8", errors="replace")  # JSON may hold half a surrogate pair
+        except OSError as error:
+            raise ConfigurationError(f"the page {output} can't be written: {error.strerror}.") from error
+        report.document |= {"page": str(output), "moments": len(moments)}
 
-    _shown(log, as_json, draw_status, run)
+    _shown(log, as_json, draw_page, run)
 
 
 @cli.command()
@@ -205,6 +257,18 @@ def _history(log: str, report: Report) -> History:
     history = read_history(log)
     report.document |= {"owner": history.tail.owner, "log_id": history.tail.log_id}
     return history
+
+
+def _lines(events: Path, owner: str) -> list[Line | None]:
+    try:
+        return list(read_lines(events, owner))
+    except OSError as error:
+        raise ConfigurationError(f"the events file {events} can't be read: {error.strerror}.") from error
+
+
+def _report_status(history: History, report: Report) -> None:
+    report.document |= _status(history)
+    report.code = ExitCode.IN_DOUBT if history.tail.unresolved else ExitCode.FINE
 
 
 def _status(history: History) -> Document:

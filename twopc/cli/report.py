@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
+from twopc.errors import TwoPhaseCommitError
 
 Document: TypeAlias = "dict[str, Any]"
 
@@ -22,6 +26,9 @@ WIDE = 200
 
 SHOWN = 50
 """Rows of one table; a batch may have a transaction for each of thousands of partitions, and JSON has them all."""
+
+WATCH_S = 1.0
+"""Between two looks at a log, each of which reads its 33 entries at most."""
 
 
 @dataclass
@@ -69,9 +76,13 @@ def _console(file: Any) -> Console:
 
 def draw_status(console: Console, document: Document) -> None:
     """The state of a log."""
+    console.print(status_view(document))
+
+
+def status_view(document: Document) -> Group:
+    """The state of a log, to be printed or watched."""
     stop = "stopped cleanly" if document["clean_stop"] else "runs, or did not stop cleanly"
-    _facts(
-        console,
+    facts = _facts(
         {
             "log": document["log"],
             "query": f"{document['owner']} (log id {document['log_id']})",
@@ -79,19 +90,20 @@ def draw_status(console: Console, document: Document) -> None:
             "newest entry": f"{document['kind']}, written {document['written_at']}; {document['entries']} entries kept",
             "last decided batch": _batch(document["decided"]),
             "committed through": _batch(document["committed_through"]),
-        },
+        }
     )
     doubt = [
         (d["batch_id"], d["incarnation"], sink, counts["transactions"], counts["records"], d["since"])
         for d in document["in_doubt"]
         for sink, counts in d["sinks"].items()
     ]
+    parts: list[RenderableType] = [facts]
     if document["in_doubt"]:
         columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
-        _table(console, "In doubt: decided, and not known to be committed", columns, doubt)
-        console.print("A query that runs settles this by itself. If none does: start it again, or 'twopc resolve'.")
+        parts.append(_table("In doubt: decided, and not known to be committed", columns, doubt))
+        parts.append("A query that runs settles this by itself. If none does: start it again, or 'twopc resolve'.")
     else:
-        console.print("Nothing is in doubt.")
+        parts.append("Nothing is in doubt.")
     lost = [
         (a["batch_id"], sink, len(of_sink["transactions"]), of_sink["records"], a["by"], a["at"])
         for a in document["abandoned"]
@@ -99,7 +111,32 @@ def draw_status(console: Console, document: Document) -> None:
     ]
     if lost:
         columns = ("batch", "sink", "transactions", "records", "by", "at")
-        _table(console, "Given up: decided, and not in the target", columns, lost)
+        parts.append(_table("Given up: decided, and not in the target", columns, lost))
+    return Group(*parts)
+
+
+def watch_status(report: Report, look: Callable[[], None]) -> None:
+    """Show the status in ``report`` again and again, until Ctrl-C. ``look`` renews it; what it raises is shown, since a
+    log that can't be read now may be readable soon."""
+    wrong: RenderableType = ""
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=_console(sys.stdout), transient=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(Group(status_view(report.document), wrong, "Ctrl-C ends this."), refresh=True)
+            time.sleep(WATCH_S)
+            try:
+                look()
+                wrong = ""
+            except (TwoPhaseCommitError, OSError) as error:
+                wrong = Text(f"Not up to date: {type(error).__name__}: {error}", style="bold")
+
+
+def draw_page(console: Console, document: Document) -> None:
+    """Where the page is."""
+    if "page" in document:
+        console.print(Text(f"{document['page']}: {document['moments']} moments, {len(document['in_doubt'])} in doubt"))
 
 
 def draw_transactions(console: Console, document: Document) -> None:
@@ -126,12 +163,12 @@ def draw_recovery(console: Console, document: Document) -> None:
     for what in ("committed", "replayed", "aborted"):
         rows = [(r["sink"], r["transaction_id"], _count(r["records"])) for r in document.get(what, ())]
         if rows:
-            _table(console, what.capitalize(), ("sink", "transaction", "records"), rows)
+            console.print(_table(what.capitalize(), ("sink", "transaction", "records"), rows))
     lost = document.get("given_up", ())
     if lost:
         rows = [(r["sink"], r["transaction_id"], _count(r["records"])) for r in lost]
         by = f"by {document['by']}" if document["noted"] else "NOT given up"
-        _table(console, f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows)
+        console.print(_table(f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows))
     if "error" in document:
         return
     if document.get("opened") is None:
@@ -152,26 +189,24 @@ def _judged(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> 
             )
             for r in rows
         ]
-        _table(console, title, ("sink", "transaction", "batch", "records", "verdict"), cells)
+        console.print(_table(title, ("sink", "transaction", "batch", "records", "verdict"), cells))
 
 
-def _facts(console: Console, facts: Mapping[str, str]) -> None:
+def _facts(facts: Mapping[str, str]) -> Table:
     grid = Table.grid(padding=(0, 2))
     for name, value in facts.items():
         grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
-    console.print(grid)
+    return grid
 
 
-def _table(console: Console, title: str, columns: Iterable[str], rows: Sequence[Iterable[object]]) -> None:
+def _table(title: str, columns: Iterable[str], rows: Sequence[Iterable[object]]) -> Group:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows[:SHOWN]:
         table.add_row(*(Text(str(cell)) for cell in row))
-    console.print()
-    console.print(table)
-    if len(rows) > SHOWN:
-        console.print(f"and {len(rows) - SHOWN} more: --json has all of them")
+    more = [f"and {len(rows) - SHOWN} more: --json has all of them"] if len(rows) > SHOWN else []
+    return Group("", table, *more)
 
 
 def _batch(batch_id: int | None, nothing: str = "none") -> str:

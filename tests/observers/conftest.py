@@ -1,0 +1,63 @@
+"""A query whose first commit is not answered at once, and an observer that is registered for one test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc.errors import Retriable
+from twopc.testing import MemorySink, MemoryTarget
+
+Run = Callable[..., None]
+
+
+class Sink(MemorySink):
+    """Its target does not answer the first commit."""
+
+    answers = False
+
+    def commit(self, committable: twopc.Committable) -> None:
+        if not self.answers:
+            self.answers = True
+            raise Retriable("busy")
+        super().commit(committable)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """Run batches, of three records in one transaction, as one incarnation of a query that does not stop cleanly."""
+    target = MemoryTarget()
+
+    def start(*batch_ids: int, owner: str = "orders", leaves_open: bool = False) -> None:
+        sinks = {"archive": Sink(target)}
+
+        def phase_one(round: twopc.Round) -> list[twopc.Vote]:
+            with twopc.Participant(sinks, round, partition=0) as participant:
+                participant.write("archive", pa.record_batch({"value": [1, 2, 3]}))
+                vote = participant.pre_commit()
+            if leaves_open:
+                sinks["archive"].begin(sinks["archive"].transactional_ids.allocate(round, 9))
+            return [vote]
+
+        coordinator = twopc.Coordinator(sinks, str(tmp_path / owner), owner)
+        for batch_id in batch_ids:
+            coordinator.run(batch_id, phase_one)
+
+    return start
+
+
+@pytest.fixture
+def observe() -> Iterator[Callable[[object], None]]:
+    registered: list[object] = []
+
+    def register(observer: object) -> None:
+        twopc.register_observer(observer)
+        registered.append(observer)
+
+    yield register
+    for observer in registered:
+        twopc.unregister_observer(observer)

@@ -1,0 +1,77 @@
+"""What Prometheus scrapes over HTTP from its own client library's server."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+
+from twopc.observers.prometheus import PrometheusObserver
+
+Scrape = Callable[[], dict[str, float]]
+
+
+@pytest.fixture
+def scrape(observe: Any) -> Iterator[Scrape]:
+    """Each sample by its name and labels as Prometheus gets them."""
+    registry = CollectorRegistry()
+    observe(PrometheusObserver(registry))
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+
+    def read() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+    yield read
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_what_batches_wrote_is_counted_for_each_query_and_sink(run: Any, scrape: Scrape) -> None:
+    run(0, 1)
+    run(0, owner="returns")
+    samples = scrape()
+    assert samples['twopc_batches_total{already_decided="false",owner="orders"}'] == 2
+    assert samples['twopc_records_total{owner="orders",sink="archive"}'] == 6
+    assert samples['twopc_records_total{owner="returns",sink="archive"}'] == 3
+    assert samples['twopc_record_bytes_total{owner="orders",sink="archive"}'] == 48
+    assert samples['twopc_transactions_total{owner="orders",sink="archive"}'] == 2
+    assert samples['twopc_batch_id{owner="orders"}'] == 1
+    assert time.time() - 60 < samples['twopc_batch_finished_timestamp_seconds{owner="orders"}'] <= time.time()
+
+
+def test_times_of_phases_are_in_seconds(run: Any, scrape: Scrape) -> None:
+    started = time.perf_counter()
+    run(0, 1)
+    took_s = time.perf_counter() - started
+    samples = scrape()
+    for phase, times in {"recovering": 1, "pre-committing": 2, "deciding": 2, "committing": 2}.items():
+        labels = f'{{owner="orders",phase="{phase}"}}'
+        assert samples[f"twopc_phase_duration_seconds_count{labels}"] == times
+        assert 0 < samples[f"twopc_phase_duration_seconds_sum{labels}"] < took_s
+
+
+def test_retries_roll_backs_and_recoveries_are_counted(run: Any, scrape: Scrape) -> None:
+    run(0, leaves_open=True)
+    run(0)
+    samples = scrape()
+    assert samples["twopc_retries_total"] == 2
+    assert samples['twopc_aborted_transactions_total{sink="archive"}'] == 1
+    assert samples['twopc_recovered_transactions_total{owner="orders"}'] == 1
+    assert samples['twopc_batches_total{already_decided="true",owner="orders"}'] == 1
+
+
+def test_the_document_lists_every_metric() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    registry = CollectorRegistry()
+    PrometheusObserver(registry)
+    kept = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}
+    assert set(re.findall(r"^\| `(twopc_[a-z_]+)`", document, re.MULTILINE)) == kept
