@@ -159,5 +159,5 @@ def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is
 def coordinator(sink: Any, name: str, wait: Any) -> int:
     """The broker that coordinates a transactional id, as far as the sink knows."""
     found: dict[str, int] = {}
-    wait.repeated(lambda: found.update(sink._control.run(sink._control._coordinators_of, [name])))
+    wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, [name])))
     return found[name]
