@@ -57,7 +57,10 @@ class Remote:
         if not self.renames:  # there are no folders
             yield
             return
-        missing = [path for path in (self._path(STAGING), self._path("")) if not _ask(self._fs.isdir, path)]
+        missing, path = [], self._path(STAGING)
+        while path and not _ask(self._fs.isdir, path):
+            missing.append(path)
+            path = path.rpartition("/")[0]
         _ask(self._fs.makedirs, self._path(STAGING), exist_ok=True)
         try:
             yield
