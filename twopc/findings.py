@@ -62,6 +62,6 @@ class Finding:
         wait, stop = tenacity.wait_fixed(PAUSE_S), tenacity.stop_after_delay(PATIENCE_S)
         try:
             tenacity.Retrying(retry=again, wait=wait, stop=stop, reraise=True)(call)
-        except TwoPhaseCommitError as error:
+        except (TwoPhaseCommitError, OSError) as error:
             return cls.failed(what, str(error))
         return cls.passed(what)

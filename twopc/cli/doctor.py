@@ -27,7 +27,7 @@ def examined(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[Finding]:
         yield answers
         if answers.result is Result.PASSED:
             yield from sink.examine()
-    except TwoPhaseCommitError as error:
+    except (TwoPhaseCommitError, OSError) as error:
         yield Finding.failed("the examination can't go on", str(error))
     finally:
         sink.close()
