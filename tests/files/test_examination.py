@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twopc import Finding
+from twopc import Finding, Round
 from twopc.findings import Result
 from twopc_files.stores.s3 import S3
 
@@ -25,6 +25,16 @@ def test_every_store_passes_and_is_as_it_was(place: Any) -> None:
     staged = place.files()
     assert examined(place, Result.FAILED) == []
     assert place.files() == staged
+
+
+@pytest.mark.parametrize("store", ["local", "memory", "renaming"])
+def test_what_a_killed_rehearsal_left_is_removed(store: str, request: pytest.FixtureRequest) -> None:
+    place = request.getfixturevalue(store)
+    transaction_id = place.sink().transactional_ids.allocate(Round(0, 0), 0).exact
+    place.fs.makedirs(place.path(""), exist_ok=True)
+    place.fs.pipe_file(place.path(f".{transaction_id}-0.staged"), b"doctor")
+    assert examined(place, Result.FAILED) == []
+    assert place.files() == []
 
 
 def test_folders_that_are_not_there_are_not_left_behind(local: Any, renaming: Any, tmp_path: Path) -> None:

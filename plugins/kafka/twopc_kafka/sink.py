@@ -159,13 +159,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             )
 
     def examine(self) -> Iterator[Finding]:
-        granted = Finding.of("the brokers grant what the options ask of transactions", self.open)
-        looks = [granted, examination.version(self._control), *self._examined_target()]
-        yield from looks
+        is_of_use = True
+        for look in self._looked_at():
+            yield look
+            is_of_use &= look.result is not Result.FAILED
         if not self._is_transactional:
             advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
             yield Finding.warned(f"'delivery' is {self._options.delivery!r}", advice)
-        elif all(look.result is not Result.FAILED for look in looks):
+        elif is_of_use:
             yield examination.timeout(self._options)
             clocks: list[Finding] = []
             what = "this principal may begin, write and roll back a transaction, tried without a record"
@@ -173,6 +174,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             yield from clocks[-1:]  # it may have been asked again
             yield examination.replication(self._control, examination.TRANSACTION_LOG)
         yield examination.may_write_markers(self._control)
+
+    def _looked_at(self) -> Iterator[Finding]:
+        yield Finding.of("the brokers grant what the options ask of transactions", self.open)
+        yield examination.version(self._control)
+        yield from self._examined_target()
 
     def _examined_target(self) -> Iterator[Finding]:
         topic = self._options.topic

@@ -126,6 +126,8 @@ class Remote:
 
     def rehearse(self, file: FileHandle) -> None:
         staged, hidden = self._staged_path(file.staged), self._path(file.staged)
+        with contextlib.suppress(FileNotFoundError):  # of one that was killed
+            _ask(self._fs.rm_file, hidden)
         _ask(self._fs.mv if self.renames else self._fs.cp_file, staged, hidden)
         _ask(self._fs.rm_file, hidden)
 
