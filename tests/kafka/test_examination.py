@@ -34,6 +34,7 @@ def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_recor
     logs = {f"topic {name!r} outlives the loss of a broker" for name in (topic.name, "__transaction_state")}
     assert of(Result.WARNED, findings).keys() == logs
     assert "this machine's clock and that of a broker are 0.0 s apart" in of(Result.PASSED, findings)
+    assert list(make_sink(topic).recover()) == []
     wait.until("the roll-back is through", topic.has_no_open_transaction)
     assert topic.records("read_uncommitted") == []
 

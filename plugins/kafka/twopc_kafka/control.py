@@ -97,6 +97,11 @@ class Control:
         so that a late write of the ended transaction is fenced; else 4."""
         return self.run(self._end_txn_version)
 
+    @property
+    def release(self) -> str:
+        """Of Kafka, such as 4.3, by the requests that the brokers know. They don't tell their version."""
+        return ".".join(map(str, self.run(self._release)))
+
     def largest_timeout_ms(self) -> int | None:
         """The longest transaction time-out that a broker grants; None where it does not tell this principal."""
         try:
@@ -206,6 +211,9 @@ class Control:
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
         bumps = levels.get("transaction.version", 0) >= 2
         return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+
+    async def _release(self) -> tuple[int, ...]:
+        return self._manager.broker_version  # type: ignore[no-any-return]
 
     async def _largest_timeout_ms(self) -> int | None:
         broker = next(iter(self._manager.cluster.brokers())).node_id

@@ -92,7 +92,7 @@ def timeout(options: KafkaOptions) -> Finding:
 
 def version(control: Control) -> Finding:
     """Whether the brokers have the transactions of Kafka 4.0."""
-    what = "the cluster's transaction.version is 2, which fences late writes of a transaction that is ended"
+    what = f"Kafka {control.release} with transaction.version 2, which fences late writes of an ended transaction"
     if control.end_txn_version >= EPOCH_BUMPING_END_TXN:
         return Finding.passed(what)
     advice = "It is less. With Kafka 4.0 or later: kafka-features.sh upgrade --feature transaction.version=2."
