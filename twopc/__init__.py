@@ -1,6 +1,7 @@
 """Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does."""
 
 from twopc.coordinator import Coordinator
+from twopc.findings import Finding
 from twopc.hookspecs import hookimpl
 from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
@@ -12,6 +13,7 @@ from twopc.transactional_ids import Round, TransactionId
 __all__ = [
     "Committable",
     "Coordinator",
+    "Finding",
     "Participant",
     "Round",
     "Transaction",

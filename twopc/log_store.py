@@ -72,7 +72,7 @@ def _slot(name: str) -> int | None:
     return int(stem) if name.endswith(_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
 
 
-def open_store(url: str, **storage_options: Any) -> LogStore:
+def open_store(url: str, **storage_options: Any) -> LocalStore | ObjectStore:
     """The store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or ``memory://``
     for this process alone. Nothing is asked and nothing is written yet.
 
@@ -160,6 +160,29 @@ class LocalStore:
     def delete(self, slot: int) -> None:
         (self._folder / entry_name(slot)).unlink(missing_ok=True)
 
+    def try_put_if_absent(self) -> None:
+        """Try to create an entry twice, of no log and in a folder that is removed again if it is not there.
+
+        Raises:
+            ConfigurationError: the disk can't keep a log, or this process may not write there.
+        """
+        probe = self._folder / f".{uuid.uuid4().hex}{_PROBE}"
+        try:
+            with folder_for_a_trial(self._folder), self._written_aside(b"") as aside:
+                os.link(aside, probe)
+                try:
+                    os.link(aside, probe)
+                except FileExistsError:
+                    return
+                finally:
+                    probe.unlink()
+        except OSError as error:
+            raise ConfigurationError(
+                f"a commit log can't be kept at {self.url}: {error}. Name a folder that this user may write to,"
+                " on a disk with hard links"
+            ) from error
+        raise ConfigurationError(f"a commit log can't be kept at {self.url}: its disk replaces what it should refuse")
+
 
 class ObjectStore:
     """A prefix at a store that creates an object only where there is none: S3, GCS, Azure, or this process's memory.
@@ -195,7 +218,7 @@ class ObjectStore:
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
         if not self._is_tried:
-            self._try()
+            self.try_put_if_absent()
             self._is_tried = True
         self._create(self._path(slot), data)
 
@@ -216,8 +239,13 @@ class ObjectStore:
                 raise FileExistsError(errno.EEXIST, "exists", path) from error
             raise
 
-    def _try(self) -> None:
-        """Make sure of what all else rests on: that a second create of the same name is refused."""
+    def try_put_if_absent(self) -> None:
+        """Make sure of what all else rests on: that a second create of the same name is refused.
+
+        Raises:
+            ConfigurationError: the store can't keep a log.
+            OSError: it does not answer.
+        """
         path = f"{self._folder}/.{uuid.uuid4().hex}{_PROBE}"
         try:
             is_exclusive = self._refuses_a_second(path)
@@ -294,6 +322,19 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         _sync_name.cache_clear()  # it may remember a folder of this name that is gone
     _sync_name(folder)
+
+
+@contextlib.contextmanager
+def folder_for_a_trial(folder: Path) -> Iterator[None]:
+    """Have ``folder``; what was missing of it, and is still empty, is removed again."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):  # somebody uses it by now
+                made.rmdir()
 
 
 @functools.lru_cache(maxsize=256)

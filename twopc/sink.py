@@ -3,8 +3,8 @@
 A sink says how one system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing: the coordinator does, by one append to the commit log. On the participants (Spark's tasks) run ``begin``,
 ``write``, ``pre_commit`` and ``abort``; on the coordinator ``validate``, ``seal``, ``commit``, ``complete``, ``abort``
-and ``recover``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs
-into a ``Transaction`` or is made where it is used.
+and ``recover``; before there is either, ``examine``. A sink is pickled on its way to the participants, so what can't be
+pickled (connections, files) belongs into a ``Transaction`` or is made where it is used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from twopc.errors import ConfigurationError
+from twopc.findings import Finding
 from twopc.pending import PendingTransactions
 from twopc.staging import Stage
 from twopc.transaction import Committable, Transaction
@@ -122,6 +123,17 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         For what readers of whole batches look at. Called for every decided batch, in order, also for one without
         transactions; and again after a crash, so it must be idempotent. Raises like ``commit``.
         """
+
+    def examine(self) -> Iterable[Finding]:
+        """For ``twopc doctor``, before there is a query: what the target would refuse, or could lose.
+
+        What can be tried is tried, by transactions under this sink's names that are rolled back. It leaves nothing
+        behind, changes nothing that a reader sees, and makes nothing that is missing.
+
+        Raises:
+            TwoPhaseCommitError: as soon as nothing else can be found out.
+        """
+        return ()
 
     def close(self) -> None:
         """Release what this process holds for the sink. It can be used again afterwards."""

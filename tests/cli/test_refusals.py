@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -198,23 +196,6 @@ def kafka_sinks(servers: str) -> str:
         '"security.protocol" = "SASL_PLAINTEXT"\nsasl.mechanism = "PLAIN"\n'
         'sasl.username = "ann"\nsasl.password = "${PASSWORD}"\n'
     )
-
-
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """A server that takes connections and never answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        held: list[socket.socket] = []
-
-        def accept() -> None:
-            while True:
-                try:
-                    held.append(server.accept()[0])
-                except OSError:
-                    return
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.mark.crash

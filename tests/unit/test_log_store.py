@@ -44,6 +44,32 @@ class TestMemoryStore(LogStoreContract):
         return open_store(self.url)
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_trial_of_a_disk_leaves_the_folder_as_it_was(is_there: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "log"
+    if is_there:
+        open_store(str(folder)).put_if_absent(0, b"an entry")
+    before = sorted(tmp_path.rglob("*"))
+    open_store(str(folder)).try_put_if_absent()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    def replacing(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes())
+
+    for link, reason in ((unsupported, "on a disk with hard links"), (replacing, "replaces what it should refuse")):
+        monkeypatch.setattr(os, "link", link)
+        with pytest.raises(ConfigurationError, match=reason):
+            open_store(str(tmp_path / "log")).try_put_if_absent()
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_no_second_writer_gets_between_the_look_and_the_write_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
     store.put_if_absent(1, b"the store has been tried")

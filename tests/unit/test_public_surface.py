@@ -14,6 +14,7 @@ def test_the_public_names_are_these() -> None:
     assert sorted(twopc.__all__) == [
         "Committable",
         "Coordinator",
+        "Finding",
         "Participant",
         "Round",
         "Transaction",

@@ -1,9 +1,10 @@
-"""The ``twopc`` command: a person's way to see what is in doubt, to resolve it, and to give up what is lost.
+"""The ``twopc`` command: a person's way to see what is in doubt, to resolve it, and to give up what is lost; and to
+examine targets before there is a query.
 
 ``commands`` has the five commands, ``history`` reads a log without changing it, ``sinks_file`` makes the sinks,
-``verdicts`` says what becomes of each transaction (pure), ``recovery`` has the coordinator do it, ``waiting`` bounds
-how long, ``report`` shows it, ``timeline`` puts a history in order (pure), ``page`` draws that, ``exit_codes`` tells
-programs.
+``verdicts`` says what becomes of each transaction (pure), ``recovery`` has the coordinator do it, ``doctor`` examines,
+``waiting`` bounds how long, ``report`` shows it, ``timeline`` puts a history in order (pure), ``page`` draws that,
+``exit_codes`` tells programs.
 """
 
 from __future__ import annotations

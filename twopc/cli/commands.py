@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 import twopc
+from twopc.cli.doctor import examined, examined_log
 from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import History, read_history
 from twopc.cli.page import render
@@ -23,6 +24,7 @@ from twopc.cli.recovery import Recovery, Work
 from twopc.cli.report import (
     Document,
     Report,
+    draw_findings,
     draw_page,
     draw_recovery,
     draw_status,
@@ -35,6 +37,7 @@ from twopc.cli.timeline import timeline
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.entries import Decision
 from twopc.errors import ConfigurationError, OperatorRequired, Refused
+from twopc.findings import Finding, Result
 from twopc.observers.json_lines import Line, read_lines
 
 TIMEOUT_S = 60.0
@@ -65,7 +68,7 @@ _yes = click.option("--yes", is_flag=True, help="Don't ask.")
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twopc", prog_name="twopc")
 def cli() -> None:
-    """See and settle what a query's two-phase commits left open.
+    """See and settle what a query's two-phase commits left open, and examine its targets before the first batch.
 
     LOG is the URL or path that the query was given as 'log'.
 
@@ -125,6 +128,39 @@ def report_page(log: str, output: Path, events: Path | None, as_json: bool) -> N
         report.document |= {"page": str(output), "moments": len(moments)}
 
     _shown(log, as_json, draw_page, run)
+
+
+@cli.command()
+@_sinks
+@click.option("--log", metavar="URL", help="What the query is given as 'log'; examined as well.")
+@_timeout
+@_json
+def doctor(sinks_file: Path, log: str | None, timeout_s: float, as_json: bool) -> None:
+    """Examine the targets before the first batch: what would they refuse, and what could they lose?
+
+    What can be tried is tried, and rolled back or removed again. Each line passed, warned or failed; the exit code is 4
+    if one failed.
+    """
+
+    def run(report: Report, redact: Redaction) -> None:
+        shown: list[Document] = report.document.setdefault("findings", [])
+        sinks = read_sinks(sinks_file, redact)
+        with _waiting(timeout_s, redact) as waiting:
+
+            def show(sink: str | None, findings: Iterator[Finding]) -> None:
+                what = "examining the log" if sink is None else f"examining sink {sink!r}"
+                while found := waiting.call(what, next, findings, None):
+                    shown.append({"sink": sink, "result": found.result.value, "what": redact(found.what)})
+                    shown[-1]["advice"] = redact(found.advice)
+                    if found.result is Result.FAILED:
+                        report.code = ExitCode.OPERATOR_REQUIRED
+
+            if log is not None:
+                show(None, examined_log(log, sinks))
+            for name, sink in sinks.items():
+                show(name, examined(sink, name))
+
+    _shown(log, as_json, draw_findings, run)
 
 
 @cli.command()
@@ -405,7 +441,7 @@ def _user() -> str:
 
 
 def _shown(
-    log: str, as_json: bool, draw: Callable[[Any, Document], None], command: Callable[[Report, Redaction], None]
+    log: str | None, as_json: bool, draw: Callable[[Any, Document], None], command: Callable[[Report, Redaction], None]
 ) -> None:
     report, redact = Report({"log": log}), Redaction()
     stuck = False

@@ -18,6 +18,7 @@ from rich.text import Text
 from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
 from twopc.errors import TwoPhaseCommitError
+from twopc.findings import Result
 
 Document: TypeAlias = "dict[str, Any]"
 
@@ -54,8 +55,7 @@ class Report:
         if as_json:
             print(json.dumps({**self.document, "exit_code": int(self.code)}, indent=1))
         else:
-            if "owner" in self.document:
-                draw(_console(sys.stdout), self.document)
+            draw(_console(sys.stdout), self.document)
             if error := self.document.get("error"):
                 sys.stdout.flush()
                 say(f"{error['kind']}: {error['message']}")
@@ -76,7 +76,8 @@ def _console(file: Any) -> Console:
 
 def draw_status(console: Console, document: Document) -> None:
     """The state of a log."""
-    console.print(status_view(document))
+    if "owner" in document:
+        console.print(status_view(document))
 
 
 def status_view(document: Document) -> Group:
@@ -175,6 +176,22 @@ def draw_recovery(console: Console, document: Document) -> None:
         console.print("Nothing to resolve; nothing was changed.")
     else:
         console.print(f"Nothing is in doubt any more. Incarnation {document['opened']} is closed.")
+
+
+def draw_findings(console: Console, document: Document) -> None:
+    """What was examined, with the advice below it, and how much of it failed."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("sink", "result", "what was examined, and what to do"):
+        table.add_column(column, overflow="fold")
+    rows = document.get("findings", ())
+    for row in rows:
+        told = "\n".join(filter(None, (row["what"], row["advice"])))
+        table.add_row(*map(Text, (row["sink"] or "(the log)", row["result"], told)))
+    if rows:
+        console.print(table)
+    results = [row["result"] for row in rows]
+    if "error" not in document:
+        console.print(", ".join(f"{results.count(result.value)} {result.value}" for result in Result))
 
 
 def _judged(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

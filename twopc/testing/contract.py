@@ -12,6 +12,7 @@ import pyarrow as pa
 import tenacity
 
 from twopc.errors import Retriable
+from twopc.findings import Result
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
@@ -166,6 +167,14 @@ class SinkContract(ABC):
 
     def test_recover_leaves_out_what_is_committed(self) -> None:
         self.commit(self.pre_committed(["a"]))
+        assert list(self.sink().recover()) == []
+
+    # Examination. -----------------------------------------------------------------------------------------------
+
+    def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
+        findings = list(self.sink().examine())
+        assert [finding for finding in findings if finding.result is Result.FAILED] == []
+        assert self.visible() == []
         assert list(self.sink().recover()) == []
 
     @staticmethod

@@ -12,9 +12,11 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twopc.errors import Refused, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
+from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
+from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import DECIDABLE, OPEN, FileHandle, corrupt, decidable_files, open_files, target_name
 from twopc_files.formats import check_schema
@@ -30,6 +32,7 @@ from twopc_files.outcomes import (
     unreachable,
     write_failed,
 )
+from twopc_files.put_if_absent import check_store
 from twopc_files.spark_metadata import spark_metadata
 
 if TYPE_CHECKING:
@@ -109,10 +112,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             ConfigurationError: it is not there or refuses us, or another writer keeps such a log there.
             Retriable: it does not answer.
         """
-        try:
+        with self._reaching():
             self._store.check()
-        except OSError as error:
-            raise unreachable(error, self._store.url) from error
         if self._batch_logs:
             fs, folder = self._store.located()
             owner = self.transactional_ids.scope
@@ -120,6 +121,40 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         for log in self._logs:
             with self._asking():
                 log.open()
+
+    def examine(self) -> Iterator[Finding]:
+        yield Finding.of(f"a file can be staged, published and removed in {self._store.url}", self._try)
+        if self._batch_logs:
+            kept = f"a log of complete batches can be kept there ({', '.join(self._batch_logs)})"
+            yield Finding.of(kept, lambda: check_store(self._store.located()[0]))
+        yield from self._store.examine()
+
+    def _try(self) -> None:
+        """Do all that a file goes through, under a hidden name.
+
+        Raises:
+            ConfigurationError: this process could not.
+            Retriable: the store does not answer.
+        """
+        transaction_id = self.transactional_ids.allocate(Round(0, 0), partition=0)
+        target = target_name(transaction_id, 0, "", self._format.extension)
+        with self._reaching(), self._store.for_a_trial():
+            staged = self._store.create(transaction_id.exact, 0, target)
+            try:
+                staged.write(b"doctor")
+                staged.close()
+                if obstacle := self._obstacle(staged.handle):
+                    raise ConfigurationError(f"a file in {self._store.url} could not be committed: {obstacle}")
+                self._store.rehearse(staged.handle)
+            finally:
+                staged.discard()
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise unreachable(error, self._store.url) from error
 
     # On a participant. --------------------------------------------------------------------------------------
 

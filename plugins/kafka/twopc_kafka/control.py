@@ -97,6 +97,11 @@ class Control:
         so that a late write of the ended transaction is fenced; else 4."""
         return self.run(self._end_txn_version)
 
+    @property
+    def release(self) -> str:
+        """Of Kafka, such as 4.3, by the requests that the brokers know. They don't tell their version."""
+        return ".".join(map(str, self.run(self._release)))
+
     def largest_timeout_ms(self) -> int | None:
         """The longest transaction time-out that a broker grants; None where it does not tell this principal."""
         try:
@@ -207,23 +212,30 @@ class Control:
         bumps = levels.get("transaction.version", 0) >= 2
         return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
 
+    async def _release(self) -> tuple[int, ...]:
+        return self._manager.broker_version  # type: ignore[no-any-return]
+
     async def _largest_timeout_ms(self) -> int | None:
         broker = next(iter(self._manager.cluster.brokers())).node_id
+        return await self.setting(_LARGEST_TIMEOUT, _BROKER, str(broker), broker)
+
+    async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
+        """Within ``run``: a number that is set ``of`` a resource of some kind; None where there is none of the name."""
         resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=_BROKER, resource_name=str(broker), configuration_keys=[_LARGEST_TIMEOUT]
+            resource_type=kind, resource_name=of, configuration_keys=[name]
         )
-        response = await self._manager.send(DescribeConfigsRequest(resources=[resource]), node_id=broker)
+        response = await self._manager.send(DescribeConfigsRequest(resources=[resource]), node_id=node)
         for result in response.results:
-            self._raise(kafka.errors.for_code(result.error_code), _LARGEST_TIMEOUT)
+            self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")
             for config in result.configs:
-                if config.name == _LARGEST_TIMEOUT and config.value is not None:
+                if config.name == name and config.value is not None:
                     return int(config.value)
         return None
 
     async def _grants_no_timeout(self, transactional_id: str) -> bool:
         if self._manager.broker_version_data.api_version(InitProducerIdRequest) < _GRANTS_NO_TIMEOUT:
             return False
-        node = (await self._coordinators_of([transactional_id]))[transactional_id]
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
         response = await self._manager.send(init_producer_id(transactional_id, None), node_id=node)
         error = kafka.errors.for_code(response.error_code)
         if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # the right, or the brokers' setting
@@ -233,7 +245,7 @@ class Control:
 
     async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         at: dict[int, list[str]] = defaultdict(list)
-        for name, node in (await self._coordinators_of(transactional_ids)).items():
+        for name, node in (await self.coordinators_of(transactional_ids)).items():
             at[node].append(name)
         asked = [
             self._manager.send(DescribeTransactionsRequest(transactional_ids=names), node_id=node)
@@ -271,7 +283,7 @@ class Control:
         return sorted(name for name in found if name.startswith(scope))
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
-        node = (await self._coordinators_of([transactional_id]))[transactional_id]
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
         request = EndTxnRequest(
             transactional_id=transactional_id,
             producer_id=producer_id,
@@ -286,7 +298,8 @@ class Control:
             self._coordinators.pop(transactional_id, None)
         return str(error.message)
 
-    async def _coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
+    async def coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
+        """Within ``run``: the broker that coordinates each id."""
         # Another call may forget coordinators at any 'await': what this one needs is its own.
         known = {name: self._coordinators[name] for name in transactional_ids if name in self._coordinators}
         unknown = [name for name in transactional_ids if name not in known]

@@ -80,6 +80,10 @@ class Leaders:
         behind = self._run(self._behind, partitions)
         return self._run(self._open_transactions, behind) if behind else []
 
+    def may_read(self, topic: str) -> bool:
+        """Whether this principal may READ it, on which ``open_transactions`` depends."""
+        return bool(self._run(self._ask, self.partitions_of(topic), _producers))
+
     def end(self, transaction: OpenInPartition, name: str, commit: bool) -> None:
         """Write the marker that is missing. Its epoch lets it end this transaction and no later one.
 
@@ -149,12 +153,6 @@ class Leaders:
         return {(topic, partition.partition_index): partition.offset for topic, partition in answered}
 
     async def _open_transactions(self, partitions: Partitions) -> list[OpenInPartition]:
-        of_topic = DescribeProducersRequest.TopicRequest
-
-        def request(numbers: Partitions) -> DescribeProducersRequest:
-            topics = [of_topic(name=name, partition_indexes=list(numbers[name])) for name in numbers]
-            return DescribeProducersRequest(topics=topics)
-
         return [
             OpenInPartition(
                 topic,
@@ -164,7 +162,7 @@ class Leaders:
                 producer.coordinator_epoch,
                 producer.current_txn_start_offset,
             )
-            for topic, partition in await self._ask(partitions, request)
+            for topic, partition in await self._ask(partitions, _producers)
             for producer in partition.active_producers
             if producer.current_txn_start_offset >= 0
         ]
@@ -233,6 +231,12 @@ class Leaders:
                 found[topic.name, partition.partition_index] = partition.leader_id
         self._known |= found
         return list(found)
+
+
+def _producers(partitions: Partitions) -> DescribeProducersRequest:
+    of_topic = DescribeProducersRequest.TopicRequest
+    topics = [of_topic(name=name, partition_indexes=list(partitions[name])) for name in partitions]
+    return DescribeProducersRequest(topics=topics)
 
 
 @functools.cache

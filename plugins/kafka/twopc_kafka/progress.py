@@ -6,14 +6,17 @@ offset committed without one would have no such condition, and an old driver tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.findings import Finding
 from twopc.transactional_ids import TransactionId
+from twopc_kafka import examination
 from twopc_kafka.offsets import COLUMNS, OffsetsWriter
 from twopc_kafka.options import ARROW
 from twopc_kafka.sink import KafkaSink, KafkaTransaction
+from twopc_kafka.writer import ProducerIdentity
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,11 +59,20 @@ class KafkaProgressSink(KafkaSink):
     def validate(self, schema: pa.Schema) -> None:
         if {field.name: str(field.type) for field in schema} != COLUMNS:
             raise SchemaMismatch(f"the kafka-progress sink takes the columns {COLUMNS}, not {schema.names}")
+        self._require_own_group()
+
+    def _require_own_group(self) -> None:
         if self._control.has_members(self._group):
             raise ConfigurationError(
                 f"consumer group {self._group!r} (the option 'group.id') has members: it belongs to an application that"
                 " reads by it, whose place would be lost. Nothing was written. Name a group of the query's own."
             )
+
+    def _examined_target(self) -> Iterator[Finding]:
+        yield Finding.of(f"consumer group {self._group!r} has no members", self._require_own_group)
+
+    def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[Finding]:
+        yield examination.clock(examination.try_to_progress(self._control, name, producer, self._group))
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Its transaction is begun when those of the output are pre-committed, however long these took."""

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.findings import Finding, Result
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
-from twopc.transactional_ids import TransactionId
+from twopc.transactional_ids import Round, TransactionId
+from twopc_kafka import examination
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
@@ -24,7 +26,7 @@ from twopc_kafka.leaders import Leaders, OpenInPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
-from twopc_kafka.writer import Writer, timeout_refused
+from twopc_kafka.writer import ProducerIdentity, Writer, timeout_refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -146,12 +148,61 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
+        self._require_topic()
+
+    def _require_topic(self) -> None:
         topic = self._options.topic
         if topic is not None and self._control.unknown_topics([topic]):
             raise ConfigurationError(
                 f"topic {topic!r} (the option 'topic') does not exist at {self._options.bootstrap_servers}."
                 " Create it with the partitions that you want; the sink creates none."
             )
+
+    def examine(self) -> Iterator[Finding]:
+        is_of_use = True
+        for look in self._looked_at():
+            yield look
+            is_of_use &= look.result is not Result.FAILED
+        if not self._is_transactional:
+            advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
+            yield Finding.warned(f"'delivery' is {self._options.delivery!r}", advice)
+        elif is_of_use:
+            yield examination.timeout(self._options)
+            clocks: list[Finding] = []
+            what = "this principal may begin, write and roll back a transaction, tried without a record"
+            yield Finding.of(what, lambda: clocks.extend(self._try()))
+            yield from clocks[-1:]  # it may have been asked again
+            yield examination.replication(self._control, examination.TRANSACTION_LOG)
+        yield examination.may_write_markers(self._control)
+
+    def _looked_at(self) -> Iterator[Finding]:
+        yield Finding.of("the brokers grant what the options ask of transactions", self.open)
+        yield examination.version(self._control)
+        yield from self._examined_target()
+
+    def _examined_target(self) -> Iterator[Finding]:
+        topic = self._options.topic
+        if topic is None:
+            advice = "Whether these are there, and may be written, is seen when they are written. Create them before."
+            yield Finding.warned("records name their topics in the column 'topic'", advice)
+            return
+        is_there = Finding.of(f"topic {topic!r} is there", self._require_topic)
+        yield is_there
+        if is_there.result is Result.PASSED:
+            yield examination.replication(self._control, topic)
+            yield examination.hanging(self._control, topic)
+
+    def _try(self) -> Iterator[Finding]:
+        """Begin a transaction as a task does, add to it what a write would, but no record, and roll it back."""
+        begun = self.pre_commit(self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0)))
+        try:
+            yield from self._try_to_add(begun.transaction_id, ProducerIdentity(*_identity(begun)))
+        finally:
+            self._abort(begun)
+
+    def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[Finding]:
+        if self._options.topic is not None:
+            yield examination.clock(examination.try_to_write(self._control, name, producer, self._options.topic))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         """Veto where a transaction is not ongoing any more. Note by which version of EndTxn it will be ended, as a

@@ -76,15 +76,18 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
             raise SchemaMismatch(f"column {column.name!r} of {table} is NOT NULL without a default: add it")
 
 
-def check_upsert(upsert_by: Collection[str], schema: pa.Schema, unique: Collection[frozenset[str]], table: str) -> None:
-    """Make sure that the server can tell which row a record replaces. ``unique``: the columns of each unique index.
+def check_upsert(
+    upsert_by: Collection[str], names: Collection[str], unique: Collection[frozenset[str]], table: str
+) -> None:
+    """Make sure that the server can tell which row a record replaces. ``names``: the columns of the records.
+    ``unique``: those of each unique index.
 
     Raises:
         SchemaMismatch: the records lack a column.
         ConfigurationError: no unique index is on just these columns.
     """
     for name in upsert_by:
-        if name not in schema.names:
+        if name not in names:
             raise SchemaMismatch(f"the records have no column {name!r}, which 'upsert_by' names")
     if upsert_by and frozenset(upsert_by) not in unique:
         raise ConfigurationError(

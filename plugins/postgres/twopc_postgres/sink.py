@@ -11,13 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 
 from twopc.errors import ConfigurationError, RoundAborted, TransactionLost, TwoPhaseCommitError
+from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import TransactionId
+from twopc.transactional_ids import Round, TransactionId
 from twopc_postgres import tables
-from twopc_postgres.columns import check_columns, check_upsert
+from twopc_postgres.columns import Column, check_columns, check_upsert
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import asked_in_vain, commit_failed, write_failed
 from twopc_postgres.sessions import Connection, release, session
@@ -26,7 +28,6 @@ from twopc_postgres.tables import MARKERS, Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import pyarrow as pa
     from psycopg import sql
 
 LONGEST_SCOPE = 120
@@ -121,22 +122,58 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 " a shorter name"
             )
         with self._asking(f"the start of a query into {self._options}") as connection:
-            if tables.room_for_prepared(connection) == 0:
-                raise ConfigurationError(
-                    f"the server of {self._options} prepares no transactions: its max_prepared_transactions is 0, which"
-                    " is PostgreSQL's default. Set it to twice the tasks of a batch or more, such as 400, and restart"
-                    " the server. Nothing was written."
-                )
+            self._require_prepared(connection)
             self._table.make_markers(connection)
+
+    def _require_prepared(self, connection: Connection) -> None:
+        if tables.room_for_prepared(connection) == 0:
+            raise ConfigurationError(
+                f"the server of {self._options} prepares no transactions: its max_prepared_transactions is 0, which is"
+                " PostgreSQL's default. Set it to twice the tasks of a batch or more, such as 400, and restart the"
+                " server. Nothing was written."
+            )
 
     def validate(self, schema: pa.Schema) -> None:
         with self._asking(f"a look at {self._options}") as connection:
-            columns = self._table.columns(connection)
+            columns = self._columns(connection)
             unique = self._table.unique_indexes(connection)
+        check_columns(schema, columns, str(self._options))
+        check_upsert(self._options.upsert_by, schema.names, unique, str(self._options))
+
+    def _columns(self, connection: Connection) -> list[Column]:
+        columns = self._table.columns(connection)
         if not columns:
             raise ConfigurationError(f"{self._options} does not exist. Create it; the sink creates none.")
-        check_columns(schema, columns, str(self._options))
-        check_upsert(self._options.upsert_by, schema, unique, str(self._options))
+        return columns
+
+    def examine(self) -> Iterator[Finding]:
+        with self._asking(f"a look at {self._options}") as connection:
+            self._require_prepared(connection)
+            yield Finding.passed(f"the server prepares {tables.room_for_prepared(connection)} transactions at a time")
+            columns = self._columns(connection)
+            names = [column.name for column in columns if not column.is_generated]
+            unique = self._table.unique_indexes(connection)
+            check_upsert(self._options.upsert_by, names, unique, str(self._options))
+            yield Finding.passed(f"{self._options} is there, with the columns {', '.join(names)}")
+            lasting = "the server keeps what it has acknowledged, also when the power fails"
+            if tables.is_durable(connection):
+                yield Finding.passed(lasting)
+            else:
+                yield Finding.warned(lasting, "Its fsync or full_page_writes is off: set both on.")
+        yield Finding.of(
+            "this role may write, prepare and end a transaction, tried without a row", lambda: self._try(names)
+        )
+
+    def _try(self, names: Sequence[str]) -> None:
+        """Prepare a transaction that changes nothing, and roll it back. Raises as the calls of a task do."""
+        transaction = self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))
+        try:
+            with self._writing(transaction.id):
+                self._table.make_markers(transaction.connection)
+            self.write(transaction, pa.record_batch({name: pa.array([], pa.string()) for name in names}))
+            self.pre_commit(transaction)
+        finally:
+            self.abort(transaction)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto where a transaction is not prepared any more."""

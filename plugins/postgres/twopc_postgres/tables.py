@@ -156,6 +156,13 @@ def room_for_prepared(connection: Connection) -> int:
     return int(setting)
 
 
+def is_durable(connection: Connection) -> bool:
+    """Whether what the server has acknowledged survives a power cut."""
+    ask = "SELECT current_setting('fsync')::bool AND current_setting('full_page_writes')::bool"
+    [(setting,)] = connection.execute(ask)
+    return bool(setting)
+
+
 def limit_waiting(connection: Connection, seconds: float) -> None:
     """Have the current transaction fail instead of waiting longer for a lock."""
     connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{seconds * 1000:.0f}ms",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ from kafka.protocol.metadata import MetadataRequest
 
 from twopc import Coordinator, Participant, Round
 from twopc.errors import RoundAborted
+from twopc.findings import Result
 from twopc_kafka.control import Control
 from twopc_kafka.development import KafkaBroker
+from twopc_kafka.examination import replication
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
@@ -159,5 +162,14 @@ def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is
 def coordinator(sink: Any, name: str, wait: Any) -> int:
     """The broker that coordinates a transactional id, as far as the sink knows."""
     found: dict[str, int] = {}
-    wait.repeated(lambda: found.update(sink._control.run(sink._control._coordinators_of, [name])))
+    wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, [name])))
     return found[name]
+
+
+@pytest.mark.parametrize(("needed", "result"), [("1", Result.WARNED), ("2", Result.PASSED), ("3", Result.WARNED)])
+def test_three_replicas_of_which_two_acknowledge_outlive_a_broker_and_others_are_warned_of(
+    needed: str, result: Result, three_brokers: ThreeBrokers
+) -> None:
+    name = f"needs-{needed}-{uuid.uuid4().hex[:8]}"
+    three_brokers.nodes[CONTROLLER].create_topic(name, config={"min.insync.replicas": needed}, replicas=3)
+    assert replication(three_brokers.control, name).result is result

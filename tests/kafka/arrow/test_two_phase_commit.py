@@ -74,7 +74,7 @@ def timeout_ms(sink: Any, committable: Committable) -> int:
     name, control = committable.transaction_id, sink._control
 
     async def describe() -> int:
-        [node] = (await control._coordinators_of([name])).values()
+        [node] = (await control.coordinators_of([name])).values()
         answer = await control._manager.send(DescribeTransactionsRequest(transactional_ids=[name]), node_id=node)
         return int(answer.transaction_states[0].transaction_timeout_ms)
 

@@ -15,13 +15,16 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.log_store import make_folder, sync_folder
+from twopc.log_store import folder_for_a_trial, make_folder, sync_folder
 from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
 from twopc_files.stores.store import NO_FILE, Sight, StagedFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    from twopc.findings import Finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,12 @@ class Local:
 
     def check(self) -> None:
         """A folder that is not there yet is made by the first transaction."""
+
+    def for_a_trial(self) -> AbstractContextManager[None]:
+        return folder_for_a_trial(self._staging)
+
+    def examine(self) -> Iterable[Finding]:
+        return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> LocalFile:
         name = staged_name(transaction_id, number)
@@ -88,6 +97,11 @@ class Local:
         # Not a hard link and an unlink, which could never overwrite: not every file system has hard links, and Linux
         # refuses them on another user's file. The target's name holds an id that is never used twice.
         (self._staging / file.staged).rename(self.folder / file.target)
+
+    def rehearse(self, file: FileHandle) -> None:
+        hidden = self.folder / file.staged
+        (self._staging / file.staged).rename(hidden)
+        hidden.unlink()
 
     def settle(self, file: FileHandle) -> None:
         # Also where another call renamed it, or made a folder for it, and died before it could sync.

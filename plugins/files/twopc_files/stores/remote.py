@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
+from twopc.findings import Finding
 from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
 from twopc_files.stores.store import NO_FILE, Sight, StagedFile
 
@@ -50,6 +51,26 @@ class Remote:
 
     def check(self) -> None:
         self.staged()
+
+    @contextlib.contextmanager
+    def for_a_trial(self) -> Iterator[None]:
+        if not self.renames:  # there are no folders
+            yield
+            return
+        missing, path = [], self._path(STAGING)
+        while path and not _ask(self._fs.isdir, path):
+            missing.append(path)
+            path = path.rpartition("/")[0]
+        _ask(self._fs.makedirs, self._path(STAGING), exist_ok=True)
+        try:
+            yield
+        finally:
+            for made in missing:
+                if not _ask(self._fs.ls, made, detail=False):
+                    _ask(self._fs.rmdir, made)
+
+    def examine(self) -> Iterable[Finding]:
+        return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
         name = staged_name(transaction_id, number)
@@ -102,6 +123,13 @@ class Remote:
         # Of a rename that it refuses WebHDFS says nothing.
         if self._size(target) != file.size_bytes:
             raise OSError(errno.EAGAIN, f"{target} is not there yet, though the store was asked for it")
+
+    def rehearse(self, file: FileHandle) -> None:
+        staged, hidden = self._staged_path(file.staged), self._path(file.staged)
+        with contextlib.suppress(FileNotFoundError):  # of one that was killed
+            _ask(self._fs.rm_file, hidden)
+        _ask(self._fs.mv if self.renames else self._fs.cp_file, staged, hidden)
+        _ask(self._fs.rm_file, hidden)
 
     def settle(self, file: FileHandle) -> None:
         if not self.renames:

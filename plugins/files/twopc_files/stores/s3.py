@@ -12,12 +12,14 @@ import contextlib
 import errno
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fsspec
 from botocore import exceptions as boto
 
+from twopc.findings import Finding
 from twopc_files.file_names import FileHandle, owner_of_target
 from twopc_files.stores.store import Sight, StagedFile
 
@@ -28,9 +30,14 @@ whatever the bucket's encryption makes of the object's ETag."""
 FIRST_PART_BYTES = 8 * 1024 * 1024
 """S3 takes parts of 5 MiB and more, the last one aside. A part is also what a task holds in memory of a file."""
 
+FEWEST_DAYS = 7
+"""What is decided must outlive the longest outage of its query, and a long weekend is nearly that."""
+
 PARTS_OF_ONE_SIZE = 1000
 """After so many the size doubles: the 10 000 parts that S3 allows then hold more than its largest object."""
 
+
+_ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
 # S3 wants the checksums back that it was given, if a bucket or the option s3_additional_kwargs asks for any.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
@@ -74,6 +81,34 @@ class S3:
     def check(self) -> None:
         self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
 
+    def for_a_trial(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()  # a bucket has no folders
+
+    def examine(self) -> Iterator[Finding]:
+        what = f"no life-cycle rule removes open uploads before they are {FEWEST_DAYS} days old"
+        try:
+            rules = self.call("get_bucket_lifecycle_configuration")["Rules"]
+        except FileNotFoundError:
+            rules = []
+        except OSError as error:
+            advice = f"They can't be seen: {error}. Grant s3:GetLifecycleConfiguration, or have a look at them."
+            yield Finding.warned(what, advice)
+            return
+        days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
+        if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
+            advice = (
+                f"One does after {min(days)}, and takes a decided batch with it that waits so long for its commit as"
+                f" the query is down. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
+            )
+            yield Finding.warned(what, advice)
+        else:
+            yield Finding.passed(what)
+
+    def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
+        """Whether it removes uploads of this folder, or of a part of it."""
+        prefix, here = rule.get("Filter", rule).get("Prefix", ""), self._key("")
+        return rule["Status"] == "Enabled" and _ENDS_UPLOADS in rule and here[: len(prefix)] == prefix[: len(here)]
+
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
         upload = self.call("create_multipart_upload", Key=self._key(target), Metadata=mark)["UploadId"]
@@ -110,6 +145,9 @@ class S3:
         )
         if not answer.get("ETag"):  # S3 says 200 first, and whether it worked later
             raise OSError(errno.EAGAIN, "S3 did not say that the upload is completed")
+
+    def rehearse(self, file: FileHandle) -> None:
+        """Completing an upload needs the same right as its parts, and an object might not be removed again."""
 
     def settle(self, file: FileHandle) -> None:
         """A completed upload is durable, and gone."""
@@ -217,7 +255,7 @@ def digest(etags: Iterable[str]) -> str:
     return hashlib.sha256("\n".join(etags).encode()).hexdigest()
 
 
-_ABSENT = frozenset(("NoSuchUpload", "NoSuchKey", "404"))
+_ABSENT = frozenset(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration", "404"))
 
 _DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"))
 """Refusals of credentials that S3 does not answer with 401 or 403."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from twopc.findings import Finding
 from twopc_files.file_names import FileHandle
 
 NO_FILE = -1
@@ -91,6 +93,13 @@ class Store(Protocol):
     def check(self) -> None:
         """Whether it is there and answers; changes nothing."""
 
+    def for_a_trial(self) -> AbstractContextManager[None]:
+        """Have the folder, and the one for what is staged; what was missing of them, and is still empty, is removed
+        again."""
+
+    def examine(self) -> Iterable[Finding]:
+        """What only this kind of store can tell of itself."""
+
     def create(self, transaction_id: str, number: int, target: str) -> StagedFile:
         """A new, empty file, the ``number``-th of its transaction, that is to be published as ``target``."""
 
@@ -113,6 +122,10 @@ class Store(Protocol):
 
     def settle(self, file: FileHandle) -> None:
         """Make the publication durable and remove its remains; also of one that another process made."""
+
+    def rehearse(self, file: FileHandle) -> None:
+        """Do what ``publish`` does, under a hidden name that is removed again; where that needs a right or a place that
+        staging has not shown to be there."""
 
     def discard(self, file: FileHandle) -> None:
         """Remove what is staged, and never a target; or do nothing where it is gone."""

@@ -1,0 +1,118 @@
+"""What is examined before the first batch, and how it is told."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from twopc import Participant, Round
+from twopc.cli.doctor import LOG_ID
+from twopc_files.sink import FileSink
+
+SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
+
+
+def kafka_table(servers: str) -> str:
+    return f'[orders]\nbackend = "kafka"\ntopic = "orders-of-${{PASSWORD}}"\nbootstrap.servers = "{servers}"\n'
+
+
+def results(done: Any, sink: str | None) -> list[tuple[str, str]]:
+    return [(row["result"], row["what"]) for row in done.json["findings"] if row["sink"] == sink]
+
+
+def test_what_works_passes_and_is_as_it_was(shop: Any, look: Any) -> None:
+    before = shop.snapshot()
+    done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert {row["result"] for row in done.json["findings"]} == {"passed"}
+    assert ("passed", f"a file can be staged, published and removed in {shop.target}") in results(done, "archive")
+    assert ("passed", "no log is there yet: the first start of the query begins it") in results(done, None)
+    assert shop.snapshot() == before
+    assert not shop.target.exists()
+    assert not shop.log.exists()
+
+
+def test_what_fails_is_told_with_what_to_do_beside_all_that_works(shop: Any, run: Any) -> None:
+    wrong = shop.sinks / "orders"
+    shop.sinks.write_text(f'[broken]\nbackend = "files"\npath = "{wrong}"\n' + shop.sinks.read_text())
+    done = run("doctor", "--sinks", shop.sinks, "--log", shop.sinks / "log")
+    assert done.code == 4
+    assert f"[Errno 20] Not a directory: '{wrong}" in done.out
+    assert f"a commit log can't be kept at {shop.sinks / 'log'}" in done.out
+    assert f"a file can be staged, published and removed in {shop.target}" in done.out
+    assert done.out.rstrip().endswith("4 passed, 0 warned, 2 failed")
+
+
+def test_what_a_killed_examination_left_is_removed_by_the_next(shop: Any, look: Any) -> None:
+    sink = FileSink({"path": str(shop.target)})
+    sink.bind("archive", LOG_ID)
+    participant = Participant({"archive": sink}, Round(0, 0), 0)
+    participant.write("archive", pa.record_batch({"value": ["a"]}))
+    participant.pre_commit()
+    assert list(sink.recover())
+    assert look("doctor", "--sinks", shop.sinks).code == 0
+    assert not list(sink.recover())
+
+
+@pytest.mark.crash
+def test_a_log_that_is_there_is_read_and_compared_with_the_sinks(shop: Any, look: Any) -> None:
+    shop.drive("committing")
+    before = shop.snapshot()
+    done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
+    assert done.code == 0
+    assert "all entries can be read" in results(done, None)[-1][1]
+    assert shop.snapshot() == before
+    min(shop.log.glob("*.json")).write_text("{}")
+    done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
+    assert (done.code, results(done, None)[-1]) == (4, ("failed", "a commit log can be kept there"))
+
+
+@pytest.mark.kafka
+def test_a_target_where_nobody_listens_fails_and_keeps_no_other_from_being_examined(
+    shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_kafka.control.CONNECT_TIMEOUT_MS", 100)
+    monkeypatch.setattr("twopc.findings.PATIENCE_S", 0.1)
+    shop.sinks.write_text(kafka_table("127.0.0.1:1") + shop.sinks.read_text())
+    done = look("doctor", "--sinks", shop.sinks, "--json", PASSWORD=SECRET)
+    assert done.code == 4
+    assert results(done, "orders")[-1] == ("failed", "the target answers, and lists what is open")
+    assert "no broker answered at 127.0.0.1:1" in done.out
+    assert {result for result, _ in results(done, "archive")} == {"passed"}
+    assert SECRET not in done.out + done.err
+
+
+@pytest.mark.kafka
+def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_ends(
+    shop: Any, run: Any, silent: str
+) -> None:
+    shop.sinks.write_text(shop.sinks.read_text() + kafka_table(silent))
+    started = time.monotonic()
+    done = run("doctor", "--sinks", shop.sinks, "--timeout-s", 3, "--json", PASSWORD=SECRET)
+    assert time.monotonic() - started < 60  # and not for ever, however busy the machine is
+    assert (done.code, done.json["error"]["kind"]) == (6, "NoAnswer")
+    assert "examining sink 'orders': 2 s" in done.err
+    assert {result for result, _ in results(done, "archive")} == {"passed"}
+    assert SECRET not in done.out + done.err
+
+
+@pytest.mark.kafka
+def test_a_topic_is_examined_and_no_secret_is_shown(shop: Any, run: Any, kafka_broker: Any) -> None:
+    shop.sinks.write_text(kafka_table(kafka_broker.bootstrap_servers))
+    done = run("doctor", "--sinks", shop.sinks, PASSWORD=SECRET)
+    assert done.code == 4
+    assert "topic 'orders-of-${PASSWORD}' is there" in done.out
+    assert "Create it with the partitions that you want" in done.out
+    assert SECRET not in done.out + done.err
+
+
+def test_a_wrong_option_is_refused(shop: Any, look: Any, tmp_path: Path) -> None:
+    shop.sinks.write_text('[archive]\nbackend = "files"\nfolder = "x"')
+    done = look("doctor", "--sinks", shop.sinks)
+    assert done.code == 3
+    assert "no option 'folder'" in done.err
+    assert list(tmp_path.iterdir()) == [shop.sinks]

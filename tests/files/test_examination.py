@@ -1,0 +1,83 @@
+"""What the file sink finds out about its store before the first batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twopc import Finding, Round
+from twopc.findings import Result
+from twopc_files.stores.s3 import S3
+
+LIFE_CYCLE = "no life-cycle rule removes open uploads before they are 7 days old"
+
+
+def examined(place: Any, result: Result, **options: str) -> list[Finding]:
+    return [finding for finding in place.sink(**options).examine() if finding.result is result]
+
+
+def test_every_store_passes_and_is_as_it_was(place: Any) -> None:
+    assert examined(place, Result.FAILED) == examined(place, Result.WARNED) == []
+    assert place.files() == []
+    place.pre_commit("a")
+    staged = place.files()
+    assert examined(place, Result.FAILED) == []
+    assert place.files() == staged
+
+
+@pytest.mark.parametrize("store", ["local", "memory", "renaming"])
+def test_what_a_killed_rehearsal_left_is_removed(store: str, request: pytest.FixtureRequest) -> None:
+    place = request.getfixturevalue(store)
+    transaction_id = place.sink().transactional_ids.allocate(Round(0, 0), 0).exact
+    place.fs.makedirs(place.path(""), exist_ok=True)
+    place.fs.pipe_file(place.path(f".{transaction_id}-0.staged"), b"doctor")
+    assert examined(place, Result.FAILED) == []
+    assert place.files() == []
+
+
+def test_folders_that_are_not_there_are_not_left_behind(local: Any, renaming: Any, tmp_path: Path) -> None:
+    before = list(tmp_path.rglob("*"))
+    for place in (local, renaming):
+        assert examined(place, Result.FAILED) == []
+    assert list(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_can_not_be_made_fails_by_its_name(tmp_path: Path, make_sink: Any) -> None:
+    (tmp_path / "file").touch()
+    [failed] = make_sink(path=str(tmp_path / "file" / "orders")).examine()
+    assert failed.result is Result.FAILED
+    assert f"{tmp_path}/file" in failed.advice
+    assert "'path'" in failed.advice
+
+
+def test_a_bucket_that_is_not_there_fails(s3: Any) -> None:
+    missing = type(s3)("s3://nobody-made-this-bucket/orders", s3.storage_options)
+    [failed] = examined(missing, Result.FAILED)
+    assert "NoSuchBucket" in failed.advice
+
+
+@pytest.mark.parametrize(
+    ("rule", "warns"),
+    [
+        ({"Filter": {"Prefix": ""}, "days": 1}, True),
+        ({"Filter": {"Prefix": "data/"}, "days": 6}, True),
+        ({"Filter": {"Prefix": "data/orders/day=1/"}, "days": 1}, True),
+        ({"Filter": {"Prefix": "data/"}, "days": 7}, False),
+        ({"Filter": {"Prefix": "logs/"}, "days": 1}, False),
+        ({"Filter": {"Prefix": ""}, "days": 1, "Status": "Disabled"}, False),
+    ],
+)
+def test_a_life_cycle_rule_that_would_take_decided_uploads_is_warned_of(rule: Any, warns: bool, s3: Any) -> None:
+    days = {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": rule.pop("days")}}
+    store: S3 = s3.store
+    rules = [{"ID": "tidy", "Status": "Enabled", **rule, **days}]
+    store.call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
+    found = [finding for finding in s3.sink().examine() if finding.what == LIFE_CYCLE]
+    assert [finding.result for finding in found] == [Result.WARNED if warns else Result.PASSED]
+
+
+def test_a_store_that_can_keep_no_log_of_complete_batches_fails(renaming: Any) -> None:
+    [failed] = examined(renaming, Result.FAILED, batch_logs="manifest")
+    assert "Switch the log off" in failed.advice

@@ -1,0 +1,54 @@
+"""What ``twopc doctor`` examines, before there is a query: each sink of the file, and the place of the commit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from twopc.cli.history import read_history
+from twopc.entries import check_prefixes
+from twopc.errors import TwoPhaseCommitError
+from twopc.findings import Finding, Result
+from twopc.log_store import open_store
+from twopc.plugins import distribution_of
+from twopc.sink import TwoPhaseCommitSink
+
+LOG_ID = "doctor"
+"""Stands in the names of what is tried, in the place of a log's own id, which is twelve hexadecimal digits. Always the
+same, so that the next examination finds what a killed one left."""
+
+
+def examined(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[Finding]:
+    """What is found of one sink, as it is found; ends with what failed where nothing more can be found out."""
+    yield Finding.passed(f"the backend here is {distribution_of(type(sink))}")
+    try:
+        sink.bind(name, LOG_ID)
+        answers = Finding.of("the target answers, and lists what is open", lambda: _sweep(sink))
+        yield answers
+        if answers.result is Result.PASSED:
+            yield from sink.examine()
+    except (TwoPhaseCommitError, OSError) as error:
+        yield Finding.failed("the examination can't go on", str(error))
+    finally:
+        sink.close()
+
+
+def _sweep(sink: TwoPhaseCommitSink[Any]) -> None:
+    for left in sink.recover():
+        sink.abort(left)
+
+
+def examined_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> Iterator[Finding]:
+    """What is found of the commit log's place, and of the log if there is one."""
+    try:
+        store = open_store(url)
+        store.try_put_if_absent()
+        yield Finding.passed("an entry is created only where there is none, tried with one that was removed again")
+        if not store.slots():
+            yield Finding.passed("no log is there yet: the first start of the query begins it")
+            return
+        history = read_history(url)
+        check_prefixes(history.tail, {name: sink.prefix for name, sink in sinks.items()})
+        yield Finding.passed(f"the log of query {history.tail.owner} is there; all entries can be read")
+    except (TwoPhaseCommitError, OSError) as error:
+        yield Finding.failed("a commit log can be kept there", str(error))
