@@ -77,6 +77,7 @@ class Disk:
         self.root = Folder(0)
         self._numbers = 0
         self._open: dict[int, Entry] = {}
+        self._renamed: list[tuple[Folder, str, Folder, str]] = []
         self.renamed: Callable[[tuple[str, ...], tuple[str, ...]], None] = lambda _source, _target: None
         self.folder_synced: Callable[[Folder], None] = lambda _folder: None
 
@@ -110,6 +111,7 @@ class Disk:
     def power_cut(self, keeps_names: bool) -> None:
         """What was not synced is gone; with ``keeps_names`` only contents are."""
         self._restore(self.root, keeps_names)
+        self._renamed.clear()
 
     def _restore(self, folder: Folder, keeps_names: bool) -> None:
         if keeps_names:
@@ -141,9 +143,10 @@ class Disk:
         entries[target[-1]] = inode
 
     def rename(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
-        inode = self.file(source)
-        del self.folder(source[:-1]).entries[source[-1]]
-        self.folder(target[:-1]).entries[target[-1]] = inode
+        inode, left, entered = self.file(source), self.folder(source[:-1]), self.folder(target[:-1])
+        del left.entries[source[-1]]
+        entered.entries[target[-1]] = inode
+        self._renamed.append((left, source[-1], entered, target[-1]))
         self.renamed(source, target)
 
     def unlink(self, names: tuple[str, ...]) -> None:
@@ -154,10 +157,20 @@ class Disk:
 
     def sync(self, entry: Entry) -> None:
         if isinstance(entry, Folder):
+            self._sync_renames(entry)
             entry.synced = dict(entry.entries)
             self.folder_synced(entry)
         else:
             entry.synced = entry.content
+
+    def _sync_renames(self, folder: Folder) -> None:
+        """A rename is one entry of the file system's journal: both of its folders know of it, or neither."""
+        for renamed in [renamed for renamed in self._renamed if folder in (renamed[0], renamed[2])]:
+            left, old, entered, new = renamed
+            self._renamed.remove(renamed)
+            left.synced.pop(old, None)
+            if new in entered.entries:
+                entered.synced[new] = entered.entries[new]
 
     # Descriptors. ---------------------------------------------------------------------------------------------------
 

@@ -174,8 +174,8 @@ class SinkContract(ABC):
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
         findings = list(self.sink().examine())
         assert [finding for finding in findings if finding.result is Result.FAILED] == []
-        assert self.visible() == []
         assert list(self.sink().recover()) == []
+        assert self.visible() == []
 
     @staticmethod
     def _ignoring_errors(call: Callable[[], None]) -> None:
