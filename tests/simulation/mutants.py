@@ -370,7 +370,10 @@ MUTANTS = (
     ),
     Mutant(
         "a committed file's name is not synced",
-        (Edit(f"{FILES}.settle", "sync_folder(folder)", "pass"),),
+        (
+            Edit(f"{FILES}.settle", "sync_folder(folder)", "pass"),
+            Edit(f"{FILES}.settle", "sync_folder(self._staging)", "pass"),
+        ),
     ),
     Mutant(
         "a file that was committed before is not synced again",
