@@ -130,27 +130,22 @@ class Leaders:
     # How. -------------------------------------------------------------------------------------------------------
 
     async def _behind(self, partitions: Partitions) -> Partitions:
-        """Those that committed readers can't read to the end: something is open there."""
-        ends = await self._ends(partitions, IsolationLevel.READ_UNCOMMITTED)
-        readable = await self._ends(partitions, IsolationLevel.READ_COMMITTED)
+        """Those that committed readers can't read to the end: something is open there. Both ends are asked for at once:
+        whichever is told first, where they are the same, nothing was open when the end for committed readers was told.
+        """
+        asked = [
+            await self._send(partitions, functools.partial(_ends, level))
+            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+        ]
+        ends, readable = [
+            {(topic, partition.partition_index): partition.offset for topic, partition in await self._answers(requests)}
+            for requests in asked
+        ]
         behind: dict[str, list[int]] = defaultdict(list)
         for (topic, number), offset in readable.items():
             if offset < ends.get((topic, number), 0):
                 behind[topic].append(number)
         return behind
-
-    async def _ends(self, partitions: Partitions, level: IsolationLevel) -> dict[tuple[str, int], int]:
-        of_topic = ListOffsetsRequest.ListOffsetsTopic
-        end = functools.partial(of_topic.ListOffsetsPartition, timestamp=_END, current_leader_epoch=-1)
-
-        def request(numbers: Partitions) -> ListOffsetsRequest:
-            topics = [
-                of_topic(name=name, partitions=[end(partition_index=n) for n in numbers[name]]) for name in numbers
-            ]
-            return ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=topics, min_version=_ISOLATION)
-
-        answered = await self._ask(partitions, request)
-        return {(topic, partition.partition_index): partition.offset for topic, partition in answered}
 
     async def _open_transactions(self, partitions: Partitions) -> list[OpenInPartition]:
         return [
@@ -188,10 +183,15 @@ class Leaders:
         return "NO_ERROR"  # the topic was deleted
 
     async def _ask(self, partitions: Partitions, request: Callable[[Partitions], Any]) -> list[tuple[str, Any]]:
-        """What the leaders answer of each partition, with its topic; but for those that this principal may not read."""
-        asked = [
-            self._control.send(request(numbers), node) for node, numbers in (await self._by_leader(partitions)).items()
-        ]
+        return await self._answers(await self._send(partitions, request))
+
+    async def _send(self, partitions: Partitions, request: Callable[[Partitions], Any]) -> list[Any]:
+        """Ask the leaders, each of its own, and don't wait."""
+        by_leader = await self._by_leader(partitions)
+        return [self._control.send(request(numbers), node) for node, numbers in by_leader.items()]
+
+    async def _answers(self, asked: Iterable[Any]) -> list[tuple[str, Any]]:
+        """What they answer of each partition, with its topic; but for those that this principal may not read."""
         answered = []
         for future in asked:
             for topic in (await future).topics:
@@ -237,6 +237,14 @@ def _producers(partitions: Partitions) -> DescribeProducersRequest:
     of_topic = DescribeProducersRequest.TopicRequest
     topics = [of_topic(name=name, partition_indexes=list(partitions[name])) for name in partitions]
     return DescribeProducersRequest(topics=topics)
+
+
+def _ends(level: IsolationLevel, numbers: Partitions) -> ListOffsetsRequest:
+    """The request for how far readers of this isolation level may read."""
+    of_topic = ListOffsetsRequest.ListOffsetsTopic
+    end = functools.partial(of_topic.ListOffsetsPartition, timestamp=_END, current_leader_epoch=-1)
+    topics = [of_topic(name=name, partitions=[end(partition_index=n) for n in numbers[name]]) for name in numbers]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=topics, min_version=_ISOLATION)
 
 
 @functools.cache
