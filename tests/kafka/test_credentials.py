@@ -12,16 +12,9 @@ import kafka.errors
 import pyarrow as pa
 import pytest
 import trustme
-from confluent_kafka.admin import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AdminClient, ResourceType
 
+from tests.kafka.access import allow, as_user, grant
 from tests.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
@@ -31,31 +24,6 @@ from twopc_kafka.options import WRITERS
 pytestmark = pytest.mark.kafka
 
 SCHEMA = pa.schema([("value", pa.string())])
-
-
-def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[str, str]:
-    return {
-        "bootstrap_servers": second_broker.sasl_servers,
-        "security_protocol": "sasl_plaintext",
-        "sasl_mechanism": "PLAIN",
-        "sasl_username": name,
-        "sasl_password": password or second_broker.passwords[name],
-    }
-
-
-def allow(
-    second_broker: Any,
-    user: str,
-    operation: AclOperation,
-    kind: ResourceType,
-    name: str,
-    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
-) -> AclBinding:
-    binding = AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
-    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
-    [granted] = admin.create_acls([binding]).values()
-    granted.result(timeout=10)
-    return binding
 
 
 def by_scram(second_broker: Any, folder: Path) -> dict[str, str]:
@@ -92,13 +60,6 @@ LOGINS = {
     "scram": by_scram,
     "certificate": by_certificate,
 }
-
-
-def grant(second_broker: Any, user: str, topic: str, prefix: str) -> None:
-    """The rights that the README tells to grant, and no other."""
-    allow(second_broker, user, AclOperation.WRITE, ResourceType.TOPIC, topic)
-    ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
-    allow(second_broker, user, AclOperation.WRITE, *ids)
 
 
 def pre_committed(sink: Any, partition: int = 0) -> Committable:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
-from tests.kafka.test_credentials import allow, as_user, grant
+from tests.kafka.access import allow, as_user, grant
 from twopc import Finding
 from twopc.findings import Result
 from twopc_kafka import examination

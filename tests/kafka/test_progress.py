@@ -16,18 +16,12 @@ from typing import Any, NoReturn
 import confluent_kafka
 import pyarrow as pa
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    AdminClient,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 from kafka import KafkaAdminClient
 from kafka.errors import RetriableError
 
 import twopc
+from tests.kafka.access import allow, as_user
 from tests.kafka.progress_loop import BATCHES, PARTITIONS, RECORDS, At, Job, run, values
 from twopc import Committable, Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
@@ -392,24 +386,9 @@ def test_the_rights_of_the_readme_suffice_and_what_is_denied_is_told(
     second_broker: Any, make_topic: Any, make_group: Any, prefix: str, wait: Any
 ) -> None:
     group = make_group(make_topic(on=second_broker.broker))
-    as_user = {
-        "bootstrap_servers": second_broker.sasl_servers,
-        "security_protocol": "sasl_plaintext",
-        "sasl_mechanism": "PLAIN",
-        "sasl_username": "granted",
-        "sasl_password": second_broker.passwords["granted"],
-    }
-    sink, schema = group.sink(**as_user), group.batch({}).schema
+    sink, schema = group.sink(**as_user(second_broker, "granted")), group.batch({}).schema
     with pytest.raises(OperatorRequired, match=r"READ on its group and on the topics"):
         sink.validate(schema)
-
-    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
-
-    def grant(kind: ResourceType, name: str, operation: AclOperation, prefixed: bool = False) -> None:
-        pattern = ResourcePatternType.PREFIXED if prefixed else ResourcePatternType.LITERAL
-        binding = AclBinding(kind, name, pattern, "User:granted", "*", operation, AclPermissionType.ALLOW)
-        for granted in admin.create_acls([binding]).values():
-            granted.result(timeout=10)
 
     def pre_commits(denied: str | None = None) -> bool:
         try:
@@ -419,11 +398,12 @@ def test_the_rights_of_the_readme_suffice_and_what_is_denied_is_told(
         wait.repeated(lambda: sink.commit(committable))
         return denied is None
 
-    grant(ResourceType.TRANSACTIONAL_ID, f"{prefix}.", AclOperation.WRITE, prefixed=True)
+    ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
+    allow(second_broker, "granted", AclOperation.WRITE, *ids)
     wait.until("the group is denied", lambda: pre_commits("GROUP_AUTHORIZATION_FAILED. Grant"))
-    grant(ResourceType.GROUP, group.name, AclOperation.READ)
+    allow(second_broker, "granted", AclOperation.READ, ResourceType.GROUP, group.name)
     wait.until("the topic is denied", lambda: pre_commits("TOPIC_AUTHORIZATION_FAILED. Grant"))
-    grant(ResourceType.TOPIC, group.topic.name, AclOperation.READ)
+    allow(second_broker, "granted", AclOperation.READ, ResourceType.TOPIC, group.topic.name)
     wait.until("all is granted", pre_commits)
     sink.validate(schema)
     wait.until("the group has them", lambda: group.offsets() == {0: 5})

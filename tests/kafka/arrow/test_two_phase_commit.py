@@ -12,6 +12,7 @@ from kafka.protocol.admin.acl import CreateAclsRequest
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 
 import twopc
+from tests.kafka.access import as_user, grant
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered
@@ -210,23 +211,16 @@ def test_brokers_that_do_not_know_it_are_refused_or_done_without(make_topic: Any
 def test_a_principal_without_the_right_is_refused_or_does_without(
     broker_without_timeouts: Any, topic: Any, make_arrow_sink: Any, prefix: str, wait: Any
 ) -> None:
-    login = {
-        "bootstrap_servers": broker_without_timeouts.sasl_servers,
-        "security_protocol": "sasl_plaintext",
-        "sasl_mechanism": "PLAIN",
-        "sasl_username": "granted",
-        "sasl_password": broker_without_timeouts.passwords["granted"],
-    }
+    login = as_user(broker_without_timeouts, "granted")
     control = Control({"bootstrap_servers": [topic.servers]})
-    grant(control, TOPIC, topic.name, WRITE)
-    grant(control, TRANSACTIONAL_ID, f"{prefix}.", WRITE)
+    grant(broker_without_timeouts, "granted", topic.name, prefix)
     auto = make_arrow_sink(topic, **login)
     wait.until("the grant has arrived", lambda: _is_allowed(auto))
     assert timeout_ms(auto, written(auto)) == TIMEOUT_MS
     require = make_arrow_sink(topic, two_phase_commit="require", **login)
     with pytest.raises(ConfigurationError, match=REFUSED):
         require.open()
-    grant(control, TRANSACTIONAL_ID, f"{prefix}.", TWO_PHASE_COMMIT)
+    grant_two_phase_commit(control, prefix)
     wait.until("the grant has arrived", lambda: auto._control.grants_no_timeout(f"{prefix}.log.orders.probe"))
     vote = written(require)
     assert timeout_ms(require, vote) == NEVER_MS
@@ -234,19 +228,15 @@ def test_a_principal_without_the_right_is_refused_or_does_without(
     control.close()
 
 
-TOPIC, TRANSACTIONAL_ID = 2, 5
-WRITE, TWO_PHASE_COMMIT = 4, 15
-
-
-def grant(control: Control, kind: int, name: str, operation: int) -> None:
+def grant_two_phase_commit(control: Control, prefix: str) -> None:
     """What librdkafka's admin client has no name for."""
     binding = CreateAclsRequest.AclCreation(
-        resource_type=kind,
-        resource_name=name,
-        resource_pattern_type=3 if kind == TOPIC else 4,  # literal, prefixed
+        resource_type=5,  # transactional ids
+        resource_name=f"{prefix}.",
+        resource_pattern_type=4,  # prefixed
         principal="User:granted",
         host="*",
-        operation=operation,
+        operation=15,  # TWO_PHASE_COMMIT
         permission_type=3,
     )
 

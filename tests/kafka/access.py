@@ -1,0 +1,46 @@
+"""Principals of a broker with access control: how they log in, and what they are granted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+
+def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[str, str]:
+    return {
+        "bootstrap_servers": second_broker.sasl_servers,
+        "security_protocol": "sasl_plaintext",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": name,
+        "sasl_password": password or second_broker.passwords[name],
+    }
+
+
+def allow(
+    second_broker: Any,
+    user: str,
+    operation: AclOperation,
+    kind: ResourceType,
+    name: str,
+    pattern: ResourcePatternType = ResourcePatternType.LITERAL,
+) -> AclBinding:
+    binding = AclBinding(kind, name, pattern, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
+    [granted] = admin.create_acls([binding]).values()
+    granted.result(timeout=10)
+    return binding
+
+
+def grant(second_broker: Any, user: str, topic: str, prefix: str) -> None:
+    """The rights that the README tells to grant, and no other."""
+    allow(second_broker, user, AclOperation.WRITE, ResourceType.TOPIC, topic)
+    ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
+    allow(second_broker, user, AclOperation.WRITE, *ids)
