@@ -126,26 +126,27 @@ def is_rolled_back(sink: Any, committable: Committable) -> bool:
     return bool(described[committable.transaction_id].state == "CompleteAbort")
 
 
-def test_what_a_dead_driver_had_not_decided_is_rolled_back_by_the_next_one(
-    topic: Any, make_arrow_sink: Any, killed_at: Any, tmp_path: Path
-) -> None:
+@pytest.fixture
+def undecided(topic: Any, make_arrow_sink: Any, killed_at: Any, tmp_path: Path) -> None:
+    """A driver has died before its decision, and left open what was pre-committed."""
     killed_at(Phase.DECIDING)
     with pytest.raises(Killed):
         run_batch(make_arrow_sink(topic, log_id=None), tmp_path)
     killed_at(None)
+
+
+@pytest.mark.usefixtures("undecided")
+def test_what_a_dead_driver_had_not_decided_is_rolled_back_by_the_next_one(
+    topic: Any, make_arrow_sink: Any, tmp_path: Path
+) -> None:
     assert not topic.has_no_open_transaction()
     with Coordinator({"orders": make_arrow_sink(topic, log_id=None)}, f"file://{tmp_path}", "query") as coordinator:
         coordinator.recover()
     topic.stays_empty()
 
 
-def test_a_prefix_by_which_it_would_not_be_found_is_refused(
-    topic: Any, make_arrow_sink: Any, killed_at: Any, tmp_path: Path
-) -> None:
-    killed_at(Phase.DECIDING)
-    with pytest.raises(Killed):
-        run_batch(make_arrow_sink(topic, log_id=None), tmp_path)
-    killed_at(None)
+@pytest.mark.usefixtures("undecided")
+def test_a_prefix_by_which_it_would_not_be_found_is_refused(topic: Any, make_arrow_sink: Any, tmp_path: Path) -> None:
     with pytest.raises(LogMismatch, match=r"sink 'orders'.*'another': what it has open would not be found"):
         run_batch(make_arrow_sink(topic, log_id=None, transactional_id_prefix="another"), tmp_path)
 
