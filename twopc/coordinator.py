@@ -372,25 +372,46 @@ class Coordinator:
         self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
 
     def _sweep(self, recovered: bool) -> None:
-        """Abort what is open and owned by this log, and neither decided nor a newer incarnation's.
+        """Abort what is open and undecided, and remove the copies that nothing will ask for.
+
+        Looks again after an abort, until there is nothing new: a target may have left a part open, which must be gone
+        before the next rounds use the name again.
+        """
+        aborted: list[tuple[TwoPhaseCommitSink[Any], Committable]] = []
+        while (undecided := self._undecided()) and undecided != aborted:
+            for sink, transaction in undecided:
+                sink.abort(transaction)
+                self._tell(TransactionAborted(_name(sink), transaction, recovered))
+            aborted = undecided
+        self._remove_copies()
+
+    def _undecided(self) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
+        """What is open and owned by this log, and neither decided nor a newer incarnation's.
 
         The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then
         abort exactly what was listed. What a newer one begins later has another epoch or name and is out of reach.
         """
         open_ = [(sink, transaction) for sink in self._sinks.values() for transaction in sink.recover()]
-        copies = [(sink, copy) for sink in self._sinks.values() for copy in _staged(sink)]
-        if not open_ and not copies:
-            return
+        if not open_:
+            return []
         self._log.verify()
         decided = [c for d in self._log.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
-        for sink, transaction in open_:
-            if not any(transaction.is_same_transaction(committable) for committable in decided):
-                sink.abort(transaction)
-                self._tell(TransactionAborted(_name(sink), transaction, recovered))
-        for sink, copy in copies:
-            # Of a batch that is known to be complete, or of a round that is not decided: nothing will ask for it.
-            if not any(copy == c.staged for batch in sink.pending for c in batch.committables) and sink.stage:
-                sink.stage.remove(copy)
+        return [
+            (sink, transaction)
+            for sink, transaction in open_
+            if not any(transaction.is_same_transaction(committable) for committable in decided)
+        ]
+
+    def _remove_copies(self) -> None:
+        """Those of batches that are known to be complete, and of rounds that are not decided."""
+        copies = [(sink.stage, copy) for sink in self._sinks.values() if sink.stage for copy in _staged(sink)]
+        if not copies:
+            return
+        self._log.verify()
+        needed = {c.staged for sink in self._sinks.values() for batch in sink.pending for c in batch.committables}
+        for stage, copy in copies:
+            if copy not in needed:
+                stage.remove(copy)
 
     # What is told. ----------------------------------------------------------------------------------------------
 

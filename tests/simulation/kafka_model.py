@@ -40,7 +40,7 @@ def _not_delivered() -> Exception:
     return RoundAborted("a record was not delivered")
 
 
-_OF_MARKERS = (Fault.SLOW_MARKERS, Fault.MARKER_LEFT_OUT)
+_OF_MARKERS = (Fault.SLOW_MARKERS, Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE)
 
 END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.EXPIRY, *_OF_MARKERS, changes=True)
 DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
@@ -247,16 +247,18 @@ class Broker:
         written.ended_at = self.world.steps
         outcome = "Commit" if fate is Fate.COMMITTED else "Abort"
 
-        def write_markers() -> None:
-            if self.world.special is not Fault.MARKER_LEFT_OUT:
+        special = self.world.special
+
+        def complete() -> None:
+            if special not in (Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE):
                 self._mark(known.producer_id, fate is Fate.COMMITTED)
             known.state = f"Complete{outcome}"
 
-        if self.world.special is Fault.SLOW_MARKERS:
+        if special in (Fault.SLOW_MARKERS, Fault.MARKER_LEFT_OUT_LATE):
             known.state = f"Prepare{outcome}"
-            self.world.later(MARKERS_STEPS, write_markers)
+            self.world.later(MARKERS_STEPS, complete)
         else:
-            write_markers()
+            complete()
 
     def _mark(self, producer_id: int, commit: bool) -> None:
         """End whatever the producer has open in the partition, of whichever transaction it is."""

@@ -71,6 +71,7 @@ ON_DISK = Scenario(sinks="f", log="disk", partitions=(1,), rows_a_batch=1)
 ONE = Scenario(sinks="k", partitions=(1,), rows_a_batch=1)
 TWO = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=2)
 BACKLOG = Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, batches=2, backlog=True)
+RECURRING = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=3, slots=(8, 2))
 STAGED = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, stage=True)
 
 MUTANTS = (
@@ -153,18 +154,36 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep does not read the log's tail again",
-        (Edit(f"{COORDINATOR}._sweep", "self._log.verify()", ""),),
+        (Edit(f"{COORDINATOR}._undecided", "self._log.verify()", ""),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "the sweep reads the log's tail before it lists",
         (
-            Edit(f"{COORDINATOR}._sweep", "self._log.verify()", ""),
-            Edit(f"{COORDINATOR}._sweep", "open_ = [", "self._log.verify()\n        open_ = ["),
+            Edit(f"{COORDINATOR}._undecided", "self._log.verify()", ""),
+            Edit(f"{COORDINATOR}._undecided", "open_ = [", "self._log.verify()\n        open_ = ["),
         ),
         (ONE,),
         in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "copies are removed without reading the log's tail again",
+        (Edit(f"{COORDINATOR}._remove_copies", "self._log.verify()", ""),),
+        (STAGED,),
+        in_pairs=(*ASLEEP, Fault.TIME_OUT),
+    ),
+    Mutant(
+        "the sweep does not look again after an abort",
+        (Edit(f"{COORDINATOR}._sweep", "while (undecided", "if (undecided"),),
+        (RECURRING,),
+        in_pairs=(Fault.DELAYED, Fault.MARKER_LEFT_OUT),
+    ),
+    Mutant(
+        "the sweep does not wait for what is being rolled back",
+        (Edit(f"{KAFKA}._hanging", "if not ending:", "if True:"),),
+        (RECURRING,),
+        in_pairs=(Fault.DELAYED, Fault.MARKER_LEFT_OUT_LATE),
     ),
     Mutant(
         "recovery sweeps before it commits, and spares nothing",
@@ -176,7 +195,7 @@ MUTANTS = (
         self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
             Edit(
-                f"{COORDINATOR}._sweep",
+                f"{COORDINATOR}._undecided",
                 "if not any(transaction.is_same_transaction",
                 "if not any(False and transaction.is_same_transaction",
             ),
@@ -255,7 +274,7 @@ MUTANTS = (
     Mutant(
         "a staged copy is removed before its batch is committed",
         (
-            Edit(f"{COORDINATOR}._sweep", "if not any(copy == c.staged", "if not any(False and copy == c.staged"),
+            Edit(f"{COORDINATOR}._remove_copies", "if copy not in needed:", "if True:"),
             Edit(
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",

@@ -71,6 +71,7 @@ class Fault(Enum):
     EXPIRY = "so much time goes by that every idle transactional id is forgotten"
     SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
     MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and calls it complete"
+    MARKER_LEFT_OUT_LATE = "the broker takes its time over a marker, leaves it out and calls the transaction complete"
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
     POWER_CUT = "every process dies, and what was not synced is lost"
     POWER_CUT_KEEPS_NAMES = "every process dies; of what was not synced, names survive and contents don't"
@@ -276,7 +277,7 @@ class World:
                     other.dead = True
                 self.on_power_cut(fault is Fault.POWER_CUT_KEEPS_NAMES)
                 raise Killed
-            case Fault.SLOW_MARKERS | Fault.MARKER_LEFT_OUT | Fault.EPOCHS_RUN_OUT:
+            case Fault.SLOW_MARKERS | Fault.MARKER_LEFT_OUT | Fault.MARKER_LEFT_OUT_LATE | Fault.EPOCHS_RUN_OUT:
                 self.special = fault
         try:
             return effect(*args)

@@ -726,6 +726,19 @@ def test_a_sweep_aborts_an_undecided_transaction_though_a_decided_one_had_its_na
     assert aborted == listed[1:]
 
 
+def test_a_sweep_looks_again_until_it_finds_nothing_new(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target may have left a part open of what it aborted, and may list for ever what it can't abort."""
+    coordinator = world.coordinator("a")
+    coordinator.run(0, lambda _: [])
+    whole, part = (Committable("a transaction", {"part": part}) for part in (0, 1))
+    looks = iter([[whole], [part], [part]])
+    aborted: list[Committable] = []
+    monkeypatch.setattr(sink(coordinator, "a"), "recover", lambda: next(looks))
+    monkeypatch.setattr(sink(coordinator, "a"), "abort", aborted.append)
+    coordinator._sweep(recovered=False)
+    assert aborted == [whole, part]
+
+
 # In doubt. --------------------------------------------------------------------------------------------------------
 
 
@@ -852,7 +865,8 @@ def test_a_sweep_lists_then_reads_the_log_again_then_aborts(world: World) -> Non
     store.during["read"] = lambda: order.append("read the log")
     write_all(coordinator)(Round(1, 1))
     coordinator._sweep(recovered=False)
-    assert order == ["list a", "list b", "read the log", "abort a", "abort a", "abort b", "abort b"]
+    aborts = ["abort a", "abort a", "abort b", "abort b"]
+    assert order == ["list a", "list b", "read the log", *aborts, "list a", "list b"]
 
 
 def test_a_coordinator_that_runs_a_batch_does_not_take_a_second_one_meanwhile(world: World) -> None:

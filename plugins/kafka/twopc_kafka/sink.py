@@ -22,7 +22,7 @@ from twopc_kafka import examination
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.leaders import Leaders, OpenInPartition
+from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
@@ -284,11 +284,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Return when readers see all of it: Kafka answers a commit before it has written its markers, and may leave
         one out. So what commits last comes after that, too."""
         ended = [committable for committable in committables if committable.handle]
-        waiting, deadline = ended, time.monotonic() + MARKERS_TIMEOUT_S
-        while waiting := self._without_markers(waiting):
-            if time.monotonic() > deadline:
-                raise Retriable(f"Kafka has not written the markers of {waiting[0].transaction_id} yet")
-            time.sleep(MARKERS_INTERVAL_S)
+        self._wait_for_markers(ended)
         partitions = _partitions(ended)
         names = {_identity(committable): committable.transaction_id for committable in ended}
         for open_ in self._leaders.open_transactions(partitions):
@@ -297,10 +293,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         for topic, numbers in partitions.items():
             self._written_to.setdefault(topic, set()).update(numbers)
 
+    def _wait_for_markers(self, ended: Sequence[Committable]) -> None:
+        deadline = time.monotonic() + MARKERS_TIMEOUT_S
+        while ended := self._without_markers(ended):
+            if time.monotonic() > deadline:
+                raise Retriable(f"Kafka has not written the markers of {ended[0].transaction_id} yet")
+            time.sleep(MARKERS_INTERVAL_S)
+
     def _without_markers(self, ended: Sequence[Committable]) -> list[Committable]:
         described = self._control.describe([committable.transaction_id for committable in ended]) if ended else {}
-        states = [outcome(described.get(c.transaction_id), *_identity(c), _version(c)) for c in ended]
-        return [c for c, state in zip(ended, states, strict=True) if state is Outcome.ENDING]
+        return [c for c in ended if self._outcome(described.get(c.transaction_id), c) is Outcome.ENDING]
+
+    def _outcome(self, described: TransactionState | None, committable: Committable) -> Outcome:
+        return outcome(described, *_identity(committable), _version(committable, self._control.end_txn_version))
 
     def abort(self, transaction: KafkaTransaction | Committable) -> None:
         if isinstance(transaction, KafkaTransaction):
@@ -340,6 +345,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         partitions: dict[str, Collection[int]] = dict(self._written_to)
         if self._options.topic is not None:
             partitions |= self._leaders.partitions_of(self._options.topic)
+        while open_ := self._open_in(partitions):
+            # What is being rolled back may hang when that has ended.
+            ending = [
+                transaction
+                for transaction, state in open_
+                if state.state != "PrepareCommit" and self._outcome(state, transaction) is Outcome.ENDING
+            ]
+            if not ending:
+                break
+            self._wait_for_markers(ending)
+        version = self._control.end_txn_version
+        return [transaction for transaction, state in open_ if hangs(state, _identity(transaction)[1], version)]
+
+    def _open_in(self, partitions: Partitions) -> list[tuple[Committable, TransactionState]]:
+        """What this log has open in ``partitions``, and what its coordinator knew of its id before."""
         open_ = self._leaders.open_transactions(partitions)
         if not open_:
             return []
@@ -347,16 +367,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         of_producer = {state.producer_id: (name, state) for name, state in self._owned(listed)}
         # Once more, as its coordinator must be seen to have ended it before a partition is seen to have it open.
         still_open = set(open_).intersection(self._leaders.open_transactions(partitions))
-        version = self._control.end_txn_version
         found = [(each, *of_producer[each.producer_id]) for each in still_open if each.producer_id in of_producer]
-        return [
-            Committable(
-                name,
-                {"producer_id": each.producer_id, "producer_epoch": each.producer_epoch, _HANGING: asdict(each)},
-            )
-            for each, name, state in found
-            if hangs(state, each.producer_epoch, version)
-        ]
+        return [(Committable(name, _handle_of(each)), state) for each, name, state in found]
 
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
         return self._control.describe([name for name in listed if self.transactional_ids.owns_pooled(name)]).items()
@@ -364,6 +376,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
 def _identity(committable: Committable) -> tuple[int, int]:
     return _number(committable, "producer_id"), _number(committable, "producer_epoch")
+
+
+def _handle_of(hanging: OpenInPartition) -> dict[str, JsonValue]:
+    producer_id, epoch = hanging.identity
+    return {"producer_id": producer_id, "producer_epoch": epoch, _HANGING: asdict(hanging)}
 
 
 def _has_timeout(committable: Committable) -> bool:
