@@ -20,8 +20,10 @@ from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc_kafka.development import KafkaBroker
 
-TRANSACTIONS = (4, 200, 2_000)
-DANGLING = (2_500, 5_000, 10_000)
+BATCHES = {4: (25, 25), 200: (10, 3), 2_000: (5, 2)}
+"""Transactions of a batch → how many batches, in the whole run and in a quick one. The first ones warm up."""
+
+DANGLING = (1_250, 2_500, 5_000, 10_000)
 WRITERS_AT_ONCE = 8
 RECORD = pa.record_batch({"value": ["a"]})
 
@@ -37,7 +39,7 @@ def run(quick: bool) -> list[Row]:
 
         counts = DANGLING[:1] if quick else DANGLING
         return [
-            *(_protocol(sink, Path(folder), transactions, quick) for transactions in TRANSACTIONS),
+            *(_protocol(sink, Path(folder), transactions, quick) for transactions in BATCHES),
             *(_recovery(sink, Path(folder), dangling) for dangling in counts),
         ]
 
@@ -48,7 +50,7 @@ def _protocol(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, transac
     def phase_one(round: Round) -> list[Vote]:
         return _votes(kafka, round, transactions)
 
-    batches = (3 if quick else 10) if transactions < 1000 else (2 if quick else 5)
+    batches = BATCHES[transactions][quick]
     with Coordinator({"kafka": kafka}, f"{folder}/{uuid.uuid4().hex}", "benchmark") as coordinator:
         took = [_protocol_ms(coordinator.run(batch_id, phase_one)) for batch_id in range(batches)]
     return Row(f"protocol for {transactions} transactions", "ms", tuple(took), f"protocol_ms_{transactions}")

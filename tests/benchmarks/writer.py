@@ -19,9 +19,9 @@ from twopc import Participant, Round
 from twopc_kafka.development import KafkaBroker
 from twopc_kafka.options import ARROW, LIBRDKAFKA, WRITERS
 
-PARTITIONS = 4
 BYTES_A_TURN = 100_000_000
-BYTES_A_BATCH = 1_000_000
+BYTES_A_BATCH = 10_000_000
+LONG_AGO_US = 1_600_000_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
@@ -37,6 +37,8 @@ class Load:
     value_bytes: int
     has_keys: bool = False
     has_headers: bool = False
+    has_timestamps: bool = False
+    partitions: int = 4
     options: Mapping[str, str] = field(default_factory=dict)
     key: str | None = None
 
@@ -46,7 +48,7 @@ class Load:
         return BYTES_A_TURN // max(self.value_bytes, 50)
 
     def batch(self) -> pa.RecordBatch:
-        """As large as Spark's are, or a megabyte."""
+        """As large as Spark's are: 10 000 records, or 10 MB."""
         numbers = [f"{number * 7919 % 100_003:05}".encode() for number in range(self.records)]
         numbers = numbers[: min(10_000, max(1, BYTES_A_BATCH // self.value_bytes))]
         columns = {"value": pa.array([(n * (self.value_bytes // 5))[: self.value_bytes] for n in numbers], pa.binary())}
@@ -54,6 +56,8 @@ class Load:
             columns["key"] = pa.array(numbers, pa.binary())
         if self.has_headers:
             columns["headers"] = pa.array([[{"key": "source", "value": n}] for n in numbers], HEADERS)
+        if self.has_timestamps:
+            columns["timestamp"] = pa.array([LONG_AGO_US + int(n) for n in numbers], pa.timestamp("us", "UTC"))
         return pa.record_batch(columns)
 
 
@@ -61,8 +65,11 @@ LOADS = (
     Load("100 B", 100, key="writer_arrow_vs_librdkafka"),
     Load("100 B, keys", 100, has_keys=True),
     Load("100 B, headers", 100, has_headers=True),
-    *(Load(f"{size} B", size) for size in (10, 1_000, 10_000)),
+    Load("100 B, timestamps", 100, has_timestamps=True),
+    *(Load(f"{size} B", size) for size in (10, 1_000, 10_000, 100_000)),
     *(Load(f"100 B, {codec}", 100, options={"compression.type": codec}) for codec in ("gzip", "snappy", "lz4", "zstd")),
+    *(Load(f"100 B, {number} partitions", 100, partitions=number) for number in (1, 16, 64)),
+    *(Load(f"100 B, keys, {number} partitions", 100, has_keys=True, partitions=number) for number in (1, 16, 64)),
 )
 
 
@@ -77,7 +84,7 @@ def run(quick: bool) -> list[Row]:
 
 def _of_load(load: Load, broker: KafkaBroker, quick: bool) -> list[Row]:
     topic = f"topic-{uuid.uuid4().hex[:8]}"
-    broker.create_topic(topic, PARTITIONS)
+    broker.create_topic(topic, load.partitions)
     batch, batches = load.batch(), load.records // (10 if quick else 1) // load.batch().num_rows
     rates = in_turns(
         {w: functools.partial(_rate, load, w, batch, batches, broker, topic) for w in WRITERS}, 2 if quick else 5

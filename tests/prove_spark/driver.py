@@ -61,7 +61,8 @@ def session(job: Job) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
+        # More than cores, so that small batches run on fewer tasks than their state has partitions.
+        .config("spark.sql.shuffle.partitions", "4")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.python.daemon.module", DAEMON)
         .config("spark.executor.memory", "600m")

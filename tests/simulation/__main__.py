@@ -69,6 +69,7 @@ def explore(worker: int, workers: int, seeds: range, deadline: float, pairs_dead
             if now > tell_at:
                 tell_at = now + TELL_EVERY_S
                 gc.collect()
+                gc.freeze()  # what is kept, such as parsed entries, needs no look again
                 yield share
             share.count(*run_next(), seed)
     yield share

@@ -151,6 +151,8 @@ MUTANTS = (
     Mutant(
         "the sweep at a clean stop is forgotten",
         (Edit(f"{COORDINATOR}.close", 'self._until_answered("sweep at the end", self._sweep, False)', ""),),
+        (ONE,),
+        in_pairs=ASLEEP,
     ),
     Mutant(
         "the sweep does not read the log's tail again",

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import orjson
+
 from tests.simulation.disk import Disk, Folder, OperatingSystem
 from tests.simulation.kafka_model import Broker, SimulatedKafkaSink
 from tests.simulation.ledger import FolderAsLog, Ledger
@@ -132,8 +134,8 @@ def _until_answered(_what: str, call: Callable[..., None], *arguments: object, t
             _CLOCK.sleep(0)
 
 
-# An entry that is indented is not encoded in C; and the same few entries are parsed in every run.
-_JSON = SimpleNamespace(dumps=lambda value, indent: json.dumps(value), loads=json.loads)
+# An entry that is indented is not encoded in C.
+_JSON = SimpleNamespace(dumps=lambda value, indent: orjson.dumps(value).decode(), loads=json.loads)
 
 
 def _one_moment() -> str:

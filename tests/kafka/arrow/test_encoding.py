@@ -14,7 +14,7 @@ from kafka.record.util import encode_varint
 
 from twopc.errors import ConfigurationError, RoundAborted
 from twopc_kafka.arrow import writer
-from twopc_kafka.arrow.batches import OVERHEAD_BYTES, refuse_too_large
+from twopc_kafka.arrow.batches import OVERHEAD_BYTES, in_runs, refuse_too_large
 from twopc_kafka.arrow.compression import NUMBERS, Compression
 from twopc_kafka.arrow.records import encoded_headers
 from twopc_kafka.arrow.settings import Limits
@@ -179,15 +179,24 @@ def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_the_limit_and_the
 def test_what_is_encoded_at_a_time_is_bounded_in_bytes_and_in_number(
     encoding: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "CHUNK_BYTES", 1000)
     monkeypatch.setattr(writer, "CHUNK_RECORDS", 7)
     lengths = [1] * 20 + [400] * 10 + [5000] + [1] * 5
     records = encoding.columns([encoding.Given(bytes(length)) for length in lengths])
-    chunks = list(writer._chunks(records))
+    chunks = list(writer._chunks(in_runs(records, 500), 2))
     assert [n for chunk in chunks for n in range(chunk.start, chunk.stop)] == list(range(len(records)))
     for chunk in chunks:
         assert chunk.stop - chunk.start <= 7
-        assert sum(lengths[chunk][1:]) <= 1000  # one record is never cut
+        assert sum(sorted(lengths[chunk])[:-1]) <= 1000  # one record is never cut
+
+
+def test_what_may_go_anywhere_fills_one_batch_after_the_other(encoding: Any) -> None:
+    records = encoding.columns([encoding.Given(bytes(length)) for length in [100] * 20 + [5000] + [100] * 5])
+    runs = in_runs(records, 1000).tolist()
+    assert [runs.count(run) for run in range(max(runs) + 1)] == [8, 8, 4, 1, 5]
+    for run in set(runs):
+        first = runs.index(run)
+        of_run = records.slice(first, first + runs.count(run))
+        assert len(encoding.one_partition(of_run, batch_bytes=OVERHEAD_BYTES + 1000)) == 1
 
 
 def test_a_record_larger_than_a_batch_should_be_travels_alone(encoding: Any) -> None:

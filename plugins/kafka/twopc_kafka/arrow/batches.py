@@ -56,6 +56,28 @@ def refuse_too_large(records: Records, limits: Limits) -> None:
         )
 
 
+def room_for_records(limits: Limits) -> int:
+    """Bytes of a batch of several records that are theirs."""
+    return min(limits.batch_bytes, limits.message_bytes) - OVERHEAD_BYTES
+
+
+def in_runs(records: Records, room: int) -> Integers:
+    """The number of the run that each record is in. A run is as many records as one batch has room for."""
+    bounds = np.concatenate([[0], np.cumsum(_at_most(records))])
+    lengths = [cut.stop - cut.start for cut in _cuts(bounds, slice(0, len(records)), room)]
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
+    """Cut so that no batch gets larger than allowed; one record is never cut."""
+    start = part.start
+    while start < part.stop:
+        fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
+        stop = min(max(fitting, start + 1), part.stop)
+        yield slice(start, stop)
+        start = stop
+
+
 class Encoder:
     """Makes the batches of one producer in one topic and numbers them, so that a broker takes each record once."""
 
@@ -74,7 +96,8 @@ class Encoder:
             of_partition: what part of ``order`` belongs to each partition.
         """
         bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
-        cuts = [(number, cut) for number, part in of_partition.items() for cut in self._cuts(bounds, part)]
+        room = room_for_records(self._limits)
+        cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, room)]
         starts = np.array([cut.start for _, cut in cuts])
         encoded = records.encode(order, starts)
         timestamps = records.timestamp_ms[order]
@@ -90,15 +113,6 @@ class Encoder:
             )
             for (number, cut), last in zip(cuts, latest, strict=True)
         ]
-
-    def _cuts(self, bounds: Integers, part: slice) -> Iterator[slice]:
-        """Cut so that no batch gets larger than allowed; one record is never cut."""
-        start, room = part.start, min(self._limits.batch_bytes, self._limits.message_bytes) - OVERHEAD_BYTES
-        while start < part.stop:
-            fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
-            stop = min(max(fitting, start + 1), part.stop)
-            yield slice(start, stop)
-            start = stop
 
     def _sealed(self, partition: int, count: int, times_ms: tuple[int, int], records: pa.Buffer) -> RecordBatch:
         packed, compression = self._compression.compress(records), self._compression

@@ -1,7 +1,8 @@
 """Which partition each record goes to: the one it names, else by its key, where Spark's own sink and Java put it.
 
-Records with neither go to one partition for each Arrow batch, the next one with the next: a batch that is spread over
-all partitions would make many small requests of one large one (KIP-480).
+Records with neither go to one partition until a record batch of Kafka's is full, or Arrow's ends, and then to the next:
+spread one by one they would make many small batches of a large one (KIP-480), and all in one partition would wait for
+each other, as of each partition one batch is under way at a time.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
-from twopc_kafka.arrow.batches import Encoder, refuse_too_large
+from twopc_kafka.arrow.batches import Encoder, in_runs, refuse_too_large, room_for_records
 from twopc_kafka.arrow.cluster import connect, roll_back
 from twopc_kafka.arrow.partitions import choose, grouped
 from twopc_kafka.arrow.records import Records, binary, encoded_headers
@@ -21,7 +21,7 @@ from twopc_kafka.arrow.varints import Integers
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writer import ABORT_TIMEOUT_S, ProducerIdentity
 
-CHUNK_BYTES = 16 * 1024 * 1024
+CHUNK_BYTES = 4 * 1024 * 1024
 CHUNK_RECORDS = 100_000
 """So much is encoded at a time: what lies between Arrow's columns and batches on their way is no larger. Small records
 take their room by number."""
@@ -39,6 +39,7 @@ class ArrowWriter:
         """
         self._options = options
         self._settings = settings(options.properties)
+        self._room = room_for_records(self._settings.limits)
         self._cluster = connect(options.control, self._settings.timeout_ms)
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._settings.timeout_ms
@@ -54,14 +55,15 @@ class ArrowWriter:
         Raises:
             RoundAborted: a record can't be written, or was not delivered, of this batch or one before.
         """
-        self._sticky += 1
         for topic, part in _by_topic(batch, self._options.topic):
             encoder, count = self._topic(topic)
             records = _records(part)
             refuse_too_large(records, self._settings.limits)
             named = part.column("partition") if "partition" in part.schema.names else None
-            chosen = choose(topic, count, np.full(len(records), self._sticky % count), records.key, named)
-            for chunk in _chunks(records):
+            runs = in_runs(records, self._room)
+            chosen = choose(topic, count, (self._sticky + runs) % count, records.key, named)
+            self._sticky += int(runs[-1]) + 1
+            for chunk in _chunks(runs, max(1, CHUNK_BYTES // self._room)):
                 order, parts = grouped(chosen[chunk])
                 self._sending.put(topic, encoder.encode(records.slice(chunk.start, chunk.stop), order, parts))
         self._written += batch.num_rows
@@ -136,10 +138,10 @@ def _timestamps(batch: pa.RecordBatch) -> Integers:
     return given
 
 
-def _chunks(records: Records) -> Iterator[slice]:
+def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:
     """Cut where a chunk is full; one record is never cut."""
-    by_bytes = (np.cumsum(records.content_length) - 1) // CHUNK_BYTES
-    by_number = np.arange(len(records)) // CHUNK_RECORDS
+    by_bytes = runs // runs_at_most
+    by_number = np.arange(len(runs)) // CHUNK_RECORDS
     starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))
-    for start, stop in zip(starts, [*starts[1:], len(records)], strict=True):
+    for start, stop in zip(starts, [*starts[1:], len(runs)], strict=True):
         yield slice(int(start), int(stop))
