@@ -51,8 +51,12 @@ def _arguments(path: str) -> Iterator[Option]:
         if section.kind is griffe.DocstringSectionKind.parameters:
             for argument in section.value:
                 default = f"`{argument.default}`" if argument.default not in (None, "{}") else ""  # {}: of **options
-                values = f"`{argument.annotation}`".replace("|", "\\|")
-                yield Option(argument.name, values, " ".join(argument.description.split()).replace("``", "`"), default)
+                yield Option(
+                    argument.name,
+                    f"`{argument.annotation}`",
+                    " ".join(argument.description.split()).replace("``", "`"),
+                    default,
+                )
 
 
 def _command(command: click.Command) -> str:
