@@ -63,10 +63,10 @@ def _null_value(value: Any) -> str:
 
 
 def _columns(value: Any) -> tuple[str, ...]:
-    names = value if isinstance(value, list | tuple) else [name.strip() for name in str(value).split(",")]
-    if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
+    columns = value if isinstance(value, list | tuple) else [name.strip() for name in str(value).split(",")]
+    if not columns or not all(isinstance(name, str) and name for name in columns) or len({*columns}) < len(columns):
         raise ValueError("names of columns, each once, such as day,city")
-    return tuple(names)
+    return tuple(columns)
 
 
 def _listed(choices: Iterable[str]) -> str:
