@@ -51,12 +51,17 @@ test: $(STAMP) ## run all tests; ARGS="-k name" goes to pytest
 lint: $(STAMP) ## check style, formatting and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy $(wildcard twopc plugins/*/twopc_* tests docs/examples)
+	$(BIN)/mypy $(wildcard twopc plugins/*/twopc_* tests docs/examples docs/site)
 
 .PHONY: format
 format: $(STAMP) ## format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# What is silenced is Material's advice to look at its successor.
+.PHONY: docs
+docs: $(STAMP) ## build the documentation as a site into build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: demo
 demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer arrow"

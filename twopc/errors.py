@@ -1,5 +1,6 @@
 """Every error that twopc raises, ordered by what the caller must do.
 
+```text
 TwoPhaseCommitError
 ├── Retriable               repeat the same call: the target could not answer now
 ├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
@@ -14,6 +15,7 @@ TwoPhaseCommitError
     ├── TransactionLost     the target rolled back a transaction after it was decided
     ├── OutcomeUnknown      the target can't say what became of a decided transaction
     └── CorruptLog          an entry of the commit log is not what a coordinator writes
+```
 """
 
 

@@ -13,6 +13,7 @@ PROJECT = "twopc"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a plugin's implementation of a hook."""
 
 
 @hookspec(firstresult=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from twopc.errors import ConfigurationError
+from twopc.options import names
+from twopc_files import format_options
 from twopc_files.delimited import Csv
 from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
 from twopc_files.formats import Format
@@ -94,10 +97,31 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
     ids=repr,
 )
 def test_what_an_option_cant_be_is_refused_with_what_it_may_be(options: dict[str, Any], message: str) -> None:
-    parse = parse_layout if {*options} & {*LAYOUT_OPTIONS} else parse_format
+    parse = parse_layout if {*options} & {*names(LAYOUT_OPTIONS)} else parse_format
     with pytest.raises(ConfigurationError, match=message.replace("|", r"\|")):
         parse(options)
 
 
-def test_each_option_is_known_once() -> None:
-    assert len({*FORMAT_OPTIONS, *LAYOUT_OPTIONS}) == len(FORMAT_OPTIONS) + len(LAYOUT_OPTIONS)
+def test_each_option_that_is_read_is_told_once() -> None:
+    of_formats = {name for _, readers in format_options._FORMATS.values() for name in readers}
+    assert sorted(names(FORMAT_OPTIONS)) == sorted({"format", *of_formats})
+    assert sorted(names(LAYOUT_OPTIONS)) == sorted(format_options._LAYOUT)
+    assert not {*names(FORMAT_OPTIONS)} & {*names(LAYOUT_OPTIONS)}
+
+
+@pytest.mark.parametrize("kind", [Parquet, Csv, Orc, Layout])
+def test_the_defaults_that_are_told_are_those_of_the_values(kind: type[Any]) -> None:
+    told = {option.name: option.default for option in (*FORMAT_OPTIONS, *LAYOUT_OPTIONS)}
+    words: dict[Any, str] = {
+        None: "",
+        (): "",
+        "": "empty",
+        True: "`true`",
+        ",": "`,`",
+        32: "32",
+        32 * 1024 * 1024: "32 MiB",
+    }
+    defaults = {field.name: words.get(field.default, f"`{field.default}`") for field in fields(kind)}
+    compression = defaults.pop("compression", "")
+    assert compression in told["compression"]
+    assert defaults == {name: told[name].replace("the codec's", "") for name in defaults}

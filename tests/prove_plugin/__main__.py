@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tests.prove_plugin.guide import write_distribution
+from tests.pages import DOCS, write_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +45,7 @@ class Environment:
         """Build the wheels, install them, and copy the tests."""
         guide = self._folder / "guide"
         guide.mkdir(parents=True)
-        write_distribution(guide)
+        write_files(DOCS / "write-your-own-sink.md", guide)
         wheels = self._folder / "wheels"
         for source in (ROOT, *sorted((ROOT / "plugins").iterdir()), guide):
             self._call(self._uv, "build", "--quiet", "--wheel", "--out-dir", wheels, source)

@@ -7,14 +7,18 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from tests.prove_plugin.guide import write_distribution
+from tests.pages import DOCS, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def test_the_sink_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
-    assert write_distribution(tmp_path) == ["pyproject.toml", "test_contract.py", "twopc_sqlite.py"]
+    assert write_files(DOCS / "write-your-own-sink.md", tmp_path) == [
+        "pyproject.toml",
+        "test_contract.py",
+        "twopc_sqlite.py",
+    ]
     entry_point = 'sqlite = "twopc_sqlite"'
     assert f"[project.entry-points.twopc]\n{entry_point}\n" in (tmp_path / "pyproject.toml").read_text()
     metadata = tmp_path / "twopc_sqlite-0.1.0.dist-info"  # what an installer would make of it

@@ -9,13 +9,39 @@ from collections.abc import Mapping
 import fsspec
 
 from twopc.errors import ConfigurationError
+from twopc.options import Option, names
 from twopc.spark.relay import Target
 
 BATCH_OWNER = "batch writes"
 """Whose the log of batch writes is. No query has this id."""
 
-_OWN = ("sink", "log", "stage", "first_batch_id", "batch_id", "checkpointlocation")
 _LOG_FOLDER = "twopc-log"
+
+OPTIONS = (
+    Option("sink", "text", "needed: the backend's entry-point name, such as `kafka` or `files`"),
+    Option(
+        "checkpointLocation",
+        "path or URL",
+        "Spark's own, needed for queries: the query's id is read there. Spark's setting for all queries does not count",
+    ),
+    Option(
+        "log",
+        "path or URL",
+        "the folder of the commit log. Needed for batch writes",
+        f"for queries `{_LOG_FOLDER}` in the checkpoint folder",
+    ),
+    Option("stage", "URL", "a folder for copies of what is written, as for `Coordinator`"),
+    Option(
+        "first_batch_id",
+        "whole number",
+        "the first batch that an empty log accepts; other than 0 only for a query that ran without twopc before",
+        "0",
+    ),
+    Option("batch_id", "whole number", "for batch writes: the number of this one, by which it can be repeated"),
+)
+"""All others are the sink's own."""
+
+_OWN = {name.lower() for name in names(OPTIONS)}
 _HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 
 

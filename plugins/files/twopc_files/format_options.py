@@ -1,11 +1,12 @@
-"""The options of formats and layout: named and checked here. Their defaults stand where the values are declared."""
+"""The options of formats and layout: named and checked here. Their defaults, told in words, stand with the values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from twopc.errors import ConfigurationError
+from twopc.options import Option, names
 from twopc_files import orc, parquet
 from twopc_files.delimited import Csv
 from twopc_files.formats import Format
@@ -62,11 +63,17 @@ def _null_value(value: Any) -> str:
 
 
 def _columns(value: Any) -> tuple[str, ...]:
-    names = value if isinstance(value, list | tuple) else [name.strip() for name in str(value).split(",")]
-    if not names or not all(isinstance(name, str) and name for name in names) or len({*names}) < len(names):
+    columns = value if isinstance(value, list | tuple) else [name.strip() for name in str(value).split(",")]
+    if not columns or not all(isinstance(name, str) and name for name in columns) or len({*columns}) < len(columns):
         raise ValueError("names of columns, each once, such as day,city")
-    return tuple(names)
+    return tuple(columns)
 
+
+def _listed(choices: Iterable[str]) -> str:
+    return ", ".join(f"`{choice}`" for choice in choices)
+
+
+DEFAULT_FORMAT = "parquet"
 
 _LINES = {"compression": _one_of(*EXTENSIONS)}
 
@@ -92,8 +99,44 @@ _LAYOUT: dict[str, Read] = {
     "max_open_files": _whole(least=1),
 }
 
-FORMAT_OPTIONS = ("format", *dict.fromkeys(name for _, readers in _FORMATS.values() for name in readers))
-LAYOUT_OPTIONS = tuple(_LAYOUT)
+FORMAT_OPTIONS = (
+    Option(
+        "format",
+        _listed(_FORMATS),
+        "`json` is one object a line, `text` one string column and one line a record",
+        f"`{DEFAULT_FORMAT}`",
+    ),
+    Option(
+        "compression",
+        f"Parquet: {_listed(parquet.COMPRESSIONS)}. ORC: {_listed(orc.COMPRESSIONS)}. JSON, CSV, text:"
+        f" {_listed(EXTENSIONS)}",
+        "lines have it in their names, as `.json.gz` or `.json.zst`",
+        "`snappy`; ORC `zstd`; JSON, CSV, text `none`",
+    ),
+    Option("compression_level", "whole number", "Parquet with `gzip`, `zstd`, `lz4`, `brotli`", "the codec's"),
+    Option(
+        "row_group_bytes",
+        "bytes",
+        "Parquet: of Arrow in a row group. A task holds so much in memory, and several times that while it encodes",
+        "32 MiB",
+    ),
+    Option("header", "`true`, `false`", "CSV: whether the first line has the names of the columns", "`true`"),
+    Option("delimiter", "one ASCII character", r"CSV; `\t` is a tab", "`,`"),
+    Option("null_value", "text", "CSV: what stands for a null", "empty"),
+    Option("stripe_bytes", "bytes", "ORC: encoded, in a stripe, which a task holds in memory", "32 MiB"),
+)
+LAYOUT_OPTIONS = (
+    Option("partition_by", "columns", "as `day,city`, that become folders: `day=2024-05-01/city=Bern`"),
+    Option("max_records_per_file", "whole number", "a file never has more"),
+    Option("max_bytes_per_file", "bytes", "a file is finished after the record batch with which it has about so many"),
+    Option(
+        "max_open_files",
+        "whole number",
+        "at one time in one task, where `partition_by` is given; on S3 and other stores that buffer, no more than fit"
+        " into 64 MiB",
+        "32",
+    ),
+)
 
 
 def parse_format(options: Mapping[str, Any]) -> Format:
@@ -102,10 +145,10 @@ def parse_format(options: Mapping[str, Any]) -> Format:
     Raises:
         ConfigurationError: a value that can't be, or an option of another format.
     """
-    name = _read("format", _one_of(*_FORMATS), options.get("format", "parquet"))
+    name = _read("format", _one_of(*_FORMATS), options.get("format", DEFAULT_FORMAT))
     make, readers = _FORMATS[name]
     for option in options:
-        if option in FORMAT_OPTIONS and option not in ("format", *readers):
+        if option in names(FORMAT_OPTIONS) and option not in ("format", *readers):
             others = [other for other, (_, its) in _FORMATS.items() if option in its]
             raise ConfigurationError(f"the option {option!r} is for format {' and '.join(others)} only, not for {name}")
     return make(**_given(readers, options))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError
+from twopc.options import Option, names
 from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
 from twopc_files.layout import Layout
 from twopc_files.stores.by_protocol import store_at
@@ -18,7 +19,23 @@ if TYPE_CHECKING:
     from twopc_files.stores.store import Store
 
 BATCH_LOGS = ("spark", "manifest")
-KNOWN = ("path", "storage_options", *FORMAT_OPTIONS, *LAYOUT_OPTIONS, "batch_logs")
+
+OPTIONS = (
+    Option(
+        "path",
+        "path or URL",
+        "needed: the folder. Driver and executors must reach the same disk or store by it",
+    ),
+    Option("storage_options", "mapping, or JSON as text", "what fsspec needs for the URL, such as credentials"),
+    *FORMAT_OPTIONS,
+    *LAYOUT_OPTIONS,
+    Option(
+        "batch_logs",
+        "`spark`, `manifest`, `spark,manifest`",
+        "logs of complete batches to keep, for readers of whole batches",
+    ),
+)
+KNOWN = names(OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import confluent_kafka
 from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
+from twopc.options import Option
 from twopc_kafka.arrow.settings import HONOURED, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
@@ -27,21 +28,96 @@ WRITERS = (LIBRDKAFKA, ARROW)
 AUTO, REQUIRE, OFF = "auto", "require", "off"
 TWO_PHASE_COMMIT = (AUTO, REQUIRE, OFF)
 
+PREFIX = "twopc"
+
+
+def _one_of(choices: tuple[str, ...]) -> str:
+    return ", ".join(f"`{choice}`" for choice in choices)
+
+
 DEFAULTS: Mapping[str, Any] = {
-    # The longer a decided transaction can wait for its commit, the less can be lost. This is what brokers grant at most
-    # by their own default; where 'transaction.timeout.ms' is not set, the sink asks for the most that these do.
     "transaction.timeout.ms": 900_000,
-    # Bounds how long a task waits for a broker that is gone.
     "message.timeout.ms": 120_000,
-    # The sink creates no topic, so one that is not known after so long does not exist; librdkafka waits 30 s.
     "topic.metadata.propagation.max.ms": 10_000,
-    # Keys land where Spark's own sink and the Java client put them; librdkafka's default is CRC-32.
     "partitioner": "murmur2_random",
-    # An executor's memory follows what is in flight, not the size of the batch.
     "queue.buffering.max.kbytes": 65_536,
-    # Connections are made at once: a fresh producer is ready in 3 ms and not in 500.
     "enable.sparse.connections": False,
 }
+
+OPTIONS = (
+    Option("bootstrap.servers", "addresses", "needed"),
+    Option("topic", "text", "or the column of that name. Must exist: the sink creates none"),
+    Option("delivery", _one_of(DELIVERIES), "what readers see, and when: the section Delivery", f"`{EXACTLY_ONCE}`"),
+    Option("writer", _one_of(WRITERS), f"`{ARROW}` is the sink's own, for `{EXACTLY_ONCE}`", f"`{LIBRDKAFKA}`"),
+    Option(
+        "two.phase.commit",
+        _one_of(TWO_PHASE_COMMIT),
+        f"transactions without a time-out, with `writer` = `{ARROW}`",
+        f"`{AUTO}` with `writer` = `{ARROW}`, else `{OFF}`",
+    ),
+    Option(
+        "transactional.id.prefix",
+        "text",
+        "what the transactions' names start with: rights are granted on it. A commit log keeps it: with another, what"
+        " is open would not be found, and the query does not start",
+        f"`{PREFIX}`",
+    ),
+    Option(
+        "transaction.timeout.ms",
+        "ms",
+        "a decided batch can wait so long for its commit. The longer, the less can be lost;"
+        f" {DEFAULTS['transaction.timeout.ms']} (the brokers' own default) where they don't tell this principal",
+        "the most that the brokers grant",
+    ),
+    Option(
+        "commit.margin.ms",
+        "ms",
+        "a batch is decided only while so much of that time is left; else it is rolled back and run again. A driver"
+        " that dies after the decision has so long to be restarted",
+        "a third of `transaction.timeout.ms`",
+    ),
+    Option(
+        "message.timeout.ms",
+        "ms",
+        "how long a task waits for a broker that is gone",
+        f"{DEFAULTS['message.timeout.ms']}, or the transaction's if shorter",
+    ),
+    Option(
+        "topic.metadata.propagation.max.ms",
+        "ms",
+        "how long a topic that a column names may be unknown. The sink creates none, so what is not known by then does"
+        " not exist; librdkafka's own default is 30000",
+        f"{DEFAULTS['topic.metadata.propagation.max.ms']}",
+    ),
+    Option(
+        "partitioner",
+        "librdkafka's",
+        "keys land where Spark and Java put them; librdkafka's own default is CRC-32",
+        f"`{DEFAULTS['partitioner']}`",
+    ),
+    Option(
+        "queue.buffering.max.kbytes",
+        "KiB",
+        "what an executor holds in memory: it follows what is in flight, not the size of the batch",
+        f"{DEFAULTS['queue.buffering.max.kbytes']}",
+    ),
+    Option(
+        "enable.idempotence",
+        "`true`, `false`",
+        "librdkafka's own retries double no record and keep the order",
+        f"`true`; `false` with `delivery` = `{NONE}`",
+    ),
+    Option(
+        "enable.sparse.connections",
+        "`true`, `false`",
+        "connections are made at once: a producer is ready in 3 ms and not in 500",
+        f"`{DEFAULTS['enable.sparse.connections']}`".lower(),
+    ),
+)
+"""The sink's own, and those of librdkafka's whose defaults are the sink's."""
+
+PROGRESS_OPTIONS = (Option("group.id", "text", "needed: a consumer group of the query's own"),)
+"""What the backend ``kafka-progress`` has besides."""
 
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
@@ -69,6 +145,9 @@ _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", lambda text: text != "none"),
     "socket.timeout.ms": ("request_timeout_ms", int),
 }
+CONNECTION = tuple(_CONTROL)
+"""What both clients have."""
+
 _WITHOUT_MEANING_FOR_CONTROL = {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list"}
 
 
@@ -141,7 +220,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
     writer = str(properties.pop("writer", LIBRDKAFKA))
     two_phase_commit = str(properties.pop("two.phase.commit", AUTO if writer == ARROW else OFF))
-    prefix = str(properties.pop("transactional.id.prefix", "twopc"))
+    prefix = str(properties.pop("transactional.id.prefix", PREFIX))
     margin = properties.pop("commit.margin.ms", None)
     if delivery not in DELIVERIES:
         raise ConfigurationError(f"'delivery' must be one of {', '.join(DELIVERIES)}")

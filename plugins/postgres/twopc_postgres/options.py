@@ -11,8 +11,37 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from twopc.errors import ConfigurationError
+from twopc.options import Option, names
 
-KNOWN = ("conninfo", "table", "upsert_by", "lock_timeout_s")
+LOCK_TIMEOUT_S = 60.0
+
+OPTIONS = (
+    Option(
+        "conninfo",
+        "text",
+        "needed: [libpq's connection string](https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING),"
+        " as a URL or as `host=… dbname=…`. Several hosts: the one that can be written to",
+    ),
+    Option(
+        "table",
+        "text",
+        "needed: `name` or `schema.name`, as it is in the catalog; without a schema, `public`. It must exist: the sink"
+        " creates none",
+    ),
+    Option(
+        "upsert_by",
+        "columns",
+        "those by which a record replaces a row, as `id,day`; without it records are only added",
+    ),
+    Option(
+        "lock_timeout_s",
+        "seconds",
+        "how long a task waits for a lock. Then it fails, and its batch is run again. Longer than other writers hold a"
+        " row, and shorter than a person waits for a query that stands still",
+        f"{LOCK_TIMEOUT_S:.0f}",
+    ),
+)
+KNOWN = names(OPTIONS)
 
 CONNECTION_DEFAULTS: Mapping[str, str] = {
     "application_name": "twopc",
@@ -23,9 +52,6 @@ CONNECTION_DEFAULTS: Mapping[str, str] = {
     # Where 'conninfo' names several servers, the one that can be written to: after a failover it is another.
     "target_session_attrs": "read-write",
 }
-
-LOCK_TIMEOUT_S = 60.0
-"""Longer than other writers hold a row, and shorter than a person waits for a query that stands still."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,77 @@
+"""A hook of MkDocs: fills the configuration reference in, from the code.
+
+A line ``<!-- twopc.spark.foreach_batch -->`` becomes a table of that function's or class's arguments, or of the options
+in a tuple of ``twopc.options.Option``; ``<!-- twopc.cli.commands.cli -->`` the commands.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+
+import click
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from twopc.options import Option, table
+
+PAGE = "docs/configuration.md"
+
+_NAMED = re.compile(r"^<!-- ([\w.]+) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  # MkDocs'
+    """The text of a page, as it goes on to be rendered."""
+    if page.file.src_uri != PAGE:
+        return markdown
+    return _NAMED.sub(lambda found: described(found[1]), markdown)
+
+
+def described(path: str) -> str:
+    """What stands for a name of the code."""
+    module, _, name = path.rpartition(".")
+    named = getattr(importlib.import_module(module), name)
+    if isinstance(named, click.Group):
+        return "\n\n".join(_command(command) for command in named.commands.values())
+    if callable(named):
+        return table(_arguments(f"{named.__module__}.{named.__qualname__}"))
+    if all(isinstance(option, Option) for option in named):
+        return table(named)
+    return ", ".join(f"`{text}`" for text in sorted(named)) + "."
+
+
+def _arguments(path: str) -> Iterator[Option]:
+    docstring = griffe.load(path).docstring
+    assert docstring is not None
+    for section in docstring.parse("google"):
+        if section.kind is griffe.DocstringSectionKind.parameters:
+            for argument in section.value:
+                default = f"`{argument.default}`" if argument.default not in (None, "{}") else ""  # {}: of **options
+                yield Option(
+                    argument.name,
+                    f"`{argument.annotation}`",
+                    " ".join(argument.description.split()).replace("``", "`"),
+                    default,
+                )
+
+
+def _command(command: click.Command) -> str:
+    arguments = [str(parameter.name).upper() for parameter in command.params if isinstance(parameter, click.Argument)]
+    options = [_option(parameter) for parameter in command.params if isinstance(parameter, click.Option)]
+    return "\n\n".join(
+        [
+            f"### `{' '.join(['twopc', str(command.name), *arguments])}`",
+            inspect.cleandoc(str(command.help)),
+            table(options),
+        ]
+    )
+
+
+def _option(option: click.Option) -> Option:
+    values = "" if option.is_flag else str(option.metavar)
+    default = f"{option.default:g}" if isinstance(option.default, float) else ""
+    return Option(", ".join(option.opts), values, ("needed. " if option.required else "") + str(option.help), default)

@@ -1,0 +1,31 @@
+"""The pages that are read in the repository have the options that the code has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.pages import DOCS, ROOT
+from twopc.options import Option, table
+from twopc.spark import source_options
+from twopc_files import options as files_options
+from twopc_kafka import options as kafka_options
+from twopc_postgres import options as postgres_options
+
+
+@pytest.mark.parametrize(
+    ("page", "options"),
+    [
+        (ROOT / "plugins/kafka/README.md", kafka_options.OPTIONS),
+        (ROOT / "plugins/files/README.md", files_options.OPTIONS),
+        (ROOT / "plugins/postgres/README.md", postgres_options.OPTIONS),
+        (DOCS / "spark.md", source_options.OPTIONS),
+    ],
+)
+def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Option, ...]) -> None:
+    assert table(options) in page.read_text(encoding="utf-8"), f"{page} must have this table:\n{table(options)}"
+
+
+def test_every_default_of_the_kafka_sink_is_told() -> None:
+    assert {*kafka_options.DEFAULTS} <= {option.name for option in kafka_options.OPTIONS if option.default}

@@ -1,0 +1,39 @@
+"""How a backend tells what a user may set: the documentation is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One thing that a user may set.
+
+    Attributes:
+        name: as the user writes it.
+        values: which it takes, in a few words.
+        meaning: and why the default is what it is; Markdown without relative links, as it stands on several pages.
+        default: in words, as Markdown; empty where there is none.
+    """
+
+    name: str
+    values: str
+    meaning: str
+    default: str = ""
+
+
+def names(options: Iterable[Option]) -> tuple[str, ...]:
+    """Their names, in the same order."""
+    return tuple(option.name for option in options)
+
+
+def table(options: Iterable[Option]) -> str:
+    """A table of Markdown."""
+    rows = [_row("option", "values", "default", ""), "| --- | --- | --- | --- |"]
+    rows += [_row(f"`{option.name}`", option.values, option.default, option.meaning) for option in options]
+    return "\n".join(rows)
+
+
+def _row(*cells: str) -> str:
+    return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|"
