@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import itertools
 import json
+import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.queues import Queue
 from pathlib import Path
 from queue import Empty
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.progress import Progress, TextColumn
 
-from tests.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
+from tests.simulation.exploration import SMALL, SMALLEST, TINY, Failure, pairs, shortest, singles, triples
 from tests.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
-from tests.simulation.world import CRASH_POINTS
+from tests.simulation.world import CRASH_POINTS, Fault
 
-PAIRS_SHARE = 0.6
-"""Of the time, at most: what is left goes to seeds. Ten minutes on two cores are enough for the smallest spaces."""
+SHARES = {"pairs": 0.4, "triples": 0.2, "seeds": 0.4}
+"""Of the time; what pairs leave of theirs goes to the next. Ten minutes on two cores do for the smallest spaces."""
 
 VIOLATIONS_AT_MOST = 20
 
@@ -40,6 +42,7 @@ class Share:
     seeds: int = 0
     stopped: int = 0
     pairs: int = 0
+    triples: int = 0
     spaces_complete: int = 0
     steps: int = 0
     violations: list[str] = field(default_factory=list)
@@ -48,7 +51,8 @@ class Share:
     def count(self, scenario: Scenario, result: Result, seed: int | None = None) -> None:
         self.schedules += 1
         self.seeds += seed is not None
-        self.pairs += seed is None and len(result.schedule) > 1
+        self.pairs += seed is None and len(result.schedule) == 2
+        self.triples += seed is None and len(result.schedule) == 3
         self.steps += result.steps
         self.faults_injected += len(result.schedule)
         self.stopped += result.stopped
@@ -56,15 +60,15 @@ class Share:
             self.violations.append(str(shortest(scenario, result, seed)))
 
 
-def explore(worker: int, workers: int, seeds: range, deadline: float, pairs_deadline: float) -> Iterator[Share]:
-    """One process's share: single faults, pairs, then seeds. Told every few seconds, and at the end."""
+def explore(worker: int, workers: int, seeds: range, until: Mapping[str, float]) -> Iterator[Share]:
+    """One process's share, told every few seconds and at the end. ``until``: when each kind of schedules ends."""
     share = Share(crash_points=CRASH_POINTS)
     tell_at = time.monotonic()
     gc.disable()  # a schedule leaves little behind, and to look for it amid each costs a fifth of the time
     with simulated():
-        for seed, run_next in _planned(worker, workers, seeds, pairs_deadline, share):
+        for seed, run_next in _planned(worker, workers, seeds, until, share):
             now = time.monotonic()
-            if now > deadline or len(share.violations) >= VIOLATIONS_AT_MOST:
+            if now > max(until.values()) or len(share.violations) >= VIOLATIONS_AT_MOST:
                 break
             if now > tell_at:
                 tell_at = now + TELL_EVERY_S
@@ -75,31 +79,41 @@ def explore(worker: int, workers: int, seeds: range, deadline: float, pairs_dead
     yield share
 
 
-def _planned(
-    worker: int, workers: int, seeds: range, pairs_deadline: float, share: Share
-) -> Iterator[tuple[int | None, Callable[[], tuple[Scenario, Result]]]]:
-    for scenario in (*SMALL, *SMALLEST):
-        for schedule in itertools.islice(singles(scenario), worker, None, workers):
-            yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # run before the next
-    for scenario in (*SMALLEST, *SMALL):
-        for schedule in pairs(scenario, workers, worker):
-            if time.monotonic() > pairs_deadline:
-                break
-            yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023
-        else:
-            share.spaces_complete += 1
-    for seed in seeds[worker::workers]:
-        yield seed, lambda: run_seed(seed)  # noqa: B023
+Planned: TypeAlias = Iterator[tuple[int | None, Callable[[], tuple[Scenario, Result]]]]
+"""The seed, if it is one, and what runs it."""
 
 
-def run(seeds: range, seconds: float, workers: int, report: Path) -> int:
+def _planned(worker: int, workers: int, seeds: range, until: Mapping[str, float], share: Share) -> Planned:
+    if "pairs" in until:
+        for scenario in (*SMALL, *SMALLEST):
+            yield from _scheduled(scenario, itertools.islice(singles(scenario), worker, None, workers))
+        for scenario in (*SMALLEST, *SMALL):
+            yield from _scheduled(scenario, pairs(scenario, workers, worker), until["pairs"])
+            share.spaces_complete += time.monotonic() < until["pairs"]
+    if "triples" in until:
+        drawn = [_scheduled(tiny, triples(tiny, workers, worker), until["triples"]) for tiny in TINY]
+        yield from itertools.chain.from_iterable(zip(*drawn, strict=False))  # in turns
+    for seed in seeds[worker::workers] if "seeds" in until else ():
+        yield seed, functools.partial(run_seed, seed)
+
+
+def _scheduled(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]], until: float = math.inf) -> Planned:
+    for schedule in schedules:
+        if time.monotonic() > until:
+            return
+        yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # run before the next
+
+
+def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, report: Path) -> int:
     """Explore and report, also while it goes on. Returns the exit code."""
     started = time.monotonic()
-    limits = (seeds, started + seconds, started + seconds * PAIRS_SHARE)
-    shares: dict[int, Share] = {}
+    shares = {kind: share for kind, share in SHARES.items() if kind in kinds}
+    ends = [started + seconds * part / sum(shares.values()) for part in itertools.accumulate(shares.values())]
+    until = dict(zip(shares, ends, strict=True))
+    done: dict[int, Share] = {}
     told: Queue[tuple[int, Share]] = multiprocessing.Queue()
     processes = [
-        multiprocessing.Process(target=_work, args=(told, worker, workers, *limits)) for worker in range(workers)
+        multiprocessing.Process(target=_work, args=(told, worker, workers, seeds, until)) for worker in range(workers)
     ]
     for process in processes:
         process.start()
@@ -109,8 +123,8 @@ def run(seeds: range, seconds: float, workers: int, report: Path) -> int:
         while any(process.is_alive() for process in processes) or not told.empty():
             with contextlib.suppress(Empty):
                 worker, share = told.get(timeout=1)
-                shares[worker] = share
-                document = _document(list(shares.values()), seeds, workers, time.monotonic() - started)
+                done[worker] = share
+                document = _document(list(done.values()), seeds, workers, time.monotonic() - started)
                 report.write_text(json.dumps(document, indent=1))
                 found = f"{document['schedules']:,} schedules, {len(document['violations'])} violations"
                 progress.update(bar, completed=document["seconds"], found=found)
@@ -140,6 +154,7 @@ def _document(shares: Sequence[Share], seeds: range, workers: int, seconds: floa
         "seeds": sum(share.seeds for share in shares),
         "first_seed": seeds.start,
         "pairs": sum(share.pairs for share in shares),
+        "triples": sum(share.triples for share in shares),
         "spaces_with_all_pairs": min(share.spaces_complete for share in shares),
         "steps": sum(share.steps for share in shares),
         "stopped_for_a_person": sum(share.stopped for share in shares),
@@ -153,6 +168,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1 << 40, help="how many seeds at most")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--kinds", nargs="+", choices=SHARES, default=list(SHARES), help="all, if none is named")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--report", type=Path, default=Path("build/simulation/report.json"))
     parser.add_argument("--seed", type=int, help="run this seed alone and show its schedule")
@@ -165,7 +181,7 @@ def main() -> int:
     if given.seed is not None:
         return _show(given.seed)
     seeds = range(given.first_seed, given.first_seed + given.seeds)
-    return run(seeds, given.seconds, given.processes, given.report)
+    return run(seeds, given.seconds, given.kinds, given.processes, given.report)
 
 
 def _show(seed: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ SMALLEST = (
     Scenario(sinks="k", partitions=(1,), rows_a_batch=2, entries_kept=1, end_txn_version=4),
 )
 """Those of which every pair of faults is enumerated first; those of ``SMALL`` come after, as far as time goes."""
+
+TINY = (Scenario(sinks="k", partitions=(1,), rows_a_batch=1), SMALLEST[-1])
+"""Those of which every triple of faults comes next, some ten million, as far as time goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,27 @@ def pairs(
     """After every single fault, every fault at every later step of that run. With a stride, one first fault in so
     many."""
     for first in itertools.islice(singles(scenario, only), offset, None, stride):
-        [at] = first
-        for number, step in enumerate(run_schedule(scenario, first, traced=True).trace):
-            if number > at:
-                for fault in step.faults:
-                    if fault in only:
-                        yield {**first, number: fault}
+        yield from _one_more(scenario, first, only)
+
+
+def triples(scenario: Scenario, stride: int = 1, offset: int = 0) -> Iterator[dict[int, Fault]]:
+    """After every pair of faults, every fault at every later step of that run. The pairs come in no order, so that some
+    of the triples are a sample of all."""
+    in_no_order = list(pairs(scenario))
+    random.Random(0).shuffle(in_no_order)
+    for pair in in_no_order[offset::stride]:
+        yield from _one_more(scenario, pair)
+
+
+def _one_more(
+    scenario: Scenario, schedule: Mapping[int, Fault], only: Container[Fault] = tuple(Fault)
+) -> Iterator[dict[int, Fault]]:
+    """Every fault at every later step of the run."""
+    for number, step in enumerate(run_schedule(scenario, schedule, traced=True).trace):
+        if number > max(schedule):
+            for fault in step.faults:
+                if fault in only:
+                    yield {**schedule, number: fault}
 
 
 def shortest(scenario: Scenario, result: Result, seed: int | None = None) -> Failure:

@@ -272,7 +272,7 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
 def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: Disk) -> None:
     """One more restart that nobody disturbs, with one more batch; then everything is checked."""
     had_stopped = spark.forget_stop()
-    world.faults = Planned({})
+    world.faults, world.is_disturbed = Planned({}), False
     spark.batches += 1
     del spark.drivers[: len(spark.drivers)]
     spark.start_driver()

@@ -17,6 +17,7 @@ from twopc.coordinator import Coordinator
 from twopc.errors import Fenced, InDoubt, OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.log_store import LogStore
 from twopc.participant import Participant, Vote
+from twopc.phases import Phase
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transactional_ids import Round
 
@@ -177,12 +178,13 @@ class Driver:
 
     def _close(self) -> None:
         """The query has ended. A stop that is not clean is told, and left to the next start."""
-        closing_at = self._spark.world.steps
+        closing_at, is_open = self._spark.world.steps, self._coordinator.phase is Phase.IDLE
         try:
             self._coordinator.close()
         except (Fenced, InDoubt, Retriable, OSError):
             return
-        self._spark.check_swept(self._coordinator, closing_at)
+        if is_open:
+            self._spark.check_swept(self._coordinator, closing_at)
 
 
 class Stage:

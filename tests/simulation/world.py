@@ -190,6 +190,7 @@ class World:
 
     faults: Faults
     records_trace: bool = False
+    is_disturbed: bool = True
     steps: int = 0
     now_ms: int = 0
     suspended_ms: int = 0
@@ -221,7 +222,7 @@ class World:
         if actor.dead:
             raise Killed
         if self.records_trace:
-            self.trace.append(Step(actor.name, op.name, self._possible(actor, op)))
+            self.trace.append(Step(actor.name, op.name, self._possible(actor, op) if self.is_disturbed else ()))
         if self._delayed and self._delayed[0][0] <= number:
             self._delayed.pop(0)[1]()
         if number < self.faults.next_step:
