@@ -14,7 +14,7 @@ import pytest
 import trustme
 from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AdminClient, ResourceType
 
-from tests.kafka.access import allow, as_user, grant
+from tests.kafka.access import allow, as_user, by_token, grant
 from tests.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
@@ -45,23 +45,6 @@ def by_certificate(second_broker: Any, folder: Path) -> dict[str, str]:
         "security_protocol": "ssl",
         "ssl_ca_location": str(folder / "authority.pem"),
         **certificate(second_broker.authority, folder),
-    }
-
-
-def by_token(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.token_servers,
-        "security_protocol": "sasl_ssl",
-        "sasl_mechanism": "OAUTHBEARER",
-        "sasl_oauthbearer_method": "oidc",
-        "sasl_oauthbearer_client_id": "granted",
-        "sasl_oauthbearer_client_secret": second_broker.passwords["granted"],
-        "sasl_oauthbearer_token_endpoint_url": second_broker.issuer.url,
-        "sasl_oauthbearer_scope": "produce",
-        "sasl_oauthbearer_extensions": "tenant=sales,region=emea",
-        "ssl_ca_location": str(folder / "authority.pem"),
-        "https_ca_location": str(folder / "authority.pem"),
     }
 
 
