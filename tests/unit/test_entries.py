@@ -307,7 +307,7 @@ def test_a_decision_without_committables_by_sink_is_refused(wrong: object) -> No
         {"staged": "/etc/copy.arrow"},
         {"staged": "nul\0.arrow"},
         {"staged": "line\n.arrow"},
-        {"staged": "passwd"},
+        {"staged": ".hidden"},
     ],
 )
 def test_a_committable_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:
