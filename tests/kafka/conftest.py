@@ -185,6 +185,7 @@ def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 _OAUTHBEARER = "org.apache.kafka.common.security.oauthbearer"
+_KEYS: list[str] = []  # of all brokers
 
 
 @contextlib.contextmanager
@@ -241,8 +242,9 @@ def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -
         **(more or {}),
     }
     with issuer, pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as started:
-        # Kafka reads keys from where its JVM is told that it may.
-        patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={keys.as_uri()}")
+        # Kafka reads keys from where its JVM is told that it may, also when another broker is started again.
+        _KEYS.append(keys.as_uri())
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={','.join(_KEYS)}")
         broker = started.enter_context(KafkaBroker(folder, properties=properties))
         scram_user(broker, "granted", passwords["granted"])
         yield SecondBroker(broker, sasl, scram, mtls, token, issuer, authority, folder, passwords)

@@ -153,6 +153,7 @@ TOKENS = {
         ({"sasl.oauthbearer.client.id": ""}, "needs .*'sasl.oauthbearer.client.id'"),
         ({"sasl.oauthbearer.client.secret": ""}, "needs .*'sasl.oauthbearer.client.secret'"),
         ({"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"}, "must be a URL such as https://"),
+        ({"sasl.oauthbearer.token.endpoint.url": f"https://etl:{SECRET}@issuer.example/t"}, "must be a URL such as"),
         ({"sasl.oauthbearer.extensions": "tenant"}, "'sasl.oauthbearer.extensions' must be such as"),
         ({"sasl.oauthbearer.extensions": "auth=other"}, "'sasl.oauthbearer.extensions' must be such as"),
         ({"sasl.oauthbearer.extensions": "tenant=a\x01auth=other"}, "'sasl.oauthbearer.extensions' must be such as"),

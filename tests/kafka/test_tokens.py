@@ -100,6 +100,7 @@ def test_a_sink_asks_for_no_token_when_it_is_made(issuer: Issuer, options: dict[
         ((200, b'{"access_token": "a", "expires_in": NaN}'), Retriable, "no token"),
         ((200, b'{"access_token": "a", "expires_in": 1e999}'), Retriable, "no token"),
         ((200, b'"token"'), Retriable, "no token"),
+        ((200, b'{"access_token": null}'), Retriable, "no token"),
     ],
 )
 def test_what_the_endpoint_answers_is_told_with_what_to_correct_and_without_a_secret(
@@ -128,7 +129,7 @@ def test_what_the_endpoint_answers_is_told_with_what_to_correct_and_without_a_se
     ("changed", "told"),
     [
         (
-            {"sasl.oauthbearer.token.endpoint.url": "https://user:word@127.0.0.1:1/t?k=v"},
+            {"sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/t?k=v"},
             "https://127.0.0.1:1/t gave no",
         ),
         ({"https.ca.location": ""}, "CERTIFICATE_VERIFY_FAILED.*'https.ca.location'"),

@@ -49,6 +49,7 @@ left of that (KIP-368), so with a newer one."""
 
 _LONGEST_ANSWER = 1024 * 1024
 _PASSING = (408, 429)
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # with a user in it, errors of urllib would tell the password
 _EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[ -~]*")  # RFC 7628, 3.1
 
 _ADVICE = {
@@ -76,7 +77,7 @@ def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"'sasl.mechanism' = {OAUTHBEARER!r} needs {', '.join(map(repr, _NEEDED))}")
     if properties[_METHOD] != "oidc":
         raise ConfigurationError(f"{_METHOD!r} must be 'oidc': the token of any other comes from a callback")
-    if urllib.parse.urlsplit(str(properties[_ENDPOINT])).scheme not in ("https", "http"):
+    if not _URL.fullmatch(str(properties[_ENDPOINT])):
         raise ConfigurationError(f"{_ENDPOINT!r} must be a URL such as https://issuer.example/token")
     if not all(map(_EXTENSION.fullmatch, _parts(properties))):
         raise ConfigurationError(f"{_EXTENSIONS!r} must be such as 'tenant=sales,region=emea'")
@@ -131,7 +132,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         try:
             with self._opener().open(self._request(), timeout=TIMEOUT_S) as response:
                 answer = json.loads(response.read(_LONGEST_ANSWER))
-            return str(answer["access_token"]), int(answer.get("expires_in", 0))  # 0: fetched for every login
+            return _text(answer["access_token"]), int(answer.get("expires_in", 0))  # 0: fetched for every login
         except urllib.error.HTTPError as error:
             raise self._refused(error) from None
         except (OSError, http.client.HTTPException) as error:
@@ -176,9 +177,8 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
 
     @property
     def _endpoint(self) -> str:
-        """Its address, without what a URL may also hold: a password, or a query."""
-        parts = urllib.parse.urlsplit(self._properties[_ENDPOINT])
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        """Its address, without the query, which may have a secret."""
+        return self._properties[_ENDPOINT].partition("?")[0]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -186,6 +186,12 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: object) -> None:
         return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError("no text")
+    return value
 
 
 def _known_code(error: urllib.error.HTTPError) -> str | None:
