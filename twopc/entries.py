@@ -26,7 +26,7 @@ from twopc.transactional_ids import Round
 FORMAT = 1
 
 LONGEST_DECISION = 32 * 1024 * 1024
-"""In bytes; the decision of 70 000 files of one task each, or of twice as many of a few. A longer one is not written."""
+"""In bytes; the decision of 70 000 files, each of a task, or of twice as many of a few. A longer one is not written."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
 """What is longer no coordinator wrote, and is not parsed: that takes many times its length in memory. The entries that
