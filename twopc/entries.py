@@ -19,11 +19,22 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
-from twopc.errors import CorruptLog, LogMismatch
+from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
 from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import Round
 
 FORMAT = 1
+
+LONGEST_DECISION = 32 * 1024 * 1024
+"""In bytes; the decision of 70 000 files, each of a task, or of twice as many of a few. A longer one is not written."""
+
+LONGEST_ENTRY = 2 * LONGEST_DECISION
+"""What is longer no coordinator wrote, and is not parsed: that takes many times its length in memory. The entries that
+carry a decision on differ from it by little."""
+
+_SHOWN = 500  # characters of what is wrong with an entry, which may quote it
+
+_LARGEST_COUNT = 2**63 - 1  # Spark counts its batches so
 Kind = Literal["open", "decide", "amend", "abandon", "close"]
 
 
@@ -206,7 +217,11 @@ def _now() -> str:
 
 
 def serialise(entry: Entry) -> bytes:
-    """Indented, so that a person can read it with any pager."""
+    """Indented, so that a person can read it with any pager.
+
+    Raises:
+        ConfigurationError: a decision is too long. What is decided already is always carried on.
+    """
     value: dict[str, JsonValue] = {
         "format": FORMAT,
         "kind": entry.kind,
@@ -223,7 +238,14 @@ def serialise(entry: Entry) -> bytes:
         value["abandoned"] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
     if entry.prefixes:  # nor this one
         value["prefixes"] = dict(entry.prefixes)
-    return json.dumps(value, indent=1).encode()
+    data = json.dumps(value, indent=1).encode()
+    if entry.kind == "decide" and len(data) > LONGEST_DECISION:
+        raise ConfigurationError(
+            f"the decision of batch {entry.decided} would have {len(data)} bytes, and the commit log takes"
+            f" {LONGEST_DECISION}: the batch has too many transactions or files. Nothing of it is visible. Have fewer"
+            " tasks, fewer partition folders or smaller batches, and start again."
+        )
+    return data
 
 
 def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
@@ -244,6 +266,8 @@ def parse(data: bytes, where: str) -> Entry:
         CorruptLog: anything but what ``serialise`` writes, or a later format.
     """
     try:
+        if len(data) > LONGEST_ENTRY:
+            raise ValueError(f"{len(data)} bytes, and no entry has more than {LONGEST_ENTRY}")
         value = json.loads(data)
         if _count(value["format"]) != FORMAT:
             raise ValueError(f"format {value['format']!r}, and this version reads format {FORMAT}")
@@ -268,8 +292,8 @@ def parse(data: bytes, where: str) -> Entry:
         return entry
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptLog(
-            f"{where} is not an entry of a commit log: {type(error).__name__}: {error}. Nothing was changed."
-            " Restore the entry from a backup; don't delete it: it says which transactions are decided."
+            f"{where} is not an entry of a commit log: {type(error).__name__}: {str(error)[:_SHOWN]}. Nothing was"
+            " changed. Restore the entry from a backup; don't delete it: it says which transactions are decided."
         ) from error
 
 
@@ -306,6 +330,6 @@ def _list(value: object) -> list[Any]:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_COUNT:
         raise TypeError(f"{value!r} is not a count")
     return value

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from twopc.transactional_ids import TransactionId
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # of what is made of a transactional id
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -65,7 +68,7 @@ class Committable:
         if not isinstance(transaction_id, str) or not isinstance(handle, dict):
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
         staged = value.get("staged")
-        if staged is not None and (not isinstance(staged, str) or "/" in staged):
+        if staged is not None and (not isinstance(staged, str) or not _FILE_NAME.fullmatch(staged)):
             raise TypeError(f"a committable's staged copy must be a file name or null, not {staged!r}")
         return cls(transaction_id, handle, _count(records), staged, _count(value.get("bytes")))
 

@@ -156,7 +156,9 @@ def test_a_sink_whose_prefix_is_another_than_the_logs_is_refused_by_every_comman
         ('[archive]\nbackend = "papyrus"', "no backend is named 'papyrus'"),
         ('[archive]\nbackend = "files"\nfolder = "x"', "no option 'folder'"),
         ('[archive]\nbackend = "files"\npath = "${NOT_SET_HERE}"', "environment variable NOT_SET_HERE is not set"),
+        ('[archive]\nbackend = "files"\npath = "${file:/no/such/file}"', "file /no/such/file can't be read"),
         ('[archive]\nbackend = "files"\npath = "${not closed"', "'${' must begin"),
+        ('[archive]\nbackend = "files"\npath = "${file:}"', "'${' must begin"),
     ],
 )
 def test_a_wrong_sinks_file_is_refused_naming_the_place(text: str, message: str, left: Any, look: Any) -> None:
@@ -187,6 +189,13 @@ def test_a_sinks_file_without_a_sink_that_has_work_is_refused_before_anybody_is_
 def test_a_value_comes_from_the_environment(left: Any, look: Any) -> None:
     left.sinks.write_text(left.sinks.read_text().replace(str(left.folder), "${BASE}"))
     assert look("resolve", left.log, "--sinks", left.sinks, "--yes", BASE=str(left.folder)).code == 0
+
+
+@pytest.mark.crash
+def test_a_value_comes_from_a_file(left: Any, look: Any, tmp_path: Path) -> None:
+    (tmp_path / "base").write_text(f"{left.folder}\n")
+    left.sinks.write_text(left.sinks.read_text().replace(str(left.folder), f"${{file:{tmp_path / 'base'}}}"))
+    assert look("resolve", left.log, "--sinks", left.sinks, "--yes").code == 0
 
 
 def kafka_sinks(servers: str) -> str:
@@ -228,8 +237,10 @@ def test_a_target_where_nobody_listens_is_told_by_its_address(
 
 
 @pytest.mark.crash
-def test_no_secret_is_shown_whatever_is_wrong(left: Any, look: Any) -> None:
+def test_no_secret_is_shown_whatever_is_wrong(left: Any, look: Any, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
     for text in (
+        f'[archive]\nbackend = "files"\npath = "/tmp"\nformat = "${{file:{tmp_path / "secret"}}}"\n',
         kafka_sinks("x:1") + 'sasl.wrong = "${PASSWORD}"\n',
         kafka_sinks("x:1") + 'acks = "${PASSWORD}"\n',
         '[archive]\nbackend = "${PASSWORD}"\n',

@@ -420,6 +420,17 @@ def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, ma
             refuse(committable)
 
 
+def test_what_another_query_has_staged_in_the_folder_is_refused_and_stays(folder: Path, make_sink: MakeSink) -> None:
+    with Participant({"orders": (theirs := make_sink("other"))}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        committable = participant.pre_commit()["orders"]
+    for refuse in (make_sink().commit, make_sink().abort):
+        with pytest.raises(CorruptLog, match=r"'transaction_id' of transaction 'twopc\.other\..*No file was touched"):
+            refuse(committable)
+    assert staged_path(folder, committable).exists()
+    theirs.commit(committable)
+
+
 def test_a_transaction_id_with_a_path_in_it_is_refused(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:

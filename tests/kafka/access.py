@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka.admin import (
@@ -21,6 +22,23 @@ def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[
         "sasl_mechanism": "PLAIN",
         "sasl_username": name,
         "sasl_password": password or second_broker.passwords[name],
+    }
+
+
+def by_token(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.token_servers,
+        "security_protocol": "sasl_ssl",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauthbearer_method": "oidc",
+        "sasl_oauthbearer_client_id": "granted",
+        "sasl_oauthbearer_client_secret": second_broker.passwords["granted"],
+        "sasl_oauthbearer_token_endpoint_url": second_broker.issuer.url,
+        "sasl_oauthbearer_scope": "produce",
+        "sasl_oauthbearer_extensions": "tenant=sales,region=emea",
+        "ssl_ca_location": str(folder / "authority.pem"),
+        "https_ca_location": str(folder / "authority.pem"),
     }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import socket
 import time
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from tests.kafka.issuer import AUDIENCE, ISSUER, Issuer
 from tests.topic_reader import records_of
 from twopc import Committable, Participant, Round
 from twopc.errors import Retriable
@@ -150,13 +151,16 @@ def pre_commit() -> PreCommit:
 @dataclass(frozen=True)
 class SecondBroker:
     """A broker that tests may kill. It rolls timed-out transactions back at once, and denies what is not granted to who
-    comes to its other listeners: one asks for a password, one for the same through TLS by SCRAM, one for a certificate.
+    comes to its other listeners: one asks for a password, one for the same through TLS by SCRAM, one for a certificate,
+    one for a token.
     """
 
     broker: KafkaBroker
     sasl_servers: str
     scram_servers: str
     mtls_servers: str
+    token_servers: str
+    issuer: Issuer
     authority: trustme.CA
     folder: Path
     passwords: dict[str, str]
@@ -180,22 +184,31 @@ def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield broker
 
 
-@contextmanager
+_OAUTHBEARER = "org.apache.kafka.common.security.oauthbearer"
+_KEYS: list[str] = []  # of all brokers
+
+
+@contextlib.contextmanager
 def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -> Iterator[SecondBroker]:
-    broker_port, controller_port, *other_ports = _free_ports(5)
+    broker_port, controller_port, *other_ports = _free_ports(6)
     (folder / "ports.json").write_text(json.dumps({"broker": broker_port, "controller": controller_port}))
-    sasl, scram, mtls = (f"127.0.0.1:{port}" for port in other_ports)
-    listeners = f"PLAINTEXT://127.0.0.1:{broker_port},SASL_PLAINTEXT://{sasl},SCRAM://{scram},MTLS://{mtls}"
+    sasl, scram, mtls, token = (f"127.0.0.1:{port}" for port in other_ports)
+    listeners = (
+        f"PLAINTEXT://127.0.0.1:{broker_port},SASL_PLAINTEXT://{sasl},SCRAM://{scram},MTLS://{mtls},TOKEN://{token}"
+    )
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "authority.pem")
     write_certificate(authority.issue_cert("127.0.0.1"), folder / "broker.pem")
     passwords = {name: f"{name}-hunter2-{uuid.uuid4().hex}" for name in ("granted", "denied")}
+    issuer = Issuer(authority, passwords)
+    keys = folder / "keys.json"
+    issuer.write_keys(keys)
     users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())
     properties: dict[str, str | int | bool] = {
         "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
         "advertised.listeners": listeners,
         "listener.security.protocol.map": (
-            "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SCRAM:SASL_SSL,MTLS:SSL,CONTROLLER:PLAINTEXT"
+            "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SCRAM:SASL_SSL,MTLS:SSL,TOKEN:SASL_SSL,CONTROLLER:PLAINTEXT"
         ),
         "inter.broker.listener.name": "PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
@@ -206,6 +219,16 @@ def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -
         "listener.name.scram.scram-sha-512.sasl.jaas.config": (
             "org.apache.kafka.common.security.scram.ScramLoginModule required;"
         ),
+        "listener.name.token.sasl.enabled.mechanisms": "OAUTHBEARER",
+        "listener.name.token.oauthbearer.sasl.jaas.config": f"{_OAUTHBEARER}.OAuthBearerLoginModule required;",
+        "listener.name.token.oauthbearer.sasl.server.callback.handler.class": (
+            f"{_OAUTHBEARER}.OAuthBearerValidatorCallbackHandler"
+        ),
+        "listener.name.token.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
+        "listener.name.token.oauthbearer.sasl.oauthbearer.expected.audience": AUDIENCE,
+        "listener.name.token.oauthbearer.sasl.oauthbearer.expected.issuer": ISSUER,
+        # A connection lasts no longer than its token, as brokers in earnest have it (KIP-368).
+        "listener.name.token.oauthbearer.connections.max.reauth.ms": 3_600_000,
         "listener.name.mtls.ssl.client.auth": "required",
         "listener.name.mtls.ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/",
         "ssl.keystore.type": "PEM",
@@ -218,9 +241,13 @@ def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -
         "transaction.partition.verification.enable": False,  # so that tests can have a transaction hang
         **(more or {}),
     }
-    with KafkaBroker(folder, properties=properties) as broker:
+    with issuer, pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as started:
+        # Kafka reads keys from where its JVM is told that it may, also when another broker is started again.
+        _KEYS.append(keys.as_uri())
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={','.join(_KEYS)}")
+        broker = started.enter_context(KafkaBroker(folder, properties=properties))
         scram_user(broker, "granted", passwords["granted"])
-        yield SecondBroker(broker, sasl, scram, mtls, authority, folder, passwords)
+        yield SecondBroker(broker, sasl, scram, mtls, token, issuer, authority, folder, passwords)
 
 
 def write_certificate(issued: trustme.LeafCert, file: Path) -> None:

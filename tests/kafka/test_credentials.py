@@ -14,7 +14,7 @@ import pytest
 import trustme
 from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AdminClient, ResourceType
 
-from tests.kafka.access import allow, as_user, grant
+from tests.kafka.access import allow, as_user, by_token, grant
 from tests.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
@@ -59,6 +59,7 @@ LOGINS = {
     "password": lambda broker, _: as_user(broker, "granted"),
     "scram": by_scram,
     "certificate": by_certificate,
+    "token": by_token,
 }
 
 
@@ -157,11 +158,34 @@ def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, ma
     assert sink.recover() == []
 
 
-def test_the_password_is_in_no_log_error_repr_or_committable(
+def test_a_connection_outlives_its_token(
     second_broker: Any,
     make_topic: Any,
     make_sink: Any,
     prefix: str,
+    wait: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    issuer = second_broker.issuer
+    monkeypatch.setattr(issuer, "life_s", 3)
+    login = by_token(second_broker, tmp_path) | {"sasl_oauthbearer_scope": prefix}  # so with tokens of its own
+    sink = make_sink(make_topic(on=second_broker.broker), **login)
+    given = len(issuer.tokens)
+    wait.until("it has logged in twice", lambda: sink.recover() == [] and len(issuer.tokens) == given + 2)
+    assert sink.recover() == []
+
+
+@pytest.fixture(params=["password", "token"])
+def as_granted(request: pytest.FixtureRequest, second_broker: Any, tmp_path: Path) -> dict[str, str]:
+    return LOGINS[request.param](second_broker, tmp_path)
+
+
+def test_the_secret_is_in_no_log_error_repr_or_committable(
+    as_granted: dict[str, str],
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
     wait: Any,
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
@@ -169,15 +193,17 @@ def test_the_password_is_in_no_log_error_repr_or_committable(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     wrong = "wrong-hunter2"
+    [secret] = [name for name in as_granted if name.endswith(("_password", "_secret"))]
+    hidden = [as_granted[secret], wrong]
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     monkeypatch.setattr(control, "_controls", {})  # this test sees the connection being made
     topic = make_topic(on=second_broker.broker)
-    grant(second_broker, "granted", topic.name, prefix)
-    right = make_sink(topic, **as_user(second_broker, "granted"), debug="all")
+    right = make_sink(topic, **as_granted, debug="all")
+    grant(second_broker, "granted", topic.name, right.prefix)
     wait.until("the grant has arrived", lambda: _is_valid(right))
     committable = pre_committed(right)
     wait.repeated(lambda: right.commit(committable))
-    refused = make_sink(topic, **as_user(second_broker, "granted", wrong), message_timeout_ms=1000, debug="all")
+    refused = make_sink(topic, **as_granted | {secret: wrong}, message_timeout_ms=1000, debug="all")
     errors = []
     with pytest.raises((Retriable, OperatorRequired)) as unreachable:
         list(refused.recover())
@@ -192,8 +218,8 @@ def test_the_password_is_in_no_log_error_repr_or_committable(
     shown = [caplog.text, *errors, printed, repr(right), repr(right._options), repr(committable.to_json())]
     assert "kafka.net.connection" in caplog.text, "kafka-python was listened to"
     assert "twopc_kafka.writer" in caplog.text, "librdkafka was listened to"
-    for secret in (second_broker.passwords["granted"], wrong):
-        assert secret not in "".join(shown)
+    for each in (*hidden, *second_broker.issuer.tokens):
+        assert each not in "".join(shown)
 
 
 def test_what_hangs_is_ended_with_the_rights_that_the_readme_names_for_it(

@@ -9,7 +9,7 @@ import pytest
 
 from twopc.errors import ConfigurationError
 from twopc_kafka import KafkaSink
-from twopc_kafka.options import DEFAULTS, parse_options
+from twopc_kafka.options import DEFAULTS, WRITERS, parse_options
 
 SERVERS = {"bootstrap.servers": "broker:9092"}
 SECRET = "hunter2-is-the-password"  # noqa: S105  # what must not be seen anywhere
@@ -57,9 +57,9 @@ def test_what_the_sink_sets_itself_is_refused_by_name_with_the_reason(name: str)
         "ssl.key.pem",
         "ssl.engine.location",
         "enable.ssl.certificate.verification",
-        "sasl.oauthbearer.client.secret",
+        "sasl.oauthbearer.assertion.private.key.pem",
         "sasl.pasword",
-        "https.ca.location",
+        "https.ca.pem",
     ],
 )
 def test_security_that_control_can_not_honour_is_refused_by_name(name: str) -> None:
@@ -135,9 +135,42 @@ def test_two_names_of_one_option_are_refused_together() -> None:
     assert "'sasl.mechanism' and 'sasl.mechanisms'" in refusal(sasl_mechanism="PLAIN", sasl_mechanisms="PLAIN")
 
 
-def test_a_mechanism_whose_token_comes_from_a_callback_is_refused() -> None:
-    message = refusal(security_protocol="SASL_SSL", sasl_mechanism="OAUTHBEARER")
-    assert "'sasl.mechanism' can't be OAUTHBEARER" in message
+TOKENS = {
+    **SERVERS,
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "OAUTHBEARER",
+    "sasl.oauthbearer.method": "oidc",
+    "sasl.oauthbearer.client.id": "etl",
+    "sasl.oauthbearer.client.secret": SECRET,
+    "sasl.oauthbearer.token.endpoint.url": "https://issuer.example/token",
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"sasl.oauthbearer.method": "default"}, "'sasl.oauthbearer.method' must be 'oidc'"),
+        ({"sasl.oauthbearer.client.id": ""}, "needs .*'sasl.oauthbearer.client.id'"),
+        ({"sasl.oauthbearer.client.secret": ""}, "needs .*'sasl.oauthbearer.client.secret'"),
+        ({"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"}, "must be a URL such as https://"),
+        ({"sasl.oauthbearer.token.endpoint.url": f"https://etl:{SECRET}@issuer.example/t"}, "must be a URL such as"),
+        ({"sasl.oauthbearer.extensions": "tenant"}, "'sasl.oauthbearer.extensions' must be such as"),
+        ({"sasl.oauthbearer.extensions": "auth=other"}, "'sasl.oauthbearer.extensions' must be such as"),
+        ({"sasl.oauthbearer.extensions": "tenant=a\x01auth=other"}, "'sasl.oauthbearer.extensions' must be such as"),
+        ({"sasl.mechanism": "PLAIN"}, "goes with 'sasl.mechanism' = 'OAUTHBEARER' alone"),
+    ],
+)
+def test_options_that_give_no_token_are_refused(wrong: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told) as refused:
+        parse_options(TOKENS | wrong)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_of_one_client_all_connections_of_a_process_share_a_token(writer: str) -> None:
+    first, second = (parse_options({**TOKENS, "writer": writer}).control for _ in range(2))
+    assert first == second
+    assert parse_options(TOKENS | {"sasl.oauthbearer.client.id": "other"}).control != first
 
 
 def test_a_sink_connects_to_nothing_when_it_is_made() -> None:

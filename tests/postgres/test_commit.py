@@ -14,7 +14,7 @@ from psycopg import sql
 import twopc
 from tests.postgres_server import PostgresServer
 from twopc import Committable, Coordinator, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable, RoundAborted, TransactionLost
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.phases import Phase
 from twopc_postgres import PostgresSink, sessions
@@ -63,6 +63,18 @@ def test_markers_are_kept_while_their_commit_may_be_repeated_and_then_removed(pl
     assert kept == [(2,)]
 
 
+def test_what_another_query_has_prepared_is_refused_and_stays(place: Place) -> None:
+    with Participant({"orders": (theirs := place.sink("other"))}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        committable = participant.pre_commit()["orders"]
+    for refuse in (place.sink().commit, place.sink().abort):
+        with pytest.raises(CorruptLog, match=r"which is none of .*Nothing was touched"):
+            refuse(committable)
+    assert place.prepared() == [committable.transaction_id]
+    theirs.commit(committable)
+    assert place.values() == ["a"]
+
+
 def test_what_another_role_prepared_is_neither_committed_nor_called_lost(place: Place) -> None:
     committable = place.pre_commit(["a"])
     password = uuid.uuid4().hex
@@ -70,6 +82,7 @@ def test_what_another_role_prepared_is_neither_committed_nor_called_lost(place: 
     try:
         other = psycopg.conninfo.make_conninfo(place.server.conninfo, user=place.schema, password=password)
         sink = place.unbound(conninfo=other)
+        sink.bind("orders", "log")
         with pytest.raises(OperatorRequired, match="permission denied to finish prepared transaction"):
             sink.commit(committable)
         assert len(place.prepared()) == 1
@@ -222,8 +235,10 @@ def test_a_server_that_is_killed_between_decision_and_commit_costs_nothing(
 
 def test_a_server_that_is_not_there_is_asked_again(place: Place) -> None:
     gone = psycopg.conninfo.make_conninfo(place.server.conninfo, port=1)
+    sink = place.unbound(conninfo=gone)
+    sink.bind("orders", "log")
     with pytest.raises(Retriable, match=r"is decided: PostgreSQL gave no answer: .*failed"):
-        place.unbound(conninfo=gone).commit(Committable("name", {}, 1))
+        sink.commit(Committable(f"{place.prefix}.log.orders.1.0.0.0.0", {}, 1))
 
 
 def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:

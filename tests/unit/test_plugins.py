@@ -76,6 +76,17 @@ def test_an_unknown_backend_names_the_ones_installed_and_how_to_get_it(install: 
         create_sink("cocoa", {})
 
 
+@pytest.mark.parametrize("form", ["{0}", "{0}:twopc_sink", "./{0}", "../{0}.py", "/{0}.py", "{0}\0", "tea/../{0}"])
+def test_a_name_is_looked_up_and_never_imported_or_opened(install: Install, form: str) -> None:
+    install("twopc-tea", "tea")
+    module = install("elsewhere", "unregistered")
+    backend = form.format(module)
+    with pytest.raises(ConfigurationError, match="no backend is named") as refused:
+        create_sink(backend, {})
+    assert module not in sys.modules
+    assert repr(backend) in str(refused.value)
+
+
 def test_two_backends_of_one_name_are_refused_naming_both(install: Install) -> None:
     install("twopc-tea", "tea")
     install("other-tea", "tea")

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import twopc
-import twopc.testing
+from tests.unit.public_surface import lines
 from twopc import errors
 
 
-def test_the_public_names_are_these() -> None:
-    assert sorted(twopc.__all__) == [
-        "Committable",
-        "Coordinator",
-        "Finding",
-        "Participant",
-        "Round",
-        "Transaction",
-        "TransactionId",
-        "TwoPhaseCommitSink",
-        "Vote",
-        "create_sink",
-        "hookimpl",
-        "open_store",
-        "register_observer",
-        "unregister_observer",
-    ]
-    assert sorted(twopc.testing.__all__) == ["LogStoreContract", "MemorySink", "MemoryTarget", "SinkContract"]
-    assert all(hasattr(twopc, name) for name in twopc.__all__)
+def test_the_public_surface_of_every_distribution_is_this() -> None:
+    pinned = Path(__file__).with_name("public_surface.txt")
+    assert list(lines()) == pinned.read_text(encoding="utf-8").splitlines(), f"is it meant? See {lines.__module__}"
 
 
 def test_every_error_says_by_its_base_what_to_do() -> None:

@@ -5,7 +5,7 @@
     [orders]
     backend = "kafka"
     bootstrap.servers = "broker:9092"
-    sasl.password = "${KAFKA_PASSWORD}"
+    sasl.password = "${KAFKA_PASSWORD}"  # or "${file:/run/secrets/kafka}"
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_REFERENCE = re.compile(r"\$\{(?:file:(?P<file>[^}]+)|(?P<variable>[A-Za-z_][A-Za-z0-9_]*))\}")
 _SHORTEST_HIDDEN = 4
 """What is shorter would be found in every second word."""
 
 
 class Redaction:
-    """Takes the values that came from the environment out of what is shown."""
+    """Takes the values that came from the environment or from files out of what is shown."""
 
     def __init__(self) -> None:
         self._secrets: dict[str, str] = {}
 
-    def add(self, value: str, name: str) -> None:
+    def add(self, value: str, reference: str) -> None:
         if len(value) >= _SHORTEST_HIDDEN:
-            self._secrets[value] = f"${{{name}}}"
+            self._secrets[value] = reference
 
     def __call__(self, text: str) -> str:
         for value in sorted(self._secrets, key=len, reverse=True):
@@ -48,7 +48,7 @@ class Redaction:
 
 
 def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[Any]]:
-    """The sinks that the file describes, by name. What comes from the environment is added to ``redact``.
+    """The sinks that the file describes, by name. What it refers to is added to ``redact``.
 
     Raises:
         ConfigurationError: the file can't be read, or a sink can't be made; it names the sink and the option.
@@ -88,22 +88,32 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _filled(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
-    """``value`` with every ``${NAME}`` replaced from the environment."""
+    """``value`` with every ``${NAME}`` replaced from the environment, and every ``${file:PATH}`` by what is in it."""
     if not isinstance(value, str):
         return value
+    where = f"{path}: sink {sink!r}, option {key!r}"
 
-    def from_environment(found: re.Match[str]) -> str:
-        name = found[1]
-        if name not in os.environ:
-            raise ConfigurationError(
-                f"{path}: sink {sink!r}, option {key!r}: the environment variable {name} is not set. Set it, and run"
-                " the command again."
-            )
-        redact.add(os.environ[name], name)
-        return os.environ[name]
+    def referred(found: re.Match[str]) -> str:
+        text = _of_file(found["file"], where) if found["file"] else _of_environment(found["variable"], where)
+        redact.add(text, found[0])
+        return text
 
-    if "${" in _VARIABLE.sub("", value):
+    if "${" in _REFERENCE.sub("", value):
+        raise ConfigurationError(f"{where}: '${{' must begin a ${{NAME}} of letters and _, or a ${{file:PATH}}")
+    return _REFERENCE.sub(referred, value)
+
+
+def _of_environment(name: str, where: str) -> str:
+    if name not in os.environ:
         raise ConfigurationError(
-            f"{path}: sink {sink!r}, option {key!r}: '${{' must begin a ${{NAME}} of letters and _"
+            f"{where}: the environment variable {name} is not set. Set it, and run the command again."
         )
-    return _VARIABLE.sub(from_environment, value)
+    return os.environ[name]
+
+
+def _of_file(name: str, where: str) -> str:
+    """Without the line's end that editors leave."""
+    try:
+        return Path(name).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{where}: the file {name} can't be read: {type(error).__name__}.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from collections.abc import Callable, Mapping
@@ -49,3 +50,14 @@ def _loaded(name: str, pickled: bytes, distribution: str) -> TwoPhaseCommitSink[
             " driver."
         ) from error
     return sink
+
+
+class _HidesWhatIsShipped(logging.Filter):
+    """py4j logs at DEBUG each command to the JVM, with pickled tasks in base64, and in these the sinks' credentials."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "\nj" not in record.getMessage()  # an argument of bytes, in py4j's protocol
+
+
+for _logs_commands in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_logs_commands).addFilter(_HidesWhatIsShipped())

@@ -297,7 +297,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return self._owned(committable, decidable_files(committable))
 
     def _owned(self, committable: Committable, files: list[FileHandle]) -> list[FileHandle]:
-        """Raises CorruptLog where one of them can't be of this transaction in this store."""
+        """Raises CorruptLog where one of them can't be of this transaction in this store, or it is another sink's."""
+        if not self.transactional_ids.owns_exact(committable.transaction_id):
+            raise corrupt(committable, "transaction_id", committable.transaction_id)
         for file in files:
             if not self._store.owns(file):
                 raise corrupt(committable, "staged", file.staged)

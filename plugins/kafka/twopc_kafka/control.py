@@ -28,6 +28,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_kafka.leaders import Leaders
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
+from twopc_kafka.tokens import require_token
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ class Control:
     """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._properties = properties
         self._servers = properties["bootstrap_servers"]
         # Phase two has more requests under way than the client's default of five lets through.
         self._net = NetworkSelector(**properties)
@@ -148,8 +150,9 @@ class Control:
         except kafka.errors.SaslAuthenticationFailedError as error:
             self.is_refused = True
             raise OperatorRequired(
-                f"the brokers refuse the login: {error}. Correct 'sasl.username' and 'sasl.password', or what the"
-                " brokers know of this user, and start again: recovery goes on where this stopped."
+                f"the brokers refuse the login: {error}. Correct 'sasl.username' and 'sasl.password' (of OAUTHBEARER:"
+                " what the issuer grants, or whom the brokers expect), or what the brokers know of this user, and start"
+                " again: recovery goes on where this stopped."
             ) from error
         except kafka.errors.AuthorizationError as error:
             raise denied(str(error)) from error
@@ -172,6 +175,7 @@ class Control:
     def _find_brokers(self) -> None:
         """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
         would not find a cluster of which every address has changed."""
+        require_token(self._properties)  # what its endpoint says, kafka-python would only log
         try:
             self._manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
         except kafka.errors.KafkaTimeoutError as error:

@@ -18,6 +18,8 @@ from kafka.cluster import collect_hosts
 from twopc.errors import ConfigurationError
 from twopc.options import Option
 from twopc_kafka.arrow.settings import HONOURED, settings
+from twopc_kafka.tokens import OAUTHBEARER, check_tokens, token_provider
+from twopc_kafka.tokens import OPTIONS as TOKEN_OPTIONS
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
 DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
@@ -201,11 +203,14 @@ class KafkaOptions:
     @property
     def control(self) -> dict[str, Any]:
         """The same connection for kafka-python."""
-        return {
+        control = {
             name: convert(str(self.properties[source]))
             for source, (name, convert) in _CONTROL.items()
             if source in self.properties
         }
+        if control.get("sasl_mechanism") == OAUTHBEARER:
+            control["sasl_oauth_token_provider"] = token_provider(self.properties)
+        return control
 
 
 def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
@@ -302,17 +307,14 @@ def _refuse_what_has_no_meaning_for_both(properties: Mapping[str, Any]) -> None:
     mechanisms = [properties[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in properties]
     if len(mechanisms) > 1:
         raise ConfigurationError("'sasl.mechanism' and 'sasl.mechanisms' are two names of one option: give one")
-    if mechanisms == ["OAUTHBEARER"]:
-        raise ConfigurationError(
-            "'sasl.mechanism' can't be OAUTHBEARER: its token comes from a callback, which is no option."
-            " Use PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or GSSAPI."
-        )
+    check_tokens(mechanisms[0] if mechanisms else None, properties)
 
 
 def _refuse_what_control_cannot_honour(name: str) -> None:
     security = name.startswith(("ssl.", "sasl.", "enable.ssl.", "https."))
-    if security and name not in _CONTROL and name not in _WITHOUT_MEANING_FOR_CONTROL:
-        known = ", ".join(sorted(known for known in _CONTROL if known.startswith(("ssl.", "sasl."))))
+    if security and name not in (*_CONTROL, *TOKEN_OPTIONS, *_WITHOUT_MEANING_FOR_CONTROL):
+        options = (*_CONTROL, *TOKEN_OPTIONS)
+        known = ", ".join(sorted(known for known in options if known.startswith(("ssl.", "sasl.", "https."))))
         raise ConfigurationError(
             f"{name!r} can't be used: the sink's control connection would not honour it. Use one of {known}."
         )
@@ -322,7 +324,7 @@ def _refuse_what_the_arrow_writer_cannot_honour(properties: Mapping[str, Any], d
     if delivery != EXACTLY_ONCE:
         raise ConfigurationError(f"'writer' = 'arrow' goes with 'delivery' = 'exactly-once' alone, not {delivery!r}")
     for name in properties:
-        if name not in HONOURED and name not in _CONTROL:
+        if name not in (*HONOURED, *_CONTROL, *TOKEN_OPTIONS):
             raise ConfigurationError(
                 f"{name!r} is an option of librdkafka that the arrow writer does not honour. Leave it out, or set"
                 " 'writer' = 'librdkafka'."
@@ -332,7 +334,8 @@ def _refuse_what_the_arrow_writer_cannot_honour(properties: Mapping[str, Any], d
 
 def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], delivery: str) -> None:
     """Have librdkafka check names and values, without its connecting anywhere."""
-    offline = {name: value for name, value in properties.items() if name != "bootstrap.servers"}
+    online = ("bootstrap.servers", "sasl.oauthbearer.method")  # with a method it fetches a token
+    offline = {name: value for name, value in properties.items() if name not in online}
     if delivery == EXACTLY_ONCE:  # some values don't go together with a transaction
         offline["transactional.id"] = "offline"
     try:

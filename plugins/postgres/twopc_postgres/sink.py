@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 
-from twopc.errors import ConfigurationError, RoundAborted, TransactionLost, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, CorruptLog, RoundAborted, TransactionLost, TwoPhaseCommitError
 from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
@@ -189,7 +189,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         return committables
 
     def commit(self, committable: Committable) -> None:
-        name = committable.transaction_id
+        name = self._owned(committable)
         what = f"transaction {name} ({committable.records} records) of {self._options} is decided"
         with self._asking(what, commit_failed) as connection:
             try:
@@ -217,7 +217,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             transaction.connection.close()  # the server rolls back what is not prepared
             name = transaction.id.exact
         else:
-            name = transaction.transaction_id
+            name = self._owned(transaction)
         gone = contextlib.suppress(psycopg.errors.UndefinedObject)
         with self._asking(f"transaction {name} is to be rolled back") as connection, gone:
             connection.tpc_rollback(name)
@@ -226,6 +226,15 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         with self._asking(f"a look at what is prepared for {self._options}") as connection:
             found = tables.prepared(connection, self.transactional_ids.scope)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
+
+    def _owned(self, committable: Committable) -> str:
+        """Its name. Raises CorruptLog where it is none of this sink's: others' are prepared in the same database."""
+        if not self.transactional_ids.owns_exact(committable.transaction_id):
+            raise CorruptLog(
+                f"the commit log names transaction {committable.transaction_id!r}, which is none of"
+                f" {self.transactional_ids.scope!r}. Nothing was touched. Was the log edited? Restore it."
+            )
+        return committable.transaction_id
 
     def close(self) -> None:
         release(self._options.conninfo)

@@ -22,6 +22,7 @@ from twopc.errors import ConfigurationError, RoundAborted, TwoPhaseCommitError
 from twopc_kafka.arrow.answers import Answer, Meaning, meaning
 from twopc_kafka.control import RECONNECT_BACKOFF_MAX_MS, denied, init_producer_id
 from twopc_kafka.control import connect as control_of
+from twopc_kafka.tokens import require_token
 from twopc_kafka.writer import ProducerIdentity, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
@@ -99,6 +100,7 @@ class Cluster:
             self._manager.bootstrap(timeout_ms)
         except kafka.errors.KafkaError as error:
             self.close()
+            require_token(properties)
             raise RoundAborted(
                 f"no broker answered at {self.servers} within {timeout_ms} ms: {type(error).__name__}: {error}."
                 " Is the broker up, and is 'bootstrap.servers' right? 'message.timeout.ms' bounds the wait."

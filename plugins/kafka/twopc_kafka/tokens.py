@@ -1,0 +1,210 @@
+"""Tokens for SASL OAUTHBEARER, for the connections that are kafka-python's; librdkafka fetches its own.
+
+Both ask the same endpoint in the same way: by client credentials (RFC 6749, 4.4), under librdkafka's options.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import functools
+import http.client
+import json
+import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import kafka.errors
+from kafka.net.sasl.oauth import AbstractTokenProvider
+
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+
+OAUTHBEARER = "OAUTHBEARER"
+
+_PREFIX = "sasl.oauthbearer."
+_METHOD = f"{_PREFIX}method"
+_ENDPOINT = f"{_PREFIX}token.endpoint.url"
+_CLIENT_ID = f"{_PREFIX}client.id"
+_CLIENT_SECRET = f"{_PREFIX}client.secret"
+_SCOPE = f"{_PREFIX}scope"
+_EXTENSIONS = f"{_PREFIX}extensions"
+_AUTHORITY = "https.ca.location"
+
+_NEEDED = (_METHOD, _ENDPOINT, _CLIENT_ID, _CLIENT_SECRET)
+OPTIONS = (*_NEEDED, _SCOPE, _EXTENSIONS, _AUTHORITY)
+
+TIMEOUT_S = 10.0
+"""How long the endpoint may take. Whoever needs a token repeats the call."""
+
+RENEWED_AFTER = 0.8
+"""For which part of its life a token is used. kafka-python logs a connection in again after 0.85 to 0.95 of what was
+left of that (KIP-368), so with a newer one."""
+
+_LONGEST_ANSWER = 1024 * 1024
+_PASSING = (408, 429)
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # with a user in it, errors of urllib would tell the password
+_EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[ -~]*")  # RFC 7628, 3.1
+
+_ADVICE = {
+    "invalid_client": f"Correct {_CLIENT_ID!r} and {_CLIENT_SECRET!r}",
+    "invalid_scope": f"Correct {_SCOPE!r}",
+    "unauthorized_client": "Allow this client the grant type client_credentials at the issuer",
+    "unsupported_grant_type": f"Allow the grant type client_credentials at the issuer, or correct {_ENDPOINT!r}",
+}
+"""By the codes of RFC 6749, 5.2. Nothing else of an answer is shown, as it could repeat the request."""
+
+
+def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
+    """Refuse what no token could be had with.
+
+    Raises:
+        ConfigurationError: names the option, and never its value.
+    """
+    if mechanism != OAUTHBEARER:
+        for name in properties:
+            if name.startswith(_PREFIX):
+                raise ConfigurationError(f"{name!r} goes with 'sasl.mechanism' = {OAUTHBEARER!r} alone")
+        return
+    for name in _NEEDED:
+        if not properties.get(name):
+            raise ConfigurationError(f"'sasl.mechanism' = {OAUTHBEARER!r} needs {', '.join(map(repr, _NEEDED))}")
+    if properties[_METHOD] != "oidc":
+        raise ConfigurationError(f"{_METHOD!r} must be 'oidc': the token of any other comes from a callback")
+    if not _URL.fullmatch(str(properties[_ENDPOINT])):
+        raise ConfigurationError(f"{_ENDPOINT!r} must be a URL such as https://issuer.example/token")
+    if not all(map(_EXTENSION.fullmatch, _parts(properties))):
+        raise ConfigurationError(f"{_EXTENSIONS!r} must be such as 'tenant=sales,region=emea'")
+
+
+def token_provider(properties: Mapping[str, Any]) -> TokenProvider:
+    """What fetches tokens as the options say: in a process one for all connections."""
+    return _token_provider(tuple((name, str(properties[name])) for name in OPTIONS if name in properties))
+
+
+def require_token(properties: Mapping[str, Any]) -> None:
+    """Have a token that is valid, where a connection with these properties (kafka-python's) logs in by one.
+
+    Raises:
+        Retriable: the endpoint did not answer.
+        OperatorRequired: it refuses.
+    """
+    provider = properties.get("sasl_oauth_token_provider")
+    if provider is not None:
+        provider.valid_token()
+
+
+class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """Fetches a token when there is none that is valid, and keeps it. Safe to use from several threads."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = properties
+        self._fetching = threading.Lock()
+        self._token = ""
+        self._renewed_at_s = 0.0
+
+    def token(self) -> str:
+        """For kafka-python, which takes any failure of its own kind for a connection that was lost."""
+        try:
+            return self.valid_token()
+        except (Retriable, OperatorRequired) as error:
+            raise kafka.errors.KafkaConnectionError(str(error)) from error
+
+    def extensions(self) -> dict[str, str]:
+        return dict(part.split("=", 1) for part in _parts(self._properties))
+
+    def valid_token(self) -> str:
+        """A token that is good for a while yet. Raises like ``require_token``."""
+        with self._fetching:
+            if time.monotonic() >= self._renewed_at_s:
+                asked_at_s = time.monotonic()
+                self._token, life_s = self._fetch()
+                self._renewed_at_s = asked_at_s + RENEWED_AFTER * life_s
+            return self._token
+
+    def _fetch(self) -> tuple[str, int]:
+        try:
+            with self._opener().open(self._request(), timeout=TIMEOUT_S) as response:
+                answer = json.loads(response.read(_LONGEST_ANSWER))
+            return _text(answer["access_token"]), int(answer.get("expires_in", 0))  # 0: fetched for every login
+        except urllib.error.HTTPError as error:
+            raise self._refused(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unanswered(f"{type(error).__name__}: {error}") from None
+        except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
+            raise self._unanswered(f"it answered with no token ({type(error).__name__})") from None
+
+    def _request(self) -> urllib.request.Request:
+        credentials = f"{self._properties[_CLIENT_ID]}:{self._properties[_CLIENT_SECRET]}".encode()
+        form = {"grant_type": "client_credentials"}
+        if _SCOPE in self._properties:
+            form["scope"] = self._properties[_SCOPE]
+        return urllib.request.Request(  # noqa: S310  # check_tokens has seen the scheme
+            self._properties[_ENDPOINT],
+            urllib.parse.urlencode(form).encode(),
+            {"Authorization": f"Basic {base64.b64encode(credentials).decode()}", "Accept": "application/json"},
+        )
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        context = ssl.create_default_context()
+        if authority := self._properties.get(_AUTHORITY):
+            is_folder = Path(authority).is_dir()
+            context.load_verify_locations(**{"capath" if is_folder else "cafile": authority})
+        return urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
+
+    def _refused(self, error: urllib.error.HTTPError) -> Retriable | OperatorRequired:
+        if error.code >= http.client.INTERNAL_SERVER_ERROR or error.code in _PASSING:
+            return self._unanswered(f"it answered {error.code}")
+        code = _known_code(error)
+        said = f"{error.code}, {code}" if code else f"{error.code}"
+        advice = _ADVICE[code] if code else f"Correct {_ENDPOINT!r}, {_CLIENT_ID!r} and {_CLIENT_SECRET!r}"
+        return OperatorRequired(
+            f"the token endpoint at {self._endpoint} refuses this client ({said}). {advice}, and start again: recovery"
+            " goes on where this stopped."
+        )
+
+    def _unanswered(self, reason: str) -> Retriable:
+        return Retriable(
+            f"the token endpoint at {self._endpoint} gave no token: {reason}. Is {_ENDPOINT!r} right, is it up, and"
+            f" does {_AUTHORITY!r} (or the system) know who certifies it?"
+        )
+
+    @property
+    def _endpoint(self) -> str:
+        """Its address, without the query, which may have a secret."""
+        return self._properties[_ENDPOINT].partition("?")[0]
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """The client's secret goes where the options say, and nowhere else."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError("no text")
+    return value
+
+
+def _known_code(error: urllib.error.HTTPError) -> str | None:
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        code: str = json.loads(error.read(_LONGEST_ANSWER))["error"]
+        return code if code in _ADVICE else None
+    return None
+
+
+@functools.cache
+def _token_provider(properties: tuple[tuple[str, str], ...]) -> TokenProvider:
+    return TokenProvider(dict(properties))
+
+
+def _parts(properties: Mapping[str, Any]) -> list[str]:
+    return [part.strip() for part in str(properties.get(_EXTENSIONS, "")).split(",") if part.strip()]

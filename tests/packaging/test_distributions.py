@@ -1,0 +1,133 @@
+"""What is published: wheels and sdists of every distribution, and the wheels alone in an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email import message_from_string
+from email.message import Message
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from tests.prove_plugin.environment import ROOT, Environment
+
+SOURCES = {"twopc": ROOT, **{f"twopc_{plugin.name}": plugin for plugin in sorted((ROOT / "plugins").iterdir())}}
+
+
+@pytest.fixture(scope="module")
+def uv() -> str:
+    """The one that the set-up has pinned."""
+    return str(max((ROOT / "build").glob("uv-*/bin/uv")))
+
+
+@pytest.fixture(scope="module")
+def built(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of each, as built from its sdist, and the sdist."""
+    folder = tmp_path_factory.mktemp("built")
+    subprocess.run([uv, "build", "--quiet", "--all-packages", "--out-dir", folder, ROOT], check=True)
+    return folder
+
+
+def wheel_of(name: str, folder: Path) -> Path:
+    [wheel] = folder.glob(f"{name}-*.whl")
+    return wheel
+
+
+def metadata_of(name: str, folder: Path) -> Message:
+    with zipfile.ZipFile(wheel_of(name, folder)) as wheel:
+        [found] = (each for each in wheel.namelist() if each.endswith(".dist-info/METADATA"))
+        return message_from_string(wheel.read(found).decode())
+
+
+def test_an_index_has_nothing_against_any_of_them(built: Path) -> None:
+    files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout
+    assert len(files) == 2 * len(SOURCES)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_wheel_has_the_package_with_its_types_the_licence_and_nothing_else(name: str, built: Path) -> None:
+    package = SOURCES[name] / name
+    sources = {file.relative_to(SOURCES[name]) for file in package.rglob("*") if file.is_file()}
+    expected = {str(file) for file in sources if "__pycache__" not in file.parts}
+    assert f"{name}/py.typed" in expected
+    assert {file.suffix for file in sources} <= {".py", ".pyc", ".typed", ".html"}
+    assert not [file for file in sources if file.name.startswith("test_")]
+    with zipfile.ZipFile(wheel_of(name, built)) as wheel:
+        info = next(each.split("/")[0] for each in wheel.namelist() if ".dist-info/" in each)
+        about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+        assert sorted(wheel.namelist()) == sorted(expected | {f"{info}/{each}" for each in about})
+        assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_the_readme_is_what_an_index_shows(name: str, built: Path) -> None:
+    metadata = metadata_of(name, built)
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload() == (SOURCES[name] / "README.md").read_text(encoding="utf-8")
+
+
+def test_an_sdist_has_what_its_wheel_is_built_from_and_gives_the_same_wheel(
+    built: Path, uv: str, tmp_path: Path
+) -> None:
+    subprocess.run([uv, "build", "--quiet", "--all-packages", "--wheel", "--out-dir", tmp_path, ROOT], check=True)
+    for name in SOURCES:
+        assert wheel_of(name, built).read_bytes() == wheel_of(name, tmp_path).read_bytes()
+        [sdist] = built.glob(f"{name}-*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            top = {member.name.split("/")[1] for member in archive.getmembers()}
+        assert top == {".gitignore", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", name}
+
+
+def test_the_extra_all_has_every_other_one(built: Path) -> None:
+    wanted = metadata_of("twopc", built).get_all("Requires-Dist", [])
+    optional = {re.sub(r"extra == '\w+'", "extra == 'all'", each) for each in wanted if "extra == " in each}
+    assert optional <= set(wanted)
+
+
+IMPORTED = """
+import json, pathlib, sys
+before = set(sys.modules)
+import twopc
+modules = set(sys.modules) - before
+assert pathlib.Path(twopc.__file__).is_relative_to(pathlib.Path().resolve() / "environment"), twopc.__file__
+print(json.dumps(sorted({name.partition(".")[0] for name in modules} - sys.stdlib_module_names)))
+"""
+
+LOADED = """
+import importlib.metadata, twopc.plugins
+for found in importlib.metadata.entry_points(group="twopc"):
+    print(found.name, twopc.plugins.sink_class(found.name).__module__)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """All wheels and the guide's, without any extra."""
+    environment = Environment(tmp_path_factory.mktemp("clean"), uv, {}, ("pytest", "pytest-timeout"))
+    environment.make()
+    return environment
+
+
+def test_the_core_imports_three_small_packages_and_nothing_else(environment: Environment) -> None:
+    assert json.loads(environment.run("-c", IMPORTED)) == ["fsspec", "pluggy", "tenacity", "twopc"]
+
+
+def test_every_backend_loads_with_what_its_wheel_asks_for(environment: Environment) -> None:
+    loaded = [line.split()[0] for line in environment.run("-c", LOADED).splitlines()]
+    assert sorted(loaded) == sorted({*(found.name for found in entry_points(group="twopc")), "sqlite"})
+
+
+def test_sinks_from_wheels_keep_the_contract(environment: Environment) -> None:
+    """Those that need no server; ``make prove-plugin`` has them all."""
+    suites = ("guide/test_contract.py", "tests/unit/test_memory_sink.py", "tests/files/test_contract.py")
+    environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not S3", *suites)

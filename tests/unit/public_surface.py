@@ -1,0 +1,113 @@
+"""What users may import and call, of every distribution, as text: one line for each name, with its signature.
+
+``python -m tests.unit.public_surface > tests/unit/public_surface.txt`` after a change that is meant.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import click
+
+from twopc.cli.commands import cli
+
+PUBLIC = (
+    "twopc",
+    "twopc.errors",
+    "twopc.events",
+    "twopc.hookspecs",
+    "twopc.log_store.LogStore",
+    "twopc.observers.json_lines",
+    "twopc.observers.opentelemetry",
+    "twopc.observers.prometheus",
+    "twopc.spark",
+    "twopc.testing",
+    "twopc_files",
+    "twopc_kafka",
+    "twopc_kafka.development",
+    "twopc_postgres",
+)
+"""What the documentation tells to import, or to import from."""
+
+
+class _Verbatim:
+    """An annotation as it is written, which ``inspect`` would put into quotes."""
+
+    def __init__(self, written: str) -> None:
+        self._written = written
+
+    def __repr__(self) -> str:
+        return self._written
+
+
+def lines() -> Iterator[str]:
+    """The surface, sorted within each module."""
+    for name in PUBLIC:
+        value = pkgutil.resolve_name(name)
+        if isinstance(value, ModuleType):
+            for public in sorted(_names(value)):
+                yield from _described(f"{name}.{public}", getattr(value, public))
+        else:
+            yield from _described(name, value)
+    for command in sorted(cli.commands):
+        yield " ".join(["twopc", command, *sorted(map(_parameter, cli.commands[command].params))])
+
+
+def _names(module: ModuleType) -> list[str]:
+    """``__all__``, or what a module without one defines itself."""
+    own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
+
+
+def _described(name: str, value: Any) -> Iterator[str]:
+    if inspect.isclass(value):
+        yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)}){_made_by(value)}"
+        for member in sorted(vars(value)):
+            if not member.startswith(("_", "test_")):
+                yield from _member(f"{name}.{member}", inspect.getattr_static(value, member))
+    elif inspect.isroutine(value):
+        yield f"{name}{_signature(value)}"
+    else:
+        yield f"{name}: {type(value).__name__}"
+
+
+def _made_by(kind: type) -> str:
+    """How it is made, unless as its base is, or as an interface never."""
+    return f" {_signature(kind)}" if "__init__" in vars(kind) and not getattr(kind, "_is_protocol", False) else ""
+
+
+def _member(name: str, value: Any) -> Iterator[str]:
+    if isinstance(value, property):
+        yield f"{name}: property{_signature(value.fget)}"
+    elif isinstance(value, staticmethod | classmethod):
+        yield f"{name}{_signature(value.__func__)}"
+    elif inspect.isroutine(value):
+        yield f"{name}{_signature(value)}"
+    elif not inspect.isdatadescriptor(value):  # a field, which stands in the signature
+        yield name
+
+
+def _signature(value: Any) -> str:
+    written = inspect.signature(value)
+    parameters = [each.replace(annotation=_verbatim(each.annotation)) for each in written.parameters.values()]
+    text = str(written.replace(parameters=parameters, return_annotation=_verbatim(written.return_annotation)))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # where a default lies in memory
+
+
+def _verbatim(annotation: Any) -> Any:
+    return _Verbatim(annotation) if isinstance(annotation, str) else annotation
+
+
+def _parameter(parameter: click.Parameter) -> str:
+    name = parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.human_readable_name
+    return name if parameter.required else f"[{name}]"
+
+
+if __name__ == "__main__":
+    for line in lines():
+        print(line)  # noqa: T201  # into the file
