@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import Committable, Participant, Round
-from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
+from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_kafka import KafkaSink
 from twopc_kafka.control import Control
 from twopc_kafka.offsets import COLUMNS
@@ -105,7 +105,7 @@ class Prepared:
             case "re-initialised":
                 Writer(sink._options, committable.transaction_id)
             case "unknown id":
-                return replace(committable, transaction_id="settling.no-such-id")
+                return replace(committable, transaction_id=f"{committable.transaction_id}0")
         return committable
 
     def end(self, committable: Committable, *, commit: bool) -> str:
@@ -257,6 +257,39 @@ def test_only_the_log_and_sink_of_that_very_name_are_listed(topic: Any, prefix: 
     owned = _pre_committed(sink)
     assert [found.transaction_id for found in sink.recover()] == [owned]
     assert sink._control.list_ongoing(sink.transactional_ids.scope) == [owned]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_what_a_forged_log_names_of_another_is_refused_and_stays(
+    topic: Any, make_sink: Any, pre_commit: Any, end: str
+) -> None:
+    others = pre_commit(make_sink(topic, "other"), ["a"])
+    with pytest.raises(CorruptLog, match=r"which is none of .*Nothing was touched"):
+        getattr(make_sink(topic, "log"), end)(others)
+    [still_open] = make_sink(topic, "other").recover()
+    assert still_open.is_same_transaction(others)
+    make_sink(topic, "other").abort(others)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"producer_id": 2**63},
+        {"producer_id": -1},
+        {"producer_epoch": 2**15},
+        {"producer_epoch": True},
+        {"producer_id": "1"},
+    ],
+    ids=str,
+)
+def test_a_number_that_kafka_can_not_have_given_is_in_doubt(
+    topic: Any, make_sink: Any, pre_commit: Any, forged: dict[str, Any]
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    with pytest.raises(OutcomeUnknown, match=next(iter(forged))):
+        sink.commit(replace(committable, handle={**committable.handle, **forged}))
+    sink.abort(committable)
 
 
 def _pre_committed(sink: KafkaSink) -> str:

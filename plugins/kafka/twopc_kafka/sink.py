@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, CorruptLog, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.findings import Finding, Result
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -39,6 +39,8 @@ MARKERS_TIMEOUT_S = 1.0
 MARKERS_INTERVAL_S = 0.002
 
 _HANGING = "hanging"  # in the handle of what hangs: where
+
+_LARGEST = {"producer_id": 2**63 - 1, "producer_epoch": 2**15 - 1, "end_txn_version": 2**15 - 1}  # Kafka's types
 
 
 class KafkaTransaction(Transaction):
@@ -249,7 +251,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if not committable.handle:
             return  # delivered without a transaction
         (producer_id, epoch), version = _identity(committable), _version(committable)
-        name = committable.transaction_id
+        name = self._name(committable)
         error = self._control.end(name, producer_id, epoch, commit=True, version=version)
         match ANSWERS.get(error, Answer.DESCRIBE):
             case Answer.DONE:
@@ -315,10 +317,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def _abort(self, committable: Committable) -> None:
         """By producer id and epoch: whatever answer says that this transaction is not open any more is a success."""
+        name = self._name(committable)
         if isinstance(hanging := committable.handle.get(_HANGING), dict):
-            self._leaders.end(OpenInPartition(**hanging), committable.transaction_id, commit=False)  # type: ignore[arg-type]
+            self._leaders.end(OpenInPartition(**hanging), name, commit=False)  # type: ignore[arg-type]
             return
-        name, version = committable.transaction_id, _version(committable, self._control.end_txn_version)
+        version = _version(committable, self._control.end_txn_version)
         error = self._control.end(name, *_identity(committable), commit=False, version=version)
         match ANSWERS.get(error, Answer.DESCRIBE):
             case Answer.DONE:
@@ -328,6 +331,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         state = self._control.describe([name]).get(name)
         if state == TransactionState("Ongoing", *_identity(committable)):
             raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+
+    def _name(self, committable: Committable) -> str:
+        """Upholds: no log ends what is another's. Raises CorruptLog where it names such a transaction."""
+        if not self.transactional_ids.owns_pooled(committable.transaction_id):
+            raise CorruptLog(
+                f"the commit log names transaction {committable.transaction_id!r}, which is none of"
+                f" {self.transactional_ids.scope!r}. Nothing was touched. Was the log edited? Restore it."
+            )
+        return committable.transaction_id
 
     def recover(self) -> Iterable[Committable]:
         """Those that are open at their coordinators, and those that hang: open in a partition alone."""
@@ -394,7 +406,7 @@ def _version(committable: Committable, default: int | None = None) -> int:
 
 def _number(committable: Committable, name: str) -> int:
     value = committable.handle.get(name)
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST[name]:
         raise OutcomeUnknown(f"the record of transaction {committable.transaction_id} has no {name}: {value!r}")
     return value
 

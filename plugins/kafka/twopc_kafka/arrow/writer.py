@@ -39,7 +39,6 @@ class ArrowWriter:
         """
         self._options = options
         self._settings = settings(options.properties)
-        self._room = room_for_records(self._settings.limits)
         self._cluster = connect(options.control, self._settings.timeout_ms)
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._settings.timeout_ms
@@ -55,15 +54,16 @@ class ArrowWriter:
         Raises:
             RoundAborted: a record can't be written, or was not delivered, of this batch or one before.
         """
+        room = room_for_records(self._settings.limits)
         for topic, part in _by_topic(batch, self._options.topic):
             encoder, count = self._topic(topic)
             records = _records(part)
             refuse_too_large(records, self._settings.limits)
             named = part.column("partition") if "partition" in part.schema.names else None
-            runs = in_runs(records, self._room)
+            runs = in_runs(records, room)
             chosen = choose(topic, count, (self._sticky + runs) % count, records.key, named)
             self._sticky += int(runs[-1]) + 1
-            for chunk in _chunks(runs, max(1, CHUNK_BYTES // self._room)):
+            for chunk in _chunks(runs, max(1, CHUNK_BYTES // room)):
                 order, parts = grouped(chosen[chunk])
                 self._sending.put(topic, encoder.encode(records.slice(chunk.start, chunk.stop), order, parts))
         self._written += batch.num_rows
