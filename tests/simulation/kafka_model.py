@@ -116,7 +116,7 @@ class Broker:
         self.before_end: Callable[[Written, Fate], None] = lambda _written, _fate: None
         self.on_commit_asked: Callable[[str, int, int], None] = lambda _name, _producer_id, _epoch: None
         self.on_complete: Callable[[str, int], None] = lambda _sink, _batch_id: None
-        self.described_at: dict[str, int] = {}
+        self.described_at: dict[str, dict[Actor | None, int]] = {}
         self._producer_ids = 1000
 
     # What clients ask. ----------------------------------------------------------------------------------------------
@@ -186,7 +186,8 @@ class Broker:
         return "INVALID_TXN_STATE"
 
     def describe(self, names: Sequence[str]) -> dict[str, TransactionState]:
-        self.described_at.update(dict.fromkeys(names, self.world.steps))
+        for name in names:
+            self.described_at.setdefault(name, {})[self.world.current] = self.world.steps
         return {
             name: TransactionState(known.state, known.producer_id, known.epoch, {TOPIC: [0]})
             for name in names

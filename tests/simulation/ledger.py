@@ -106,10 +106,11 @@ class Ledger:
         written = self._broker.newest.get(key)
         if written is None or written.fate not in (Fate.OPEN, Fate.TIMED_OUT):
             raise Violation(f"{key} is decided, and was {written.fate.value if written else 'never begun'}")
-        seen_at = self._broker.described_at.get(written.name, -1)
-        if seen_at < written.made_at:
+        seen_at = [at for at in self._broker.described_at.get(written.name, {}).values() if at >= written.made_at]
+        if not seen_at:
             raise Violation(f"{key} is decided, and nobody has looked whether it is open")
-        if written.ended_at is not None and written.ended_at < seen_at:
+        # Who decides has looked; another, which is fenced, may see later what has become of it.
+        if written.ended_at is not None and written.ended_at < min(seen_at):
             raise Violation(f"{key} is decided, and was seen to have timed out")
         self._written[key] = written
         self._ever_decided.add(key)
