@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from twopc.coordinator import Coordinator
@@ -132,7 +131,7 @@ class ForeachBatch:
     def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
         query_id = _query_id(context)
         coordinator = self._coordinator_of(query_id)
-        projected = batch.select(*(self._struct(name) for name in self._targets))
+        projected = batch.selectExpr(*(self._struct(name) for name in self._targets))
         self._validate(arrow_schema(projected.schema))
         projected = on_few_tasks(projected, self._records)
         offsets = end_offsets(batch.sparkSession, query_id) if self._progress else None
@@ -179,8 +178,10 @@ class ForeachBatch:
             participant.write(_PROGRESS, offsets)
             return participant.pre_commit()
 
-    def _struct(self, name: str) -> Any:
-        return F.struct(*(F.expr(column) for column in self._targets[name].columns)).alias(name)
+    def _struct(self, name: str) -> str:
+        """As text, which is one call to the JVM: to put it together there took 15 ms a batch."""
+        quoted = name.replace("`", "``")
+        return f"struct({', '.join(self._targets[name].columns)}) AS `{quoted}`"
 
     def _validate(self, schema: pa.Schema) -> None:
         if schema == self._validated:
