@@ -323,6 +323,15 @@ def test_brokers_that_came_back_at_other_addresses_are_found_again(topic: Any, w
     control.close()
 
 
+def test_an_answer_about_very_many_transactions_is_not_too_long(topic: Any, make_sink: Any) -> None:
+    """A driver that died with 10 000 of them open."""
+    ids = make_sink(topic).transactional_ids
+    names = [ids.allocate(Round(1, 0), number).pooled for number in range(30_000)]
+    control = Control({"bootstrap_servers": [topic.servers]})
+    assert control.describe(names) == {}
+    control.close()
+
+
 def test_a_broker_that_joined_after_the_connection_was_made_is_asked_too(
     topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:

@@ -38,8 +38,14 @@ CONNECT_TIMEOUT_MS = 10_000
 That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
 a refused login for a lost connection, as the brokers close it at once."""
 
-RECONNECT_BACKOFF_MAX_MS = 1_000
+_RECONNECT_BACKOFF_MAX_MS = 1_000
 """A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
+
+_ANSWER_MAX_BYTES = 2**31 - 1
+"""kafka-python's own limit of 1 MB does not do for the list of 10 000 transactions."""
+
+_REQUESTS_UNDER_WAY = 1_000
+"""For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
 
 _BROKER = 4  # DescribeConfigs' type of resource
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
@@ -50,6 +56,17 @@ _GRANTS_NO_TIMEOUT = 6  # the version of InitProducerId that asks for two-phase 
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
 ResultT = TypeVar("ResultT")
+
+
+def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> KafkaConnectionManager:
+    """A connection to each broker, when it is needed."""
+    return KafkaConnectionManager(
+        net,
+        max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
+        reconnect_backoff_max_ms=_RECONNECT_BACKOFF_MAX_MS,
+        receive_message_max_bytes=_ANSWER_MAX_BYTES,
+        **properties,
+    )
 
 
 class Control:
@@ -64,15 +81,9 @@ class Control:
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._properties = properties
         self._servers = properties["bootstrap_servers"]
-        # Phase two has more requests under way than the client's default of five lets through.
         self._net = NetworkSelector(**properties)
         self._net.start()
-        self._manager = KafkaConnectionManager(
-            self._net,
-            max_in_flight_requests_per_connection=1000,
-            reconnect_backoff_max_ms=RECONNECT_BACKOFF_MAX_MS,
-            **properties,
-        )
+        self._manager = connections(self._net, properties)
         self._coordinators: dict[str, int] = {}
         self._knows_brokers = False
         self.is_refused = False

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import kafka.errors
-from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from twopc.errors import ConfigurationError, RoundAborted, TwoPhaseCommitError
 from twopc_kafka.arrow.answers import Answer, Meaning, meaning
-from twopc_kafka.control import RECONNECT_BACKOFF_MAX_MS, denied, init_producer_id
 from twopc_kafka.control import connect as control_of
+from twopc_kafka.control import connections, denied, init_producer_id
 from twopc_kafka.tokens import require_token
 from twopc_kafka.writer import ProducerIdentity, timeout_refused
 
@@ -90,12 +89,7 @@ class Cluster:
     def __init__(self, properties: Mapping[str, Any], timeout_ms: int) -> None:
         self.servers = ", ".join(properties["bootstrap_servers"])
         self._net = NetworkSelector(**properties)
-        self._manager = KafkaConnectionManager(
-            self._net,
-            max_in_flight_requests_per_connection=1000,  # how many there are is bounded where they are made
-            reconnect_backoff_max_ms=RECONNECT_BACKOFF_MAX_MS,
-            **properties,
-        )
+        self._manager = connections(self._net, properties)
         try:
             self._manager.bootstrap(timeout_ms)
         except kafka.errors.KafkaError as error:
