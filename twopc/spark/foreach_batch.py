@@ -108,7 +108,6 @@ class ForeachBatch:
         self._application_id: str | None = None
         self._first_task_attempt_id = 0
         self._record_bytes = 0.0
-        self._records: int | None = None
         self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
 
@@ -133,7 +132,7 @@ class ForeachBatch:
         coordinator = self._coordinator_of(query_id)
         projected = batch.selectExpr(*(self._struct(name) for name in self._targets))
         self._validate(arrow_schema(projected.schema))
-        projected = on_few_tasks(projected, self._records)
+        projected = on_few_tasks(projected, self._last_progress)
         offsets = end_offsets(batch.sparkSession, query_id) if self._progress else None
         names = ", ".join(self._targets)
         if context.applicationId != self._application_id:  # which counts its task attempts from 0
@@ -153,7 +152,6 @@ class ForeachBatch:
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
         self._last_progress = coordinator.run(batch_id, phase_one)
-        self._records = max(self._last_progress.records.values(), default=None)
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.

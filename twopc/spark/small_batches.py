@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 
+from twopc.events import BatchFinished
+
 RECORDS_A_TASK = 10_000
 """Up to so many are few. Spark hands them to Python at once, by default."""
 
 
-def on_few_tasks(frame: DataFrame, records_before: int | None) -> DataFrame:
-    """``frame`` on as many tasks as there are cores, if it had more, where the batch before had few records.
-
-    ``records_before``: how many those were; None where there was no batch before.
-    """
+def on_few_tasks(frame: DataFrame, before: BatchFinished | None) -> DataFrame:
+    """``frame`` on as many tasks as there are cores, if it had more, where the batch ``before`` had few records."""
     cores = frame.sparkSession.sparkContext.defaultParallelism
-    if records_before is None or records_before > cores * RECORDS_A_TASK:
+    # Empty where it had been decided before: then nobody has counted.
+    if before is None or not before.records or max(before.records.values()) > cores * RECORDS_A_TASK:
         return frame
     return frame.coalesce(cores)
