@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from twopc.errors import ConfigurationError, PoolExhausted
+from twopc.errors import ConfigurationError, CorruptLog, PoolExhausted
 
 INCARNATION_SLOTS = 8
 BATCH_SLOTS = 4
@@ -123,6 +123,13 @@ class TransactionalIdPool:
     def owns_pooled(self, transaction_id: str) -> bool:
         """Whether it was allocated here, as a pooled name."""
         return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){3}", transaction_id) is not None
+
+    def not_owned(self, transaction_id: str) -> CorruptLog:
+        """The error for a committable that was not allocated here. Upholds: no log ends what is another's."""
+        return CorruptLog(
+            f"the commit log names transaction {transaction_id!r}, which is none of {self.scope!r}. Nothing was"
+            " touched. Was the log edited? Restore it."
+        )
 
     def reserve(self, round: Round, in_doubt: Iterable[str]) -> None:
         """Make sure that no name ``round`` could allocate is in doubt. Upholds: an id in doubt is never reused.

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import ConfigurationError, CorruptLog, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.findings import Finding, Result
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -333,12 +333,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
 
     def _name(self, committable: Committable) -> str:
-        """Upholds: no log ends what is another's. Raises CorruptLog where it names such a transaction."""
+        """It. Raises CorruptLog where it is none of this sink's: others' are open on the same brokers."""
         if not self.transactional_ids.owns_pooled(committable.transaction_id):
-            raise CorruptLog(
-                f"the commit log names transaction {committable.transaction_id!r}, which is none of"
-                f" {self.transactional_ids.scope!r}. Nothing was touched. Was the log edited? Restore it."
-            )
+            raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
 
     def recover(self) -> Iterable[Committable]:

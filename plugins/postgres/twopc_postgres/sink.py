@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 
-from twopc.errors import ConfigurationError, CorruptLog, RoundAborted, TransactionLost, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, RoundAborted, TransactionLost, TwoPhaseCommitError
 from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
@@ -230,10 +230,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     def _owned(self, committable: Committable) -> str:
         """Its name. Raises CorruptLog where it is none of this sink's: others' are prepared in the same database."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
-            raise CorruptLog(
-                f"the commit log names transaction {committable.transaction_id!r}, which is none of"
-                f" {self.transactional_ids.scope!r}. Nothing was touched. Was the log edited? Restore it."
-            )
+            raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
 
     def close(self) -> None:
