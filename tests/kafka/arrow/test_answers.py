@@ -29,6 +29,7 @@ from twopc_kafka.arrow import cluster as cluster_module
 from twopc_kafka.arrow import sending
 from twopc_kafka.arrow.answers import MEANINGS, Answer, meaning
 from twopc_kafka.arrow.cluster import Cluster, NotSent, Unanswered
+from twopc_kafka.arrow.produce import Produce
 
 RAISED = {Answer.RUN_AGAIN: RoundAborted, Answer.CORRECT: ConfigurationError, Answer.DENIED: OperatorRequired}
 
@@ -353,7 +354,7 @@ def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
 
     monkeypatch.setattr(Cluster, "send", send)
     written(make_sink(topic, writer="arrow"), "a")
-    assert (ProduceRequest, version) in seen
+    assert (Produce, version) in seen
     assert ((AddPartitionsToTxnRequest, 3) in seen) == (version == 11)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from kafka.record import MemoryRecords
 from kafka.record.util import encode_varint
 
 from twopc.errors import ConfigurationError, RoundAborted
-from twopc_kafka.arrow import writer
+from twopc_kafka.arrow import records, writer
 from twopc_kafka.arrow.batches import OVERHEAD_BYTES, in_runs, refuse_too_large
 from twopc_kafka.arrow.compression import NUMBERS, Compression
 from twopc_kafka.arrow.records import encoded_headers
@@ -22,6 +24,13 @@ from twopc_kafka.arrow.varints import rows, sizes, varints
 
 CODECS = sorted(NUMBERS)
 EDGES = sorted({(1 << bits) + off for bits in range(63) for off in (-1, 0)} | {(1 << 63) - 1})
+
+
+@pytest.fixture(scope="module", params=[0, 1 << 40], ids=["each by itself", "all at once"], autouse=True)
+def from_this_size_on_records_are_copied_by_themselves(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "LARGE_BYTES", request.param)
+        yield
 
 
 def reference_varint(value: int) -> bytes:
@@ -91,6 +100,14 @@ def test_slices_of_a_larger_batch_are_encoded_as_they_are(encoding: Any) -> None
     records = [encoding.Given(bytes(n), b"k" * n, (("h", bytes(n)),) * (n % 3)) for n in range(30)]
     sliced = encoding.columns(records).slice(7, 19)
     assert encoding.decoded(encoding.one_partition(sliced)) == records[7:19]
+
+
+def test_bytes_that_arrow_has_under_a_null_are_not_sent(encoding: Any) -> None:
+    under = pa.array([b"given", b"left over", b"given too"])
+    value = pa.Array.from_buffers(pa.binary(), 3, [pa.py_buffer(b"\x05"), *under.buffers()[1:]])
+    columns = encoding.columns([encoding.Given(b"")] * 3)
+    found = encoding.decoded(encoding.one_partition(replace(columns, value=value)))
+    assert [record.value for record in found] == [b"given", None, b"given too"]
 
 
 def test_headers_of_a_slice_are_those_of_its_records(encoding: Any) -> None:

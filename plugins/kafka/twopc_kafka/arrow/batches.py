@@ -6,14 +6,14 @@ Source: the protocol guide's "Record Batch". Base offset and leader epoch are th
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
 import numpy as np
-import pyarrow as pa
 
 from twopc.errors import RoundAborted
+from twopc_kafka.arrow.buffers import Bytes, joined, view
 from twopc_kafka.arrow.compression import NONE, Compression
 from twopc_kafka.arrow.records import Records
 from twopc_kafka.arrow.settings import Limits
@@ -37,7 +37,7 @@ class RecordBatch:
 
     partition: int
     count: int
-    data: bytes
+    data: memoryview
 
 
 def refuse_too_large(records: Records, limits: Limits) -> None:
@@ -102,22 +102,16 @@ class Encoder:
         encoded = records.encode(order, starts)
         timestamps = records.timestamp_ms[order]
         latest = np.maximum.reduceat(timestamps, starts)
-        ends = np.frombuffer(encoded.buffers()[1], np.int32)
-        data = encoded.buffers()[2]
         return [
-            self._sealed(
-                number,
-                cut.stop - cut.start,
-                (int(timestamps[cut.start]), int(last)),
-                data.slice(ends[cut.start], ends[cut.stop] - ends[cut.start]),
-            )
+            self._sealed(number, cut.stop - cut.start, (int(timestamps[cut.start]), int(last)), encoded(cut))
             for (number, cut), last in zip(cuts, latest, strict=True)
         ]
 
-    def _sealed(self, partition: int, count: int, times_ms: tuple[int, int], records: pa.Buffer) -> RecordBatch:
-        packed, compression = self._compression.compress(records), self._compression
-        if packed.size >= records.size:  # so that compression never makes a batch too large
-            packed, compression = records, Compression(NONE)
+    def _sealed(self, partition: int, count: int, times_ms: tuple[int, int], records: Sequence[Bytes]) -> RecordBatch:
+        batch, compression = joined(records, OVERHEAD_BYTES), Compression(NONE)
+        packed = self._compression.compress(batch.slice(OVERHEAD_BYTES))
+        if OVERHEAD_BYTES + packed.size < batch.size:  # so that compression never makes a batch too large
+            batch, compression = joined([np.frombuffer(packed, np.uint8)], OVERHEAD_BYTES), self._compression
         sequence = self._next_sequence.get(partition, 0)
         self._next_sequence[partition] = (sequence + count) & 0x7FFF_FFFF
         checked = _CHECKED.pack(
@@ -129,10 +123,11 @@ class Encoder:
             sequence,
             count,
         )
-        checksum = google_crc32c.extend(google_crc32c.value(checked), packed)
-        length = OVERHEAD_BYTES - _BEFORE_LENGTH_BYTES + packed.size
-        unchecked = _UNCHECKED.pack(_BASE_OFFSET, length, _LEADER_EPOCH, _MAGIC, checksum)
-        return RecordBatch(partition, count, b"".join([unchecked, checked, packed]))
+        checksum = google_crc32c.extend(google_crc32c.value(checked), batch.slice(OVERHEAD_BYTES))
+        unchecked = _UNCHECKED.pack(_BASE_OFFSET, batch.size - _BEFORE_LENGTH_BYTES, _LEADER_EPOCH, _MAGIC, checksum)
+        data = view(batch)
+        data[:OVERHEAD_BYTES] = unchecked + checked
+        return RecordBatch(partition, count, data)
 
 
 def _at_most(records: Records) -> Integers:

@@ -16,19 +16,21 @@ from operator import attrgetter
 from typing import Any
 
 from kafka.future import Future
-from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
+from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from twopc.errors import RoundAborted
 from twopc_kafka.arrow.answers import Answer, Meaning, meaning
 from twopc_kafka.arrow.batches import RecordBatch
 from twopc_kafka.arrow.cluster import Cluster, NotSent, OpenTransaction, Patience, Unanswered, failure, pause_s
+from twopc_kafka.arrow.produce import FIRST_COMPACT, Produce
 from twopc_kafka.arrow.settings import Settings
 
-REQUESTS_PER_BROKER = 3
+REQUESTS_PER_BROKER = 4
 """The broker works on one while the next are on their way; what has to wait then shares the next request."""
 
-REQUEST_BYTES = 8 * 1024 * 1024
-"""A request takes no further batch beyond this; brokers refuse more than their socket.request.max.bytes, 100 MiB."""
+REQUEST_BYTES = 2 * 1024 * 1024
+"""A request takes no further batch beyond this: two of the largest by default, so that with four partitions one request
+is on its way while the broker works on the other. A quarter less was sent where all four shared one."""
 
 _ALL_REPLICAS = -1
 _ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python waits as long for the answer
@@ -59,7 +61,8 @@ class Sending:
         self._transaction = transaction
         self._settings = settings
         implicit = {"min_version": _IMPLICIT_PRODUCE, "max_version": _IMPLICIT_PRODUCE}
-        self._versions = implicit if transaction.implicit else {"max_version": _IMPLICIT_PRODUCE - 1}
+        told = {"min_version": FIRST_COMPACT, "max_version": _IMPLICIT_PRODUCE - 1}
+        self._versions = implicit if transaction.implicit else told
         self._leaders: dict[str, list[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._contacted: set[int] = set()
@@ -188,8 +191,8 @@ class Sending:
             self._wake()
 
     def _produce(self, lanes: Iterable[Lane]) -> Any:
-        topic = ProduceRequest.TopicProduceData
-        return ProduceRequest(
+        topic = Produce.TopicProduceData
+        return Produce(
             transactional_id=self._transaction.transactional_id,
             acks=_ALL_REPLICAS,
             timeout_ms=_ACK_TIMEOUT_MS,
