@@ -20,9 +20,11 @@ from tests.simulation.kafka_model import Broker
 from tests.simulation.world import Fault, Planned, World
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
+from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.control import Control
 from twopc_kafka.development import KafkaBroker
 from twopc_kafka.leaders import OpenInPartition
+from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka.outcomes import ANSWERS, Answer
 from twopc_kafka.writer import ProducerIdentity, Writer
 
@@ -109,18 +111,19 @@ class Real:
     def __init__(self, control: Control, options: Any) -> None:
         self._control, self._options = control, options
         self._name = f"conformance-{uuid.uuid4().hex[:8]}"
-        self._writers: list[Writer] = []
+        self._writers: list[Writer | ArrowWriter] = []
         self._identities: list[ProducerIdentity] = []
         self._writes = 0
 
     def init(self) -> None:
-        def begun() -> Writer | None:
+        def begun() -> Writer | ArrowWriter | None:
+            begin = ArrowWriter if self._options.writer == ARROW else Writer
             try:
-                return Writer(self._options, self._name)
+                return begin(self._options, self._name)
             except RoundAborted:
                 return None  # the broker has just started, and still loads its log of transactions
 
-        writer: Writer = _eventually(begun)
+        writer: Writer | ArrowWriter = _eventually(begun)
         self._writers.append(writer)
         identity = writer.finish()
         assert identity is not None
@@ -129,7 +132,8 @@ class Real:
     def close(self) -> None:
         """End every producer, also those that confluent-kafka keeps, having raised that they are fenced."""
         for writer in self._writers:
-            writer._end()
+            if isinstance(writer, Writer):
+                writer._end()
 
     def produce(self, producer: int) -> str:
         # Each time to another partition: to one that it has added already, librdkafka writes without adding it again,
@@ -274,15 +278,15 @@ SCRIPTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def real() -> Iterator[Callable[[int], Real]]:
+@pytest.fixture(scope="module", params=WRITERS)
+def real(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Real]]:
     properties: dict[str, str | int | bool] = {
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
         "transaction.partition.verification.enable": False,  # so that a transaction can be made to hang
     }
     with KafkaBroker(properties=properties) as broker:
         broker.create_topic(TOPIC, PARTITIONS)
-        options = {"bootstrap.servers": broker.bootstrap_servers, "topic": TOPIC}
+        options = {"bootstrap.servers": broker.bootstrap_servers, "topic": TOPIC, "writer": request.param}
         sink = KafkaSink(options)
         yield lambda timeout_ms: Real(sink._control, sink._options.with_transaction_timeout(timeout_ms))
         sink._control.close()

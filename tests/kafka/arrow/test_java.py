@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
+from tests.kafka.arrow.java import run_java, text
 from twopc_kafka.arrow.compression import NUMBERS
 from twopc_kafka.arrow.partitions import murmur2
-from twopc_kafka.development.errors import JavaNotFound
-from twopc_kafka.development.jars import broker_classpath
-from twopc_kafka.development.java import find_java
 
 COUNT = 3000
 
@@ -33,7 +28,7 @@ def test_java_reads_every_batch_codec_and_record_and_hashes_keys_alike(encoding:
     batches = [batch for codec in NUMBERS for batch in encoding.one_partition(records, codec)]
     file = tmp_path / "batches"
     file.write_bytes(b"".join(batch.data for batch in batches))
-    lines = read_by_java(file)
+    lines = run_java("Decode.java", file)
     codecs = [line.split()[1] for line in lines if line.startswith("batch")]
     assert codecs == list(NUMBERS)
     # Transactional, producer, first sequence number, count, latest timestamp.
@@ -60,7 +55,7 @@ def test_java_reads_what_a_random_hand_has_written(encoding: Any, tmp_path: Path
         ]
     file = tmp_path / "batches"
     file.write_bytes(b"".join(batch.data for batch in batches))
-    assert [line for line in read_by_java(file) if line.startswith("record")] == expected
+    assert [line for line in run_java("Decode.java", file) if line.startswith("record")] == expected
 
 
 def random_record(encoding: Any, rng: np.random.Generator) -> Any:
@@ -78,19 +73,3 @@ def as_java_prints(offset: int, record: Any, hashed: int) -> str:
     return " ".join(
         ["record", str(offset), str(record.timestamp_ms), text(record.key), text(record.value), str(hashed), *headers]
     )
-
-
-def text(content: bytes | None) -> str:
-    return "null" if content is None else f"={base64.b64encode(content).decode()}"
-
-
-def read_by_java(file: Path) -> list[str]:
-    try:
-        java = find_java(("jdk.compiler",))
-    except JavaNotFound:
-        pytest.skip("needs a Java that compiles: a JDK, not only a runtime")
-    source = Path(__file__).with_name("Decode.java")
-    command = [str(java.executable), "-cp", ":".join(map(str, broker_classpath())), str(source), str(file)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
