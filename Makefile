@@ -64,7 +64,7 @@ docs: $(STAMP) ## build the documentation as a site into build/site; a broken li
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: demo
-demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer arrow"
+demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer librdkafka"
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/demo.py $(ARGS)
 
 .PHONY: simulate
@@ -78,7 +78,7 @@ mutants: $(STAMP) ## show that the simulation catches every defect that is put i
 SECONDS ?= 300
 SEED ?= 1
 .PHONY: storm
-storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer arrow"
+storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer librdkafka"
 	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: prove-stores

@@ -99,7 +99,7 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
     second_broker: Any, make_topic: Any, make_sink: Any, prefix: str
 ) -> None:
     topic = make_topic(on=second_broker.broker)
-    sink = make_sink(topic, **as_user(second_broker, "denied"))
+    sink = make_sink(topic, writer="librdkafka", **as_user(second_broker, "denied"))
     rights = r"WRITE and DESCRIBE on the transactional ids .*'transactional.id.prefix'"
     with pytest.raises(OperatorRequired, match=rights):
         sink.validate(SCHEMA)
@@ -198,12 +198,13 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     monkeypatch.setattr(control, "_controls", {})  # this test sees the connection being made
     topic = make_topic(on=second_broker.broker)
-    right = make_sink(topic, **as_granted, debug="all")
+    librdkafka = {"writer": "librdkafka", "debug": "all"}
+    right = make_sink(topic, **as_granted, **librdkafka)
     grant(second_broker, "granted", topic.name, right.prefix)
     wait.until("the grant has arrived", lambda: _is_valid(right))
     committable = pre_committed(right)
     wait.repeated(lambda: right.commit(committable))
-    refused = make_sink(topic, **as_granted | {secret: wrong}, message_timeout_ms=1000, debug="all")
+    refused = make_sink(topic, **as_granted | {secret: wrong}, message_timeout_ms=1000, **librdkafka)
     errors = []
     with pytest.raises((Retriable, OperatorRequired)) as unreachable:
         list(refused.recover())

@@ -1,4 +1,4 @@
-"""Records on their way: all of them arrive as they were given, or the vote is no."""
+"""Records on their way through librdkafka: all of them arrive as they were given, or the vote is no."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ pytestmark = pytest.mark.kafka
 
 CLOSED_PORT = "127.0.0.1:1"
 VALUE = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture
+def make_sink(make_sink: Any) -> Any:
+    def make(on: Any, /, **options: Any) -> Any:
+        return make_sink(on, **{"writer": "librdkafka"} | options)
+
+    return make
 
 
 def written(sink: Any, *batches: pa.RecordBatch) -> Any:

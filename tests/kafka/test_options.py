@@ -177,8 +177,16 @@ def test_a_sink_connects_to_nothing_when_it_is_made() -> None:
     KafkaSink({"bootstrap.servers": "127.0.0.1:1", "topic": "orders"})
 
 
+@pytest.mark.parametrize(
+    ("delivery", "writer"), [("exactly-once", "arrow"), ("at-least-once", "librdkafka"), ("none", "librdkafka")]
+)
+def test_the_faster_writer_that_can_do_it_is_the_default(delivery: str, writer: str) -> None:
+    assert parse_options({**SERVERS, "delivery": delivery}).writer == writer
+
+
 def test_options_of_librdkafka_pass_through_and_win_over_the_defaults() -> None:
-    properties = parse_options({**SERVERS, "linger.ms": 7, "transaction.timeout.ms": "60000"}).properties
+    options = {"writer": "librdkafka", "linger.ms": 7, "transaction.timeout.ms": "60000"}
+    properties = parse_options(SERVERS | options).properties
     assert properties["linger.ms"] == 7
     assert properties["transaction.timeout.ms"] == "60000"
     assert properties["partitioner"] == DEFAULTS["partitioner"] == "murmur2_random"
@@ -270,8 +278,8 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
     ("options", "told"),
     [
         ({"two.phase.commit": "yes", "writer": "arrow"}, "'two.phase.commit' must be one of auto, require, off"),
-        ({"two.phase.commit": "auto"}, "'two.phase.commit' = 'auto' goes with 'writer' = 'arrow' alone"),
-        ({"two.phase.commit": "require"}, "'two.phase.commit' = 'require' goes with 'writer' = 'arrow' alone"),
+        ({"two.phase.commit": "auto", "writer": "librdkafka"}, "'two.phase.commit' = 'auto' goes with 'writer' ="),
+        ({"two.phase.commit": "require", "delivery": "none"}, "'two.phase.commit' = 'require' goes with 'writer' ="),
     ],
 )
 def test_two_phase_commit_is_asked_for_by_the_arrow_writer_alone(options: dict[str, str], told: str) -> None:

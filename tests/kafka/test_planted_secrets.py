@@ -100,13 +100,14 @@ def test_no_secret_is_in_logs_entries_events_errors_process_lists_or_what_the_co
         fsspec.filesystem("s3", **s3.storage_options).mkdir("archive")
         to_kafka = {"topic": topic.name, "transactional.id.prefix": prefix}
         by_client = to_kafka | dotted(by_token(second_broker, tmp_path)) | {"writer": "arrow"}
+        librdkafka = {"writer": "librdkafka", "debug": "all"}
         in_store = {
             "path": "s3://archive/orders",
             "storage_options": json.dumps({**s3.storage_options, "secret": of_store}),
         }
         sinks: dict[str, Any] = {
             "orders": ("kafka", by_client),
-            "audit": ("kafka", to_kafka | dotted(as_user(second_broker, "granted")) | {"debug": "all"}),
+            "audit": ("kafka", to_kafka | dotted(as_user(second_broker, "granted")) | librdkafka),
             "totals": ("postgres", {"conninfo": postgres.conninfo, "table": "totals"}),
             "archive": ("files", in_store),
         }

@@ -29,7 +29,7 @@ from tests.storm.disks import Disk, enter_namespace
 from tests.storm.driver import Driver
 from tests.storm.query import REPLAYED, Settings
 from twopc_kafka.development import KafkaBroker, spark_kafka_jars
-from twopc_kafka.options import LIBRDKAFKA, WRITERS
+from twopc_kafka.options import ARROW, WRITERS
 
 PARTITIONS = 3
 RECORDS_A_SECOND = 1500
@@ -199,7 +199,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="kill everything at random; lose nothing")
     parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="which storm (default: 1)")
-    parser.add_argument("--writer", choices=WRITERS, default=LIBRDKAFKA, help="of the Kafka sink (default: librdkafka)")
+    parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="of the Kafka sink (default: arrow)")
     parser.add_argument("--folder", default="build/storm", help="where to work; emptied first")
     return parser.parse_args()
 

@@ -2,7 +2,7 @@
 
 ``make demo`` runs it: a real broker, 336 776 real flights, a real Structured Streaming query in a process of its own.
 Exits with 1 on any loss, duplicate or early visibility. ``--seed`` repeats the random kills, ``--records`` makes it
-smaller, ``--writer arrow`` takes the sink's own writer.
+smaller, ``--writer librdkafka`` takes librdkafka instead of the sink's own writer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from watch import FolderWatcher, TopicWatcher, watching
 from twopc.errors import Retriable
 from twopc_kafka.control import connect
 from twopc_kafka.development import DevelopmentError, KafkaBroker, spark_kafka_jars
-from twopc_kafka.options import LIBRDKAFKA, WRITERS
+from twopc_kafka.options import ARROW, WRITERS
 
 PARTITIONS = 2
 WHILE_TASKS_WRITE = "while tasks write"
@@ -244,7 +244,7 @@ def parsed_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--records", type=int, default=336_776, help="flights to load (default: all)")
     parser.add_argument("--seed", type=int, default=None, help="repeat the random kills of another run")
-    parser.add_argument("--writer", choices=WRITERS, default=LIBRDKAFKA, help="of the Kafka sink (default: librdkafka)")
+    parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="of the Kafka sink (default: arrow)")
     parser.add_argument("--folder", default="build/demo", help="where to work; emptied first (default: build/demo)")
     return parser.parse_args()
 

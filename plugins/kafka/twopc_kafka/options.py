@@ -50,7 +50,12 @@ OPTIONS = (
     Option("bootstrap.servers", "addresses", "needed"),
     Option("topic", "text", "or the column of that name. Must exist: the sink creates none"),
     Option("delivery", _one_of(DELIVERIES), "what readers see, and when: the section Delivery", f"`{EXACTLY_ONCE}`"),
-    Option("writer", _one_of(WRITERS), f"`{ARROW}` is the sink's own, for `{EXACTLY_ONCE}`", f"`{LIBRDKAFKA}`"),
+    Option(
+        "writer",
+        _one_of(WRITERS),
+        f"`{ARROW}` is the sink's own and the faster one, for `{EXACTLY_ONCE}` alone: the section Writers",
+        f"`{ARROW}` with `delivery` = `{EXACTLY_ONCE}`, else `{LIBRDKAFKA}`",
+    ),
     Option(
         "two.phase.commit",
         _one_of(TWO_PHASE_COMMIT),
@@ -161,7 +166,7 @@ class KafkaOptions:
         topic: where records go that name no topic of their own, or None: then the column ``topic`` is needed. As with
             Spark's own sink, the option wins over the column.
         delivery: ``exactly-once``, ``at-least-once`` (flushed, no transaction) or ``none`` (not even flushed).
-        writer: ``librdkafka``, or ``arrow``: the sink's own, faster one, for ``exactly-once``.
+        writer: ``arrow``: the sink's own, faster one, for ``exactly-once``; or ``librdkafka``.
         two_phase_commit: whether transactions are to have no time-out (KIP-939): ``auto``, ``require`` or ``off``.
         prefix: what transactional ids start with; rights are granted on it.
         commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
@@ -223,7 +228,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     properties = dict(options)
     topic = properties.pop("topic", None)
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
-    writer = str(properties.pop("writer", LIBRDKAFKA))
+    writer = str(properties.pop("writer", ARROW if delivery == EXACTLY_ONCE else LIBRDKAFKA))
     two_phase_commit = str(properties.pop("two.phase.commit", AUTO if writer == ARROW else OFF))
     prefix = str(properties.pop("transactional.id.prefix", PREFIX))
     margin = properties.pop("commit.margin.ms", None)
