@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import StructType
 
 from twopc.participant import Participant, Vote
 from twopc.spark.shipped import Shipped
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = "vote string, task_attempt_id long, record_bytes double"
-"""``record_bytes``: the largest mean size of the records of one record batch, 0 where there was none."""
+VOTE_SCHEMA = StructType().add("vote", "string").add("task_attempt_id", "long").add("record_bytes", "double")
+"""As a value, which Spark need not ask the JVM about. ``record_bytes``: the largest mean size of the records of one record batch, 0 where there was none."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class OffsetsWriter:
         code, node = await self._cluster.coordinator(key, kind)
         if code:
             return {code}
-        await self._cluster.contact(node)  # a query may rest longer than brokers keep a connection
+        await self._cluster.reach(node)  # a query may rest longer than brokers keep a connection
         return _codes(await self._cluster.send(node, request))
 
 

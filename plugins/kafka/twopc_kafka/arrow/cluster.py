@@ -7,6 +7,7 @@ socket buffers take what is written at once; but both would wait for each other'
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -26,6 +27,9 @@ from twopc_kafka.writer import ProducerIdentity, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
 """How long a kept connection may take to show that it is alive, before it is made anew."""
+
+KNOWN_ALIVE_S = 1.0
+"""So long after an answer a connection need not show it again: a small batch is written in less."""
 
 _IMPLICIT_PARTITIONS = 2  # the level of transaction.version from which a Produce adds its partitions (KIP-890)
 _ONE_COORDINATOR = 3  # the last version of FindCoordinator for one key
@@ -90,6 +94,7 @@ class Cluster:
         self.servers = ", ".join(properties["bootstrap_servers"])
         self._net = NetworkSelector(**properties)
         self._manager = connections(self._net, properties)
+        self._answered_at: dict[int, float] = {}
         try:
             self._manager.bootstrap(timeout_ms)
         except kafka.errors.KafkaError as error:
@@ -137,11 +142,14 @@ class Cluster:
         if not connection.connected:
             raise NotSent(f"broker {node} is not connected")
         try:
-            return await connection.send_request(request, request_timeout_ms=timeout_ms)
+            answer = await connection.send_request(request, request_timeout_ms=timeout_ms)
         except kafka.errors.IncompatibleBrokerVersion as error:
             raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
         except kafka.errors.KafkaError as error:
+            self._answered_at.pop(node, None)
             raise Unanswered(f"broker {node}: {type(error).__name__}: {error}") from error
+        self._answered_at[node] = time.monotonic()
+        return answer
 
     async def _connected(self, node: int) -> Any:
         try:
@@ -150,6 +158,11 @@ class Cluster:
             raise denied(str(error)) from error
         except (kafka.errors.KafkaError, OSError) as error:
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
+
+    async def reach(self, node: int) -> None:
+        """``contact`` a broker that has not answered lately."""
+        if time.monotonic() - self._answered_at.get(node, -math.inf) > KNOWN_ALIVE_S:
+            await self.contact(node)
 
     async def contact(self, node: int) -> Any:
         """Make sure that ``node`` answers on its connection, which may have died unseen since the last task.

@@ -65,7 +65,6 @@ class Sending:
         self._versions = implicit if transaction.implicit else told
         self._leaders: dict[str, list[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
-        self._contacted: set[int] = set()
         self._under_way: dict[int, int] = defaultdict(int)
         self._held_bytes = 0
         self._failure: Exception | None = None
@@ -171,14 +170,11 @@ class Sending:
 
     async def _deliver(self, node: int, lanes: list[Lane]) -> None:
         try:
-            if node not in self._contacted:
-                await self._cluster.contact(node)
-                self._contacted.add(node)
+            await self._cluster.reach(node)
             if self._transaction.implicit or await self._add(lanes):
                 response = await self._cluster.send(node, self._produce(lanes))
                 self._settle(lanes, response)
         except NotSent as error:
-            self._contacted.discard(node)
             self._repeat_later(lanes, Meaning(str(error), Answer.REPEAT, meaning(6).advice))
         except Unanswered as error:
             self._fail(RoundAborted(f"{self._what(lanes)} got no answer, and may or may not be there: {error}. The"
