@@ -16,7 +16,8 @@ from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 VOTE_SCHEMA = StructType().add("vote", "string").add("task_attempt_id", "long").add("record_bytes", "double")
-"""As a value, which Spark need not ask the JVM about. ``record_bytes``: the largest mean size of the records of one record batch, 0 where there was none."""
+"""As a value, which Spark need not ask the JVM about. ``record_bytes``: the largest mean size of the records of one
+record batch, 0 where there was none."""
 
 
 @dataclass(frozen=True)
