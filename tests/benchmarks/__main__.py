@@ -35,7 +35,8 @@ def main() -> None:
     for name in given.names or BENCHMARKS:
         with console.status(f"{name} ..."):
             rows = BENCHMARKS[name](given.quick)
-        report = {row.key: row.spread[1] for row in rows if row.key} | report | {name: [r.to_json() for r in rows]}
+        figures = {row.key: row.spread[1] for row in rows if row.key}  # which stand first
+        report = figures | report | figures | {name: [row.to_json() for row in rows]}
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report, indent=1))
         console.print(_table(name, rows))
