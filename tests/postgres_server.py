@@ -94,7 +94,8 @@ class PostgresServer:
         if self._process is not None:
             processes = all_of(self._process)
             for process in processes:  # its own first: else it would start its children again
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):  # a backend may have ended by itself meanwhile
+                    process.kill()
             self._process.wait()
             while any(_is_running(process) for process in processes):  # it would not start while one of them is there
                 time.sleep(0.01)
