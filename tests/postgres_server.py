@@ -21,7 +21,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from tests import run_as_nobody
-from tests.processes import all_of, bound
+from tests.processes import all_of, bound, kill_each
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -93,9 +93,7 @@ class PostgresServer:
         """SIGKILL to all of its processes, as when the machine's power fails."""
         if self._process is not None:
             processes = all_of(self._process)
-            for process in processes:  # its own first: else it would start its children again
-                with contextlib.suppress(psutil.NoSuchProcess):  # a backend may have ended by itself meanwhile
-                    process.kill()
+            kill_each(processes)  # its own first: else it would start its children again
             self._process.wait()
             while any(_is_running(process) for process in processes):  # it would not start while one of them is there
                 time.sleep(0.01)

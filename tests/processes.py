@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import psutil
 
@@ -30,13 +31,18 @@ def all_of(process: Process) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def kill_each(processes: Iterable[psutil.Process]) -> None:
+    """SIGKILL, in order, to those that have not ended by themselves meanwhile."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def kill_all_of(driver: Process) -> None:
     """A driver and all that it started: Python workers leave its group and are found by their parents."""
     if driver.returncode is not None:
         return
-    for process in all_of(driver):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    kill_each(all_of(driver))
     os.killpg(driver.pid, signal.SIGKILL)
     driver.wait()
 

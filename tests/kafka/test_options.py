@@ -278,8 +278,14 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
     ("options", "told"),
     [
         ({"two.phase.commit": "yes", "writer": "arrow"}, "'two.phase.commit' must be one of auto, require, off"),
-        ({"two.phase.commit": "auto", "writer": "librdkafka"}, "'two.phase.commit' = 'auto' goes with 'writer' ="),
-        ({"two.phase.commit": "require", "delivery": "none"}, "'two.phase.commit' = 'require' goes with 'writer' ="),
+        (
+            {"two.phase.commit": "auto", "writer": "librdkafka"},
+            "'two.phase.commit' = 'auto' goes with 'writer' = 'arrow' alone",
+        ),
+        (
+            {"two.phase.commit": "require", "delivery": "none"},
+            "'two.phase.commit' = 'require' goes with 'writer' = 'arrow' alone",
+        ),
     ],
 )
 def test_two_phase_commit_is_asked_for_by_the_arrow_writer_alone(options: dict[str, str], told: str) -> None:

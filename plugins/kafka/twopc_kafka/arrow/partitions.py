@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
+from twopc_kafka.arrow.buffers import bytes_of, offsets_of
 from twopc_kafka.arrow.varints import Integers
 
 Hashes: TypeAlias = npt.NDArray[np.uint32]
@@ -72,10 +73,10 @@ def murmur2(keys: pa.Array) -> Hashes:
 
     All keys take their next four bytes at once, the longest first, so that those that go on are always in front.
     """
-    offsets = np.frombuffer(keys.buffers()[1], np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    offsets = offsets_of(keys)
     longest = np.argsort(offsets[:-1] - offsets[1:], kind="stable")
     start, length = offsets[:-1][longest], np.diff(offsets)[longest]
-    data = np.frombuffer(keys.buffers()[2] or b"", np.uint8)
+    data = bytes_of(keys)
     words = np.ndarray(max(0, data.size - 3), np.dtype("<u4"), data, strides=(1,))  # one begins at every byte
     state = _SEED ^ length.astype(np.uint32)
     whole = length // 4

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from kafka.protocol.producer import ProduceRequest
-from kafka.protocol.schemas.fields.codecs import UnsignedVarInt32
+from kafka.protocol.schemas.fields.codecs import String, UnsignedVarInt32
 
 from twopc_kafka.arrow.buffers import joined, view
 
@@ -22,6 +22,7 @@ FIRST_COMPACT = 9
 _LENGTH = struct.Struct(">i")
 _SETTINGS = struct.Struct(">hi")  # acknowledgements, time-out
 _PARTITION = struct.Struct(">i")
+_TEXT = String()
 _NO_TAGS = b"\0"
 
 
@@ -30,10 +31,10 @@ class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # it
 
     def encode(self, **_: bool) -> memoryview:
         """The request as it goes over the wire, with its length and header in front, as connections ask for it."""
-        parts = [self.encode_header(flexible=True), _text(self.transactional_id)]
+        parts = [self.encode_header(flexible=True), _TEXT.encode(self.transactional_id, compact=True)]
         parts += [_SETTINGS.pack(self.acks, self.timeout_ms), _length(self.topic_data)]
         for topic in self.topic_data:
-            parts += [_text(topic.name), _length(topic.partition_data)]
+            parts += [_TEXT.encode(topic.name, compact=True), _length(topic.partition_data)]
             for partition in topic.partition_data:
                 parts += [_PARTITION.pack(partition.index), _length(partition.records), partition.records, _NO_TAGS]
             parts.append(_NO_TAGS)
@@ -45,8 +46,3 @@ class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # it
 
 def _length(of: Any) -> bytes:
     return UnsignedVarInt32.encode(len(of) + 1)  # type: ignore[no-any-return]  # 0 is that of null
-
-
-def _text(text: str) -> bytes:
-    encoded = text.encode()
-    return _length(encoded) + encoded

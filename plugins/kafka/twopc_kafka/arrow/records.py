@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
-from twopc_kafka.arrow.buffers import Bytes
+from twopc_kafka.arrow.buffers import Bytes, bytes_of, offsets_of
 from twopc_kafka.arrow.varints import Integers, rows, sizes, varints
 
 NULL = -1
@@ -137,7 +137,7 @@ def interleave(pieces: Sequence[Piece], count: int) -> pa.Array:
 
 
 def _in_one(rows: pa.Array) -> Encoded:
-    ends, data = _offsets(rows), _data(rows)
+    ends, data = offsets_of(rows), bytes_of(rows)
     return lambda cut: [data[ends[cut.start] : ends[cut.stop]]]
 
 
@@ -156,17 +156,9 @@ def _each_by_itself(pieces: Sequence[Piece]) -> Encoded:
 
 def _where(array: pa.Array, order: Integers | None) -> tuple[Bytes, Integers, Integers]:
     """The array's bytes, and where in them each row begins and ends, in order."""
-    starts = _offsets(array)[:-1]
+    starts = offsets_of(array)[:-1]
     ends = starts + np.maximum(_lengths(array), 0)  # what is null may have bytes in Arrow, which mean nothing
-    return (_data(array), starts, ends) if order is None else (_data(array), starts[order], ends[order])
-
-
-def _offsets(array: pa.Array) -> Integers:
-    return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-
-
-def _data(array: pa.Array) -> Bytes:
-    return np.frombuffer(array.buffers()[2] or b"", np.uint8)
+    return (bytes_of(array), starts, ends) if order is None else (bytes_of(array), starts[order], ends[order])
 
 
 def binary(column: pa.Array) -> pa.Array:

@@ -30,7 +30,7 @@ REQUESTS_PER_BROKER = 4
 
 REQUEST_BYTES = 2 * 1024 * 1024
 """A request takes no further batch beyond this: two of the largest by default, so that with four partitions one request
-is on its way while the broker works on the other. A quarter less was sent where all four shared one."""
+is on its way while the broker works on the other. A tenth to a fifth less was sent where all four shared one."""
 
 _ALL_REPLICAS = -1
 _ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python waits as long for the answer
