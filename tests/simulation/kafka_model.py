@@ -307,11 +307,8 @@ class ModelLeaders(Leaders):
         self._broker = broker
         self._step = broker.world.step
 
-    def partitions_of(self, topic: str) -> Partitions:
-        return {topic: [0]}
-
-    def open_transactions(self, partitions: Partitions) -> list[OpenInPartition]:
-        return self._step(LEADER, self._broker.open_transactions) if partitions else []
+    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> list[OpenInPartition]:
+        return self._step(LEADER, self._broker.open_transactions) if partitions or topic else []
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         return self._step(MARK, self._broker.mark, *transaction.identity, commit)

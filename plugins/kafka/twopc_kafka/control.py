@@ -128,7 +128,7 @@ class Control:
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """The state of each id that the cluster knows."""
-        return self.run(self._describe, transactional_ids)
+        return self.run(self._describe, transactional_ids) if transactional_ids else {}
 
     @functools.cached_property
     def leaders(self) -> Leaders:
@@ -231,7 +231,7 @@ class Control:
         return self._manager.broker_version  # type: ignore[no-any-return]
 
     async def _largest_timeout_ms(self) -> int | None:
-        broker = next(iter(self._manager.cluster.brokers())).node_id
+        broker = self._brokers()[0]
         return await self.setting(_LARGEST_TIMEOUT, _BROKER, str(broker), broker)
 
     async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
@@ -287,15 +287,20 @@ class Control:
         filters: dict[str, Any] = {"state_filters": states, "producer_id_filters": producer_ids}
         if by_pattern:
             filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
-        await self._manager.cluster.refresh_metadata()  # what a broker coordinates that has joined since counts, too
-        brokers = [broker.node_id for broker in self._manager.cluster.brokers()]
-        asked = [self._manager.send(ListTransactionsRequest(**filters), node_id=node) for node in brokers]
+        asked = {node: self._manager.send(ListTransactionsRequest(**filters), node) for node in self._brokers()}
+        # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
+        await self._manager.cluster.refresh_metadata()
+        missing = [node for node in self._brokers() if node not in asked]
+        asked |= {node: self._manager.send(ListTransactionsRequest(**filters), node) for node in missing}
         found = []
-        for future in asked:
-            response = await future
+        for node in self._brokers():
+            response = await asked[node]
             self._raise(kafka.errors.for_code(response.error_code), scope)
             found += [state.transactional_id for state in response.transaction_states]
         return sorted(name for name in found if name.startswith(scope))
+
+    def _brokers(self) -> list[int]:
+        return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         node = (await self.coordinators_of([transactional_id]))[transactional_id]

@@ -68,21 +68,17 @@ class Leaders:
         self._control = control
         self._known: dict[tuple[str, int], int] = {}
 
-    def partitions_of(self, topic: str) -> Partitions:
-        """All partitions of a topic; nothing where it does not exist or may not be described."""
-        return {topic: [number for _, number in self._run(self._find, [topic])]}
+    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> list[OpenInPartition]:
+        """Every transaction that was open in ``partitions``, or anywhere in ``topic``, at some moment of this call, and
+        maybe more.
 
-    def open_transactions(self, partitions: Partitions) -> list[OpenInPartition]:
-        """Every transaction that was open in ``partitions`` at some moment of this call, and maybe more.
-
-        What this principal may not READ is left out, with a warning.
+        What does not exist has none. What this principal may not READ or DESCRIBE is left out, with a warning.
         """
-        behind = self._run(self._behind, partitions)
-        return self._run(self._open_transactions, behind) if behind else []
+        return self._run(self._open_transactions, partitions, topic)
 
     def may_read(self, topic: str) -> bool:
         """Whether this principal may READ it, on which ``open_transactions`` depends."""
-        return bool(self._run(self._ask, self.partitions_of(topic), _producers))
+        return self._run(self._may_read, topic)
 
     def end(self, transaction: OpenInPartition, name: str, commit: bool) -> None:
         """Write the marker that is missing. Its epoch lets it end this transaction and no later one.
@@ -147,7 +143,16 @@ class Leaders:
                 behind[topic].append(number)
         return behind
 
-    async def _open_transactions(self, partitions: Partitions) -> list[OpenInPartition]:
+    async def _may_read(self, topic: str) -> bool:
+        return bool(await self._ask(await self._all_of(topic), _producers))
+
+    async def _all_of(self, topic: str) -> Partitions:
+        return {topic: [number for _, number in await self._find([topic])]}
+
+    async def _open_transactions(self, partitions: Partitions, topic: str | None) -> list[OpenInPartition]:
+        if topic is not None:
+            partitions = {**partitions, **await self._all_of(topic)}
+        behind = await self._behind(partitions)
         return [
             OpenInPartition(
                 topic,
@@ -157,7 +162,7 @@ class Leaders:
                 producer.coordinator_epoch,
                 producer.current_txn_start_offset,
             )
-            for topic, partition in await self._ask(partitions, _producers)
+            for topic, partition in await self._ask(behind, _producers)
             for producer in partition.active_producers
             if producer.current_txn_start_offset >= 0
         ]

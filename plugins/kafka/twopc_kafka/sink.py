@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 MARKERS_TIMEOUT_S = 1.0
 """They take 1 to 3 ms. A person is told of what takes this long, and the call repeated."""
 
-MARKERS_INTERVAL_S = 0.002
+MARKERS_INTERVAL_S = 0.001
 
 _HANGING = "hanging"  # in the handle of what hangs: where
 
@@ -351,10 +351,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _hanging(self) -> list[Committable]:
         """What was rolled back but for a partition of which Kafka left out the marker. Upholds: what is not decided is
         never visible. It would be with the next commit of its producer there."""
-        partitions: dict[str, Collection[int]] = dict(self._written_to)
-        if self._options.topic is not None:
-            partitions |= self._leaders.partitions_of(self._options.topic)
-        while open_ := self._open_in(partitions):
+        while open_ := self._open_in_partitions():
             # What is being rolled back may hang when that has ended.
             ending = [
                 transaction
@@ -367,15 +364,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         version = self._control.end_txn_version
         return [transaction for transaction, state in open_ if hangs(state, _identity(transaction)[1], version)]
 
-    def _open_in(self, partitions: Partitions) -> list[tuple[Committable, TransactionState]]:
-        """What this log has open in ``partitions``, and what its coordinator knew of its id before."""
-        open_ = self._leaders.open_transactions(partitions)
+    def _open_in_partitions(self) -> list[tuple[Committable, TransactionState]]:
+        """What this log has open where it may have written, and what its coordinator knew of its id before."""
+        where = self._written_to, self._options.topic
+        open_ = self._leaders.open_transactions(*where)
         if not open_:
             return []
         listed = self._control.list_of_producers(self.transactional_ids.scope, [each.producer_id for each in open_])
         of_producer = {state.producer_id: (name, state) for name, state in self._owned(listed)}
         # Once more, as its coordinator must be seen to have ended it before a partition is seen to have it open.
-        still_open = set(open_).intersection(self._leaders.open_transactions(partitions))
+        still_open = set(open_).intersection(self._leaders.open_transactions(*where))
         found = [(each, *of_producer[each.producer_id]) for each in still_open if each.producer_id in of_producer]
         return [(Committable(name, _handle_of(each)), state) for each, name, state in found]
 
