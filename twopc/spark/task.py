@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from twopc.participant import Participant, Vote
+from twopc.spark.columns import Columns
 from twopc.spark.shipped import Shipped
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -22,9 +23,10 @@ record batch, 0 where there was none."""
 
 @dataclass(frozen=True)
 class Task:
-    """The body of ``mapInArrow``: a struct column for each sink in, one row with this attempt's vote out."""
+    """The body of ``mapInArrow``: the columns of all sinks in, one row with this attempt's vote out."""
 
     sinks: Shipped
+    columns: Columns
     round: Round
     first_task_attempt_id: int
     """Not above that of any task of the round. Spark counts task attempts through all jobs of an application, and
@@ -38,8 +40,8 @@ class Task:
         with Participant(sinks, self.round, context.partitionId(), serial) as participant:
             for batch in batches:
                 record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
-                for name in sinks:
-                    participant.write(name, pa.RecordBatch.from_struct_array(batch.column(name)))
+                for name, part in self.columns.apart(batch):
+                    participant.write(name, part)
             vote = participant.pre_commit()
         returned = {"vote": _dump(vote), "task_attempt_id": context.taskAttemptId(), "record_bytes": record_bytes}
         yield pa.RecordBatch.from_pylist([returned])

@@ -22,7 +22,7 @@ from twopc_kafka import examination
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions
+from twopc_kafka.leaders import Leaders, OpenInPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
