@@ -36,6 +36,8 @@ RECORDS_A_SECOND = 1500
 # Short, so that it costs little time to outlast it; the margin leaves a driver's first batch time to start Python.
 TRANSACTION_TIMEOUT_MS = 15_000
 COMMIT_MARGIN_MS = 3_000
+TIMEOUT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
+WITHOUT_TIMEOUT = {**TIMEOUT, "transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
 IN_RECOVERY = 1 / 3
 """Of the strikes, those that don't wait for a decision after the one before: recovery is to be struck too."""
 PATIENCE_S = 15
@@ -141,9 +143,10 @@ def events(settings: Settings) -> list[dict[str, str]]:
 
 
 def is_spotless(report: dict[str, object]) -> bool:
-    """No loss, no duplicate, no leftover, and all of it without a person's help."""
+    """No loss, no duplicate, no leftover, and all of it without a person's help; no roll-back without a time-out."""
     found = [report["lost"], report["duplicates"], report["dangling"], report["staged_files_left"]]
-    return bool(report["settled"]) and found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
+    spotless = found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
+    return bool(report["settled"]) and spotless and not (report["without_timeout"] and report["replayed"])
 
 
 def main() -> int:
@@ -155,8 +158,7 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     disks = [] if no_disks else [Disk(folder / name) for name in ("log", "stage", "parquet")]
-    timeouts = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
-    with KafkaBroker(folder / "broker", properties=timeouts) as broker:
+    with KafkaBroker(folder / "broker", properties=WITHOUT_TIMEOUT if arguments.without_timeout else TIMEOUT) as broker:
         for topic in ("source", "target", "rehearsal", "rehearsed"):
             broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
@@ -166,6 +168,7 @@ def main() -> int:
             source="source",
             target="target",
             transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            without_timeout=arguments.without_timeout,
             commit_margin_ms=COMMIT_MARGIN_MS,
             writer=arguments.writer,
             classes=str(folder.with_name(f"{folder.name}-classes.jsa")),
@@ -175,6 +178,7 @@ def main() -> int:
             report = {
                 "seed": arguments.seed,
                 "writer": arguments.writer,
+                "without_timeout": arguments.without_timeout,
                 **storm(settings, broker, disks, arguments.seconds, chance),
             }
         finally:
@@ -200,8 +204,13 @@ def parsed_arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="which storm (default: 1)")
     parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="of the Kafka sink (default: arrow)")
+    what = "transactions that never roll back by themselves (KIP-939)"
+    parser.add_argument("--without-timeout", action="store_true", help=what)
     parser.add_argument("--folder", default="build/storm", help="where to work; emptied first")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.without_timeout and arguments.writer != ARROW:
+        parser.error("--without-timeout: only the writer 'arrow' begins such transactions")
+    return arguments
 
 
 if __name__ == "__main__":

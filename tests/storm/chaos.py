@@ -38,6 +38,7 @@ class Chaos:
         self._availability, self._chance = availability, chance
         self._wish = wish(settings)
         self._timeout_s = settings.transaction_timeout_ms / 1000
+        self._rolls_back = not settings.without_timeout
         self._decided_at_last_death: int | None = None
         self._broker_is_up = True
         self._later: list[tuple[threading.Timer, Callable[[], None]]] = []
@@ -73,7 +74,7 @@ class Chaos:
             self._kill_executors: 5,
             self._kill_driver: 2,
             self._kill_driver_at_a_moment: 4,
-            self._let_transactions_time_out: 1,
+            self._outlast_the_timeout: 1,
             self._kill_broker: 1,
             self._pause_python_worker: 2,
             self._pause_executor: 1,
@@ -169,12 +170,12 @@ class Chaos:
             self.kills["driver"] += 1
         return self._dies(moment)
 
-    def _let_transactions_time_out(self) -> bool:
-        """Decided and not committed, for longer than Kafka waits; and now and then once more amid the replay."""
+    def _outlast_the_timeout(self) -> bool:
+        """Decided and not committed, for longer than Kafka would wait; and now and then once more amid the replay."""
         if not self._is_a_fresh_driver() or not self._dies(Phase.COMMITTING.value):
             return False
         self._driver.down_until = time.monotonic() + self._timeout_s + 3
-        if self._chance.random() < 0.5:
+        if self._rolls_back and self._chance.random() < 0.5:
             self._dies(REPLAYED, patience_s=self._timeout_s + 30)
         return True
 

@@ -34,6 +34,7 @@ class Settings:
     """What a driver is told, as JSON in its first argument.
 
     Attributes:
+        without_timeout: the brokers grant it, and the sink requires it.
         classes: archive of the JVM's loaded classes, with which it starts in half the time.
         to_the_end: end when all is written that the source has now.
         is_rehearsal: make that archive.
@@ -45,6 +46,7 @@ class Settings:
     source: str
     target: str
     transaction_timeout_ms: int
+    without_timeout: bool
     commit_margin_ms: int
     writer: str
     classes: str
@@ -197,6 +199,7 @@ def exactly_once(settings: Settings) -> ForeachBatch:
             "topic": settings.target,
             "transaction.timeout.ms": settings.transaction_timeout_ms,
             "commit.margin.ms": settings.commit_margin_ms,
+            "two.phase.commit": "require" if settings.without_timeout else "off",
             "writer": settings.writer,
         },
     )
