@@ -38,8 +38,7 @@ PARTITIONS = 4
 RECORD_BYTES = 100
 SMALL_BATCH = 1_000
 SMALL_TURNS_TO_WARM_UP = 3
-"""Of 60 batches each, which are not counted: a query of small batches runs for days, and the JVMs of Spark and the broker
-compile its way for minutes."""
+"""Of 60 batches each, which are not counted: such a query runs for days, and the JVMs compile for its first minutes."""
 
 QUIX_RECORDS = 300_000
 
