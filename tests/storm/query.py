@@ -199,8 +199,8 @@ def exactly_once(settings: Settings) -> ForeachBatch:
             "topic": settings.target,
             "transaction.timeout.ms": settings.transaction_timeout_ms,
             "commit.margin.ms": settings.commit_margin_ms,
-            "two.phase.commit": "require" if settings.without_timeout else "auto",
             "writer": settings.writer,
+            **({"two.phase.commit": "require"} if settings.without_timeout else {}),
         },
     )
     parquet = twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})
