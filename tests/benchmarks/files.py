@@ -60,7 +60,7 @@ def _throughput(folder: Path, quick: bool) -> Row:
     for name in ("ours", "theirs"):
         complete = records * (len(ratios) + 1)
         assert ds.dataset(folder / name).count_rows() == complete, f"the output of {name} is not complete"
-    return Row("throughput of the Parquet sink, over Spark's own", "ratio", tuple(ratios))
+    return Row("throughput of the Parquet sink, over Spark's own", "ratio", tuple(ratios), "parquet_vs_spark")
 
 
 def _spark_writes(frame: DataFrame, folder: Path) -> None:

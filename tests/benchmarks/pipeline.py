@@ -66,7 +66,7 @@ def run(quick: bool) -> list[Row]:
         spark = _session(Path(folder))
         machine, turns = Machine(spark, broker, Path(folder)), 2 if quick else 5
         ours = {name: functools.partial(machine.rate, large, name) for name in CONTESTANTS}
-        rates = in_turns({**ours, **_peers(machine, large, short)}, turns)
+        rates = in_turns({**ours, **_peers(machine, large, short, quick)}, turns)
         smalls = {name: functools.partial(machine.run, small, name) for name in (SPARK, OURS, ARROW)}
         in_turns(smalls, 0 if quick else SMALL_TURNS_TO_WARM_UP)
         times = in_turns(smalls, turns)
@@ -74,7 +74,7 @@ def run(quick: bool) -> list[Row]:
     return [*_throughput(rates), *_small_batches(times)]
 
 
-def _peers(machine: Machine, large: Load, short: Load) -> dict[str, Callable[[], float]]:
+def _peers(machine: Machine, large: Load, short: Load, quick: bool) -> dict[str, Callable[[], float]]:
     """Those that don't run on Spark and can be set up here: name → how to measure its records/s."""
 
     def flink(peer: Flink) -> float:
@@ -83,11 +83,13 @@ def _peers(machine: Machine, large: Load, short: Load) -> dict[str, Callable[[],
         return (large.records - short.records) / more_s
 
     def quix(peer: Quix) -> float:
-        return QUIX_RECORDS / machine.copy(peer, large, QUIX_RECORDS)
+        records = QUIX_RECORDS // (3 if quick else 1)
+        return records / machine.copy(peer, large, records)
 
     peers: dict[str, Callable[[], float]] = {}
-    with _told_if_missing():
-        peers[FLINK] = functools.partial(flink, Flink.set_up())
+    if not quick:  # which is too short to take its start out of it
+        with _told_if_missing():
+            peers[FLINK] = functools.partial(flink, Flink.set_up())
     with _told_if_missing():
         peers[QUIX] = functools.partial(quix, Quix.set_up())
     return peers

@@ -20,7 +20,7 @@ from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc_kafka.development import KafkaBroker
 
-BATCHES = {4: (100, 25), 200: (10, 3), 2_000: (5, 2)}
+BATCHES = {4: (100, 25), 200: (10, 3), 2_000: (5, 1)}
 """Transactions of a batch → how many batches, in the whole run and in a quick one. The first ones warm up."""
 
 DANGLING = (1_250, 2_500, 5_000, 10_000)
