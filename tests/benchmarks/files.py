@@ -48,7 +48,7 @@ def _throughput(folder: Path, quick: bool) -> Row:
     _spark_writes(frame, theirs)  # both are warm before the first turn
     write(frame, 0)
     ratios = []
-    for turn in range(1, 4 if quick else 9):
+    for turn in range(1, 3 if quick else 9):
         seconds = {}
         for contestant in ("ours", "theirs") if turn % 2 else ("theirs", "ours"):
             started = time.perf_counter()

@@ -30,7 +30,7 @@ KIB_IN_MIB = 1024
 
 def run(quick: bool) -> list[Row]:
     """MiB that batches take beyond what the process had before the first, or an early one."""
-    batches, sizes = (50, (100_000,)) if quick else (BATCHES, (50_000, 200_000, 1_000_000))
+    batches, sizes = (20, (100_000,)) if quick else (BATCHES, (50_000, 200_000, 1_000_000))
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         broker.create_topic("target", partitions=4)
         driver_mib, log_mib = _alone(_driver, f"{folder}/log", batches)

@@ -58,7 +58,7 @@ def run(quick: bool) -> list[Row]:
         # Deleted topics go at once: each turn leaves as many as there are contestants.
         KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
     ):
-        large = Load("large", *((1_500_000, 500_000) if quick else (8_000_000, 2_000_000)))
+        large = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
         short = Load("short", large.records // 4, large.a_batch)
         small = Load("small", SMALL_BATCH * (20 if quick else 60), SMALL_BATCH)
         for load in (large, short, small):
