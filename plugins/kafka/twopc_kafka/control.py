@@ -287,13 +287,17 @@ class Control:
         filters: dict[str, Any] = {"state_filters": states, "producer_id_filters": producer_ids}
         if by_pattern:
             filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
-        asked = {node: self._manager.send(ListTransactionsRequest(**filters), node) for node in self._brokers()}
+
+        def ask(nodes: Iterable[int]) -> dict[int, Any]:
+            return {node: self._manager.send(ListTransactionsRequest(**filters), node) for node in nodes}
+
+        asked = ask(self._brokers())
         # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
         await self._manager.cluster.refresh_metadata()
-        missing = [node for node in self._brokers() if node not in asked]
-        asked |= {node: self._manager.send(ListTransactionsRequest(**filters), node) for node in missing}
+        brokers = self._brokers()
+        asked |= ask(node for node in brokers if node not in asked)
         found = []
-        for node in self._brokers():
+        for node in brokers:
             response = await asked[node]
             self._raise(kafka.errors.for_code(response.error_code), scope)
             found += [state.transactional_id for state in response.transaction_states]
