@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from tests.broker_properties import WITHOUT_TIMEOUT
 from tests.kafka.issuer import AUDIENCE, ISSUER, Issuer
 from tests.topic_reader import records_of
 from twopc import Committable, Participant, Round
@@ -179,8 +180,7 @@ def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBr
 @pytest.fixture(scope="session")
 def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
     """One more, which grants transactions without a time-out to whom it is asked by."""
-    grants = {"transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
-    with _started(tmp_path_factory.mktemp("without-timeouts"), grants) as broker:
+    with _started(tmp_path_factory.mktemp("without-timeouts"), WITHOUT_TIMEOUT) as broker:
         yield broker
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import confluent_kafka
 from rich.console import Console
 
+from tests.broker_properties import WITHOUT_TIMEOUT
 from tests.storm.availability import Availability
 from tests.storm.chaos import Chaos
 from tests.storm.contents import compare
@@ -37,7 +38,6 @@ RECORDS_A_SECOND = 1500
 TRANSACTION_TIMEOUT_MS = 15_000
 COMMIT_MARGIN_MS = 3_000
 TIMEOUT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
-WITHOUT_TIMEOUT = {**TIMEOUT, "transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
 IN_RECOVERY = 1 / 3
 """Of the strikes, those that don't wait for a decision after the one before: recovery is to be struck too."""
 PATIENCE_S = 15
@@ -158,7 +158,8 @@ def main() -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     disks = [] if no_disks else [Disk(folder / name) for name in ("log", "stage", "parquet")]
-    with KafkaBroker(folder / "broker", properties=WITHOUT_TIMEOUT if arguments.without_timeout else TIMEOUT) as broker:
+    grants = WITHOUT_TIMEOUT if arguments.without_timeout else {}
+    with KafkaBroker(folder / "broker", properties={**TIMEOUT, **grants}) as broker:
         for topic in ("source", "target", "rehearsal", "rehearsed"):
             broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
