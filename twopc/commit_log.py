@@ -9,10 +9,22 @@ import contextlib
 import logging
 from collections.abc import Collection, Mapping
 
-from twopc.entries import Decision, Entry, abandoned, amended, closed, decided, opened, parse, renamed, serialise
+from twopc.entries import (
+    Decision,
+    Entry,
+    abandoned,
+    amended,
+    closed,
+    completed,
+    decided,
+    opened,
+    parse,
+    renamed,
+    serialise,
+)
 from twopc.errors import ConfigurationError, Fenced, InDoubt
 from twopc.log_store import LogStore, entry_name
-from twopc.transaction import Committable
+from twopc.transaction import Committable, JsonValue
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +100,14 @@ class CommitLog:
     def incarnation(self) -> int:
         return self.tail.incarnation
 
-    def decide(self, decision: Decision, committed_through: int | None) -> None:
-        """Append the decision: the commit point.
+    def decide(self, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> None:
+        """Append the decision of a batch that read ``reads``: the commit point.
 
         Raises:
             Fenced: a newer coordinator has the log; the decision is not in it and never will be.
             InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
         """
-        self._append(decided(self.tail, decision, committed_through))
+        self._append(decided(self.tail, decision, committed_through, reads))
 
     def amend(self, decision: Decision) -> None:
         """Append an amended decision: from here on its committables count. Raises like ``decide``."""
@@ -104,6 +116,10 @@ class CommitLog:
     def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
         """Append that a person gives up decided transactions. Raises like ``abandoned`` and ``decide``."""
         self._append(abandoned(self.tail, batch_id, given_up, by))
+
+    def complete(self) -> None:
+        """Record that all that is decided is committed. Raises like ``decide``."""
+        self._append(completed(self.tail))
 
     def close(self) -> None:
         """Record a clean stop. Raises like ``decide``."""

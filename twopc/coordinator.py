@@ -3,7 +3,8 @@
 One batch, in order (the design's invariants in brackets):
 
 1. the first batch of an incarnation opens the log, which fences older coordinators, and recovers;
-2. a batch that the log has decided is not written again;
+2. a batch that the log has decided is not written again, and must be the one that was decided: what it reads is
+   compared, not its number alone;
 3. phase one: participants write and pre-commit; any failure rolls the round back;
 4. every sink seals its transactions, or vetoes;
 5. the decision: one append to the log [before it nothing is visible, after it everything becomes so];
@@ -50,10 +51,11 @@ from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.plugins import notify
+from twopc.reads import differences, told
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import Stage
-from twopc.transaction import Committable
+from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import Round, TransactionalIdPool
 
 if TYPE_CHECKING:
@@ -106,7 +108,12 @@ class Coordinator:
         return self._phase
 
     def run(
-        self, batch_id: int, phase_one: Callable[[Round], Iterable[Vote]], began_s: float | None = None
+        self,
+        batch_id: int,
+        phase_one: Callable[[Round], Iterable[Vote]],
+        *,
+        reads: JsonValue = None,
+        began_s: float | None = None,
     ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
 
@@ -114,7 +121,12 @@ class Coordinator:
         batch's records, and returns the votes of those that won, one of each partition. Where they began before this
         call, ``began_s`` is an earlier reading of this machine's ``time.perf_counter``.
 
+        ``reads`` says as JSON what the batch reads from its source, such as offsets: the same whenever the same batch
+        is run again, and another for any other. It identifies the batch; without it the number alone does.
+
         Raises:
+            LogMismatch: the log has decided this batch with other ``reads``; or it is neither the newest decided batch
+                nor the next. Nothing was written.
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other of the tree in ``twopc.errors``, which says what to do.
         """
@@ -123,8 +135,9 @@ class Coordinator:
             if self._phase is Phase.CLOSED:
                 self._open()
             if is_decided(batch_id, self._log.tail.decided, self._first_batch_id, self._store.url):
+                require_same_reads(batch_id, self._log.tail.reads, reads, self._store.url)
                 return self._finished(batch_id, True, {})
-            committables = self._run(Round(self._log.incarnation, batch_id), phase_one, began_s)
+            committables = self._run(Round(self._log.incarnation, batch_id), phase_one, reads, began_s)
             return self._finished(batch_id, False, committables)
 
     def recover(self) -> Entry:
@@ -218,7 +231,7 @@ class Coordinator:
     # One batch. -------------------------------------------------------------------------------------------------
 
     def _run(
-        self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], began_s: float | None
+        self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], reads: JsonValue, began_s: float | None
     ) -> dict[str, tuple[Committable, ...]]:
         """What was decided and committed, by sink."""
         started = time.perf_counter() if began_s is None else began_s
@@ -227,7 +240,7 @@ class Coordinator:
             committables = self._seal(round, votes, started)
         except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
             self._roll_back(round, error)
-        self._decide(Decision(round, committables))
+        self._decide(Decision(round, committables), reads)
         self._enter(Phase.COMMITTING, round.batch_id)
         self._commit_through(round.batch_id, recovered=False)
         self._enter(Phase.SWEEPING, round.batch_id)
@@ -270,10 +283,10 @@ class Coordinator:
             " Run the batch again; a restarted query does."
         ) from error
 
-    def _decide(self, decision: Decision) -> None:
+    def _decide(self, decision: Decision, reads: JsonValue) -> None:
         """The commit point. An append that fails says nothing of the outcome, so nothing is aborted after it."""
         self._enter(Phase.DECIDING, decision.batch_id)
-        self._log.decide(decision, committed_through=decision.batch_id - 1)
+        self._log.decide(decision, committed_through=decision.batch_id - 1, reads=reads)
         self._remember(decision)
 
     # Phase two and the sweep. -----------------------------------------------------------------------------------
@@ -457,6 +470,33 @@ def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str)
         f" {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of the same age: restore"
         " the one that was replaced, or start both anew."
     )
+
+
+def require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
+    """Make sure that a decided batch that comes again is the one that ``log`` has decided. Upholds: a batch is
+    identified by what it read, not by its number alone.
+
+    Raises:
+        LogMismatch: it reads something else.
+    """
+    if decided is None or now is None:
+        if decided is not now:
+            missing = "its commit log" if decided is None else "the caller"
+            logger.warning(
+                "batch %d is taken for the one that %s has decided: %s does not say what it read, so its number alone"
+                " was compared",
+                batch_id,
+                log,
+                missing,
+            )
+        return
+    if found := list(differences(decided, now)):
+        raise LogMismatch(
+            f"batch {batch_id} is decided in the commit log at {log}, and comes again with other input: {told(found)}."
+            " Nothing was written. The checkpoint is older than the log (restored from a backup, or it lost its newest"
+            " files), and to go on would lose or double what lies between. Stop the query and run 'twopc checkpoint"
+            " repair', which writes what the batch read back into the checkpoint."
+        )
 
 
 def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:

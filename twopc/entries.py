@@ -7,7 +7,8 @@ that recovery needs.
 ``decide``  a batch is decided, with every committable of every sink.
 ``amend``   a decided batch has other committables: the target had rolled some back, and they were written again.
 ``abandon`` a person gave up transactions of a decided batch, which no target will ever show.
-``close``   a clean stop.
+``complete`` all that is decided is committed: what the next decision would say, when none comes.
+``close``   a clean stop, and complete.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ LONGEST_ENTRY = 2 * LONGEST_DECISION
 """What is longer no coordinator wrote, and is not parsed: that takes many times its length in memory. The entries that
 carry a decision on differ from it by little."""
 
+_LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
+_SHORT = 120  # characters of what stands on one line
+
 _SHOWN = 500  # characters of what is wrong with an entry, which may quote it
 
 _LARGEST_COUNT = 2**63 - 1  # Spark counts its batches so
-Kind = Literal["open", "decide", "amend", "abandon", "close"]
+Kind = Literal["open", "decide", "amend", "abandon", "complete", "close"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,8 @@ class Entry:
         abandoned: what people have given up, oldest first. It is carried forward, as entries are pruned and what is
             missing from a target must stay on record.
         prefixes: what the transactional ids of each sink start with, by the sink's name.
+        reads: what batch ``decided`` read, as whoever ran it told, or None where that is not known. It is carried on
+            until the next decision, as a batch may come again long after its commit.
     """
 
     kind: Kind
@@ -87,6 +93,7 @@ class Entry:
     written_at: str
     abandoned: tuple[Abandonment, ...] = ()
     prefixes: Mapping[str, str] = field(default_factory=dict)
+    reads: JsonValue = None
 
     @property
     def committed_through(self) -> int | None:
@@ -145,10 +152,10 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
             )
 
 
-def decided(tail: Entry, decision: Decision, committed_through: int | None) -> Entry:
-    """The entry that decides ``decision``, carrying forward what is not committed yet."""
+def decided(tail: Entry, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> Entry:
+    """The entry that decides ``decision``, of a batch that read ``reads``, carrying forward what is not committed yet."""
     carried = _unresolved(tail, committed_through)
-    return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision))
+    return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision), reads=reads)
 
 
 def amended(tail: Entry, decision: Decision) -> Entry:
@@ -187,6 +194,11 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
     return replace(entry, abandoned=(*tail.abandoned, Abandonment(loss, by, entry.written_at)))
 
 
+def completed(tail: Entry) -> Entry:
+    """The entry of a query that rests: everything decided is committed."""
+    return _next(tail, "complete", unresolved=())
+
+
 def closed(tail: Entry) -> Entry:
     """The entry of a clean stop: everything decided is committed."""
     return _next(tail, "close", unresolved=())
@@ -217,7 +229,7 @@ def _now() -> str:
 
 
 def serialise(entry: Entry) -> bytes:
-    """Indented, so that a person can read it with any pager.
+    """One line per committable, so that people can read it with any pager and a decision stays small.
 
     Raises:
         ConfigurationError: a decision is too long. What is decided already is always carried on.
@@ -238,7 +250,9 @@ def serialise(entry: Entry) -> bytes:
         value["abandoned"] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
     if entry.prefixes:  # nor this one
         value["prefixes"] = dict(entry.prefixes)
-    data = json.dumps(value, indent=1).encode()
+    if entry.reads is not None:  # nor this one
+        value["reads"] = entry.reads
+    data = _laid_out(value).encode()
     if entry.kind == "decide" and len(data) > LONGEST_DECISION:
         raise ConfigurationError(
             f"the decision of batch {entry.decided} would have {len(data)} bytes, and the commit log takes"
@@ -246,6 +260,20 @@ def serialise(entry: Entry) -> bytes:
             " tasks, fewer partition folders or smaller batches, and start again."
         )
     return data
+
+
+def _laid_out(value: JsonValue, depth: int = 0) -> str:
+    """JSON in lines of what belongs together: what is short stands on one, and a committable always does. Else each
+    number of its list of partitions would have a line and an indentation."""
+    text = json.dumps(value)
+    if depth == _LEVELS_OF_LINES or (depth and len(text) <= _SHORT) or not isinstance(value, dict | list):
+        return text
+    if isinstance(value, dict):
+        members = [f"{json.dumps(key)}: {_laid_out(member, depth + 1)}" for key, member in value.items()]
+    else:
+        members = [_laid_out(member, depth + 1) for member in value]
+    line = "\n" + " " * depth
+    return f"{text[0]}{line} " + f",{line} ".join(members) + f"{line}{text[-1]}"
 
 
 def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
@@ -285,6 +313,7 @@ def parse(data: bytes, where: str) -> Entry:
                 for lost in _list(value.get("abandoned", []))
             ),
             prefixes={name: _text(prefix) for name, prefix in value.get("prefixes", {}).items()},
+            reads=value.get("reads"),
         )
         batches = [decision.batch_id for decision in entry.unresolved]
         if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):

@@ -128,7 +128,9 @@ class Target:
         [incarnation] = {message.incarnation for message in messages}
         with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
             coordinator.resume(incarnation.log_id, incarnation.number)
-            coordinator.run(batch_id, lambda _: [message.vote for message in messages], incarnation.began_s)
+            coordinator.run(
+                batch_id, lambda _: [message.vote for message in messages], began_s=incarnation.began_s
+            )
         # Leaving it has closed the log: nobody tells a data source when its query ends.
         task_attempts.keep(self.log, max(message.task_attempt_id for message in messages) + 1)
 

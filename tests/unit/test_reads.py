@@ -1,0 +1,98 @@
+"""What a batch read: how two readings differ, and what a coordinator does with a batch that comes again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from tests.unit.test_coordinator import World, never, write_all
+from twopc.commit_log import read_tail
+from twopc.errors import LogMismatch
+from twopc.reads import differences, told
+from twopc.transaction import JsonValue
+
+AT_100: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7}}], "watermark": 5}
+AT_300: JsonValue = {"sources": [{"orders": {"0": 300, "1": 7}}], "watermark": 5}
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def decide(world: World, batch_id: int, reads: JsonValue) -> None:
+    coordinator = world.coordinator()
+    coordinator.run(batch_id, write_all(coordinator), reads=reads)
+
+
+@pytest.mark.parametrize(
+    ("decided", "now", "text"),
+    [
+        (AT_300, AT_300, ""),
+        (AT_300, AT_100, "sources.0.orders.0: decided 300, now 100 (-200)"),
+        ({"a": {"0": 1}}, {"a": {"0": 1, "1": 2}}, "a.1: decided nothing, now 2"),
+        ([1, 2], [1], "1: decided 2, now nothing"),
+        ("-", {"a": 1}, "it: decided '-', now {'a': 1}"),
+        ({"a": True}, {"a": 1}, "a: decided True, now 1"),
+        ({"a": None}, {}, "a: decided None, now nothing"),
+    ],
+)
+def test_a_difference_names_its_path_both_sides_and_how_far_apart_numbers_are(
+    decided: JsonValue, now: JsonValue, text: str
+) -> None:
+    assert told(list(differences(decided, now))) == text
+
+
+def test_a_message_of_many_differences_counts_the_rest() -> None:
+    found = list(differences({str(n): n for n in range(15)}, {}))
+    assert len(found) == 15
+    assert told(found).endswith("; and 5 more")
+
+
+def test_a_decided_batch_that_comes_again_with_the_same_input_is_not_written_again(world: World) -> None:
+    decide(world, 0, AT_300)
+    assert world.coordinator().run(0, never, reads=AT_300).already_decided
+
+
+def test_a_decided_batch_that_comes_again_with_other_input_is_refused_before_anything_is_written(world: World) -> None:
+    decide(world, 0, AT_300)
+    with pytest.raises(LogMismatch, match=r"batch 0 is decided .*sources\.0\.orders\.0: decided 300, now 100 \(-200\)"):
+        world.coordinator().run(0, never, reads=AT_100)
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
+@pytest.mark.parametrize("between", ["open", "complete", "close"])
+def test_what_a_batch_read_is_known_however_many_entries_follow_its_decision(world: World, between: str) -> None:
+    coordinator = world.coordinator()
+    coordinator.run(0, write_all(coordinator), reads=AT_300)
+    if between == "open":
+        world.coordinator().recover()
+    elif between == "complete":
+        coordinator.rest()
+    else:
+        coordinator.close()
+    newest = read_tail(world.log)
+    assert newest
+    assert (newest[1].kind, newest[1].reads) == (between, AT_300)
+    with pytest.raises(LogMismatch):
+        world.coordinator().run(0, never, reads=AT_100)
+
+
+@pytest.mark.parametrize(("decided", "now"), [(None, AT_100), (AT_100, None)])
+def test_input_that_one_side_does_not_tell_is_not_compared_with_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture, decided: Any, now: Any
+) -> None:
+    decide(world, 0, decided)
+    with caplog.at_level(logging.WARNING):
+        assert world.coordinator().run(0, never, reads=now).already_decided
+    assert [record.getMessage() for record in caplog.records if "its number alone" in record.getMessage()]
+
+
+def test_a_batch_whose_input_nobody_tells_is_known_by_its_number_without_a_warning(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    decide(world, 0, None)
+    assert world.coordinator().run(0, never).already_decided
+    assert not caplog.records
