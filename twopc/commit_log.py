@@ -144,14 +144,10 @@ class CommitLog:
 
 def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> Entry:
     """The entry as it stands in the log: a repeated put gives it another id."""
-    try:
-        entry = _put(store, slot, entry)
-    except FileExistsError:
-        if not _is_at(store, slot, entry):
-            raise _fenced(store, slot, entry) from None
+    entry = _put(store, slot, entry)
     # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
     # is compared because another zombie may have filled the pruned slot before this one.
-    if not (_is_alone(store, slot) if after is None else _is_at(store, slot - 1, after)):
+    if not (_is_alone(store, slot) if after is None else _at(store, slot - 1, after)):
         raise _fenced(store, slot, entry)
     return entry
 
@@ -160,10 +156,17 @@ def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
     """Put the entry if the slot is free. An unknown outcome is settled by putting once more: either the entry is
     written now, or the slot is taken, and its entry tells by whom. The second has an id of its own: should the first
     land when both slot and entry are long pruned, it must not pass for the entry that counted."""
-    with contextlib.suppress(_UnknownOutcome):
-        return _put_once(store, slot, entry)
+    tried = [entry]
     try:
-        return _put_once(store, slot, renamed(entry))
+        try:
+            return _put_once(store, slot, entry)
+        except _UnknownOutcome:
+            tried.append(renamed(entry))
+            return _put_once(store, slot, tried[-1])
+    except FileExistsError:
+        if own := _at(store, slot, *tried):  # the first may have been written after all
+            return own
+        raise _fenced(store, slot, entry) from None
     except _UnknownOutcome as unknown:
         raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__
 
@@ -182,14 +185,16 @@ def _put_once(store: LogStore, slot: int, entry: Entry) -> Entry:
     return entry
 
 
-def _is_at(store: LogStore, slot: int, entry: Entry) -> bool:
+def _at(store: LogStore, slot: int, *entries: Entry) -> Entry | None:
+    """That of ``entries`` which stands in the slot, if any."""
     try:
         data = store.read(slot)
     except FileNotFoundError:
-        return False
+        return None
     except Exception as error:
         raise _in_doubt(store, slot, error) from error
-    return parse(data, _where(store, slot)).entry_id == entry.entry_id
+    found = parse(data, _where(store, slot)).entry_id
+    return next((entry for entry in entries if entry.entry_id == found), None)
 
 
 def _is_alone(store: LogStore, slot: int) -> bool:

@@ -35,6 +35,7 @@ from twopc.errors import (
     LogMismatch,
     OperatorRequired,
     Refused,
+    Retriable,
     RoundAborted,
     TransactionLost,
 )
@@ -52,10 +53,11 @@ from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.plugins import notify
 from twopc.reads import differences, told
+from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import Stage
-from twopc.transaction import Committable, JsonValue
+from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool
 
 if TYPE_CHECKING:
@@ -64,6 +66,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+SEAL_PATIENCE_S = 120.0
+"""How long a target may give no answer before the decision, such as while its brokers are restarted one by one. Then
+the round is rolled back, as it may hold locks in other targets."""
 
 
 class Coordinator:
@@ -79,6 +85,8 @@ class Coordinator:
             target rolled back after the decision is written again, such as Kafka after a time-out: without it the query
             stops.
         commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
+        rest_interval_s: how long after a batch, and how often from then on, to ``rest`` on a thread of its own; or None
+            for never.
     """
 
     def __init__(
@@ -89,6 +97,7 @@ class Coordinator:
         first_batch_id: int = 0,
         stage: str | Stage | None = None,
         commits_at_once: int = 16,
+        rest_interval_s: float | None = REST_INTERVAL_S,
     ) -> None:
         _check(sinks)
         self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
@@ -100,6 +109,8 @@ class Coordinator:
         self._phase = Phase.CLOSED
         self._figures = Figures()
         self._one_at_a_time = threading.Lock()
+        self._batch_or_rest = threading.Lock()
+        self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
         self._log: CommitLog
 
@@ -138,6 +149,8 @@ class Coordinator:
                 require_same_reads(batch_id, self._log.tail.reads, reads, self._store.url)
                 return self._finished(batch_id, True, {})
             committables = self._run(Round(self._log.incarnation, batch_id), phase_one, reads, began_s)
+            if self._resting is not None:
+                self._resting.batch_ended()
             return self._finished(batch_id, False, committables)
 
     def recover(self) -> Entry:
@@ -162,6 +175,28 @@ class Coordinator:
             self._enter(Phase.RECOVERING)
             self._attach(CommitLog.resume(self._store, log_id, incarnation))
             self._enter(Phase.IDLE)
+
+    def rest(self) -> None:
+        """Between batches: record in the log that everything decided is committed, and roll back what lost attempts
+        began after the last sweep. Does nothing where a batch runs or none has run.
+
+        Raises:
+            Exception: the log may have been changed or not; the next ``run`` recovers first.
+        """
+        if not self._batch_or_rest.acquire(blocking=False):
+            return
+        try:
+            if self._phase is Phase.IDLE:
+                if self._log.tail.unresolved:
+                    self._log.complete()
+                self._sweep(recovered=False)
+        except (Retriable, Fenced) as error:  # the next batch asks again, and learns that it is fenced
+            logger.warning("between batches: %s", error)
+        except BaseException:
+            self._phase = Phase.CLOSED
+            raise
+        finally:
+            self._batch_or_rest.release()
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
@@ -188,7 +223,8 @@ class Coordinator:
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
         self._running_in = threading.get_ident()
         try:
-            yield
+            with self._batch_or_rest:
+                yield
         except BaseException:
             self._phase = Phase.CLOSED
             raise
@@ -249,9 +285,6 @@ class Coordinator:
         return committables
 
     def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], started: float) -> list[Vote]:
-        for sink in self._sinks.values():
-            in_doubt = (c.transaction_id for batch in sink.pending for c in batch.committables)
-            sink.transactional_ids.reserve(round, in_doubt)
         self._enter(Phase.PRE_COMMITTING, round.batch_id, started)
         return list(phase_one(round))
 
@@ -263,7 +296,15 @@ class Coordinator:
                 f"there are votes for {', '.join(sorted(strangers))}, which are no sinks of this log"
             )
         return {
-            name: _sealed(sink, [vote[name] for vote in votes if name in vote], started)
+            name: until_answered(
+                f"{round}: seal of sink {name}",
+                _sealed,
+                sink,
+                [vote[name] for vote in votes if name in vote],
+                started,
+                tell=self._tell,
+                patience_s=SEAL_PATIENCE_S,
+            )
             for name, sink in self._sinks.items()
         }
 
@@ -353,7 +394,8 @@ class Coordinator:
         round = Round(self._log.incarnation, batch_id)
         replaced = {_name(sink): dict[str, Committable]() for sink in self._sinks.values()}
         for sink, committable in lost:
-            replacement = _written_again(sink, committable, round)
+            what = f"batch {batch_id} is decided; writing {committable.transaction_id} again"
+            replacement = self._until_answered(what, _written_again, sink, committable, round)
             replaced[_name(sink)][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement))
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
@@ -433,8 +475,8 @@ class Coordinator:
         self._figures.enter(phase, time.perf_counter() if now_s is None else now_s)
         self._tell(PhaseEntered(phase, batch_id))
 
-    def _until_answered(self, what: str, call: Callable[..., None], *arguments: object) -> None:
-        until_answered(what, call, *arguments, tell=self._tell)
+    def _until_answered(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+        return until_answered(what, call, *arguments, tell=self._tell)
 
     def _tell(self, event: Event) -> None:
         self._figures.count(event)
@@ -535,22 +577,39 @@ def _staged(sink: TwoPhaseCommitSink[Any]) -> list[str]:
 
 
 def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
-    """A transaction, pre-committed and sealed, with the records of the staged copy of ``lost``."""
+    """A transaction, pre-committed and sealed, with the records of the staged copy of ``lost``.
+
+    Raises:
+        Retriable: it could not be written now. The batch is decided, so it is not for the caller to run again.
+        OperatorRequired: it can't be written any more.
+    """
     assert sink.stage is not None
     assert lost.staged is not None
+    what = f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back"
     started = time.perf_counter()
-    transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
+    transaction: Transaction | None = None
     try:
+        transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
         for batch in sink.stage.read(lost.staged):
             sink.write(transaction, batch)
             transaction.records += batch.num_rows
         vote = replace(sink.pre_commit(transaction), staged=lost.staged, bytes=lost.bytes)
-    except FileNotFoundError as error:
-        sink.abort(transaction)
-        raise TransactionLost(
-            f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by"
-            f" its target, and its copy {lost.staged} is not in {sink.stage.url} any more. Restore the copy; or write"
-            " the records by other means."
-        ) from error
-    [sealed] = _sealed(sink, [vote], started)
-    return sealed
+        [sealed] = _sealed(sink, [vote], started)
+        return sealed
+    except Exception as error:
+        if transaction is not None:
+            with contextlib.suppress(Exception):  # what stays open, the sweep ends
+                sink.abort(transaction)
+        match error:
+            case FileNotFoundError():
+                raise TransactionLost(
+                    f"{what} by its target, and its copy {lost.staged} is not in {sink.stage.url} any more. Restore"
+                    " the copy; or write the records by other means."
+                ) from error
+            case RoundAborted():
+                raise Retriable(f"{what} by its target; writing it again failed: {error}") from error
+            case Refused():
+                raise OperatorRequired(
+                    f"{what} by its target, which now refuses its records: {error} Correct that and start again."
+                ) from error
+        raise

@@ -153,7 +153,7 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
 
 
 def decided(tail: Entry, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> Entry:
-    """The entry that decides ``decision``, of a batch that read ``reads``, carrying forward what is not committed yet."""
+    """The entry that decides ``decision``, of a batch that read ``reads``. It carries on what is not committed yet."""
     carried = _unresolved(tail, committed_through)
     return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision), reads=reads)
 

@@ -8,6 +8,9 @@ from typing import TypeAlias
 from twopc.phases import Phase
 from twopc.transaction import Committable
 
+OPERATOR_AFTER_S = 60.0
+"""How long a call is repeated before an operator is told: longer than most brokers take to restart."""
+
 
 @dataclass(frozen=True, slots=True)
 class PhaseEntered:
@@ -48,12 +51,18 @@ class TransactionAborted:
 
 @dataclass(frozen=True, slots=True)
 class CallRetried:
-    """A target could not answer and is asked again: ``attempt`` calls so far, the next in ``wait_s`` seconds."""
+    """A target could not answer and is asked again: ``attempt`` calls in ``waited_s`` seconds so far, the next in
+    ``wait_s`` seconds. From 60 seconds on it is for an operator."""
 
     what: str
     attempt: int
     wait_s: float
     reason: str
+    waited_s: float = 0.0
+
+    @property
+    def needs_operator(self) -> bool:
+        return self.waited_s >= OPERATOR_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import StagedCopy
 from twopc.transaction import Committable, Transaction
@@ -44,11 +45,19 @@ class Participant:
         self._attempt = (round, partition, serial)
         self._transactions: dict[str, Transaction] = {}
         self._copies: dict[str, StagedCopy] = {}
+        self._schemas: dict[str, pa.Schema] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch) -> None:
-        """Write an Arrow record batch to ``sink``. An empty one begins nothing: an empty transaction can't commit."""
+        """Write an Arrow record batch to ``sink``. An empty one begins nothing: an empty transaction can't commit.
+
+        Raises:
+            Refused: the sink can't write records of this schema. Nothing of the batch was written.
+        """
         if batch.num_rows == 0:
             return
+        if batch.schema != self._schemas.get(sink):
+            until_answered(f"look at what sink {sink} writes to", self._sinks[sink].require_valid, batch.schema)
+            self._schemas[sink] = batch.schema
         if sink not in self._transactions:
             self._begin(sink, batch.schema)
         self._sinks[sink].write(self._transactions[sink], batch)

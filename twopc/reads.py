@@ -35,15 +35,15 @@ class Difference:
 
 def differences(decided: JsonValue, now: JsonValue, path: str = "") -> Iterator[Difference]:
     """Every leaf at which two JSON values differ, by its path, such as ``sources.0.orders.3``."""
-    if decided == now and isinstance(decided, bool) is isinstance(now, bool):
+    if decided == now:
         return
     if isinstance(decided, dict) and isinstance(now, dict):
         for key in dict.fromkeys([*decided, *now]):
             yield from differences(decided.get(key, ABSENT), now.get(key, ABSENT), _below(path, key))
     elif isinstance(decided, list) and isinstance(now, list):
         for index in range(max(len(decided), len(now))):
-            sides = (side[index] if index < len(side) else ABSENT for side in (decided, now))
-            yield from differences(*sides, _below(path, str(index)))
+            before, after = (side[index] if index < len(side) else ABSENT for side in (decided, now))
+            yield from differences(before, after, _below(path, str(index)))
     else:
         yield Difference(path, decided, now)
 
@@ -63,5 +63,5 @@ def _is_number(value: JsonValue) -> bool:
 
 
 def _text(value: JsonValue) -> str:
-    text = value if value == ABSENT else repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"  # type: ignore[arg-type, index]  # it is text
+    text = ABSENT if value == ABSENT else repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -49,6 +49,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     pending: PendingTransactions
     stage: Stage | None = None
     _transactional_ids: TransactionalIdPool
+    _validated: pa.Schema | None = None
 
     @abstractmethod
     def begin(self, transaction_id: TransactionId) -> TransactionT:
@@ -91,7 +92,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         """
 
     def validate(self, schema: pa.Schema) -> None:
-        """On the coordinator, before anything is written: can records of this schema be written at all?
+        """Before anything is written: can records of this schema be written at all? On the coordinator, where it knows
+        the schema, else on the participant.
 
         Raises:
             Refused: no; the message names the column or the option.
@@ -155,6 +157,12 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         self._transactional_ids = pool
         self.pending = PendingTransactions()
         self.stage = stage
+
+    def require_valid(self, schema: pa.Schema) -> None:
+        """``validate`` each schema once; the answer travels to the participants with the sink. Raises like that."""
+        if schema != self._validated:
+            self.validate(schema)
+            self._validated = schema
 
     def unbound(self) -> Self:
         """A copy that is tied to no log."""

@@ -1,23 +1,23 @@
-"""The names of transactions: built, bounded and parsed here and nowhere else.
+"""The names of transactions: built and parsed here and nowhere else.
 
-A target such as Kafka keeps every name it has seen for days, so names come from a bounded pool: the incarnation
-counts modulo 8 and the batch modulo 4. A zombie would have to outlive eight restarts or four batches to meet its own
-name again, and then finds a newer producer epoch. A target that keeps nothing (files) uses the exact name instead.
+A target that keeps nothing of a transaction that is gone (files, PostgreSQL) knows it by its exact name, never used
+twice. One that keeps every name for days, such as Kafka, gets names from a bounded pool: an attempt leases one
+(``leases``), and no other attempt has it until it is certainly dead.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from twopc.errors import ConfigurationError, CorruptLog, PoolExhausted
-
-INCARNATION_SLOTS = 8
-BATCH_SLOTS = 4
+from twopc import leases
+from twopc.errors import ConfigurationError, CorruptLog
+from twopc.leases import BATCH_SLOTS, Lease
 
 _LOG_ID = re.compile(r"[A-Za-z0-9_-]+")
 _SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name has one reading from its end
+_LEASED = r"[0-9a-f]{16}\.[0-9]"  # token, batch modulo BATCH_SLOTS
+_BEFORE_LEASES = r"[0-9]+(\.[0-9]+){3}"  # incarnation and batch modulo 8 and 4, serial, replay
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -55,13 +55,6 @@ class TransactionId:
         """Never used twice."""
         round = self.round
         return f"{self._scope}.{round.incarnation}.{round.batch_id}.{self.partition}.{self.serial}.{self.replay}"
-
-    @property
-    def pooled(self) -> str:
-        """Used again after eight incarnations or four batches."""
-        round = self.round
-        slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"
-        return f"{self._scope}.{slots}.{self.serial}.{self.replay}"
 
     @property
     def _scope(self) -> str:
@@ -104,25 +97,44 @@ class TransactionalIdPool:
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, replay=0)
 
     def reallocate(self, lost: str, round: Round) -> TransactionId:
-        """The name for writing the transaction ``lost``, pooled or exact, once more in ``round``. No attempt of the
-        round has it.
+        """The id for writing the transaction ``lost`` once more in ``round``. No attempt of the round has it.
 
         Raises:
             ValueError: ``lost`` was not allocated here.
         """
-        if not (self.owns_exact(lost) or self.owns_pooled(lost)):
+        if self.owns_leased(lost):
+            return replace(self.allocate(round, 0), replay=1)  # named by a lease of its own
+        if not self.owns_exact(lost):
             raise ValueError(f"{lost!r} is no transactional id of {self.scope!r}")
-        numbers = [int(number) for number in lost.removeprefix(self.scope).split(".")]
-        partition, serial, replay = numbers[2], numbers[-2], numbers[-1]  # a pooled name has its serial alone
+        _, _, partition, serial, replay = map(int, lost.removeprefix(self.scope).split("."))
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
+
+    def lease(self, round: Round, not_before: Round | None = None) -> Lease:
+        """A name for one attempt of ``round``, for targets that keep names. Names last used before the round
+        ``not_before`` are not used again.
+
+        Raises:
+            PoolExhausted: this machine has too many at once.
+        """
+        return leases.lease(self.scope, _numbers(round), _numbers(not_before) if not_before else None)
+
+    def may_be_of(self, leased: str, batch_id: int) -> bool:
+        """Whether a leased name may be of that batch; it may be of another, too."""
+        return leased.rpartition(".")[2] == str(batch_id % BATCH_SLOTS)
 
     def owns_exact(self, transaction_id: str) -> bool:
         """Whether it was allocated here, as an exact name."""
         return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){4}", transaction_id) is not None
 
-    def owns_pooled(self, transaction_id: str) -> bool:
-        """Whether it was allocated here, as a pooled name."""
-        return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){3}", transaction_id) is not None
+    def round_of(self, exact: str) -> Round:
+        """The round that an exact name was allocated in."""
+        incarnation, batch_id, *_ = map(int, exact.removeprefix(self.scope).split("."))
+        return Round(incarnation, batch_id)
+
+    def owns_leased(self, transaction_id: str) -> bool:
+        """Whether it was leased here, or named by the scheme before leases."""
+        names = rf"({_LEASED}|{_BEFORE_LEASES})"
+        return re.fullmatch(re.escape(self.scope) + names, transaction_id) is not None
 
     def not_owned(self, transaction_id: str) -> CorruptLog:
         """The error for a committable that was not allocated here. Upholds: no log ends what is another's."""
@@ -131,16 +143,6 @@ class TransactionalIdPool:
             " touched. Was the log edited? Restore it."
         )
 
-    def reserve(self, round: Round, in_doubt: Iterable[str]) -> None:
-        """Make sure that no name ``round`` could allocate is in doubt. Upholds: an id in doubt is never reused.
 
-        Raises:
-            PoolExhausted: one is. Nothing was written.
-        """
-        slot = f"{self.scope}{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}."
-        held = sorted(name for name in in_doubt if name.startswith(slot))
-        if held:
-            raise PoolExhausted(
-                f"{round} of sink {self.sink!r} would reuse the transactional id {held[0]!r}, which is in doubt"
-                f" ({len(held)} such ids). Nothing was written. Restart the query: recovery settles them first."
-            )
+def _numbers(round: Round) -> tuple[int, int]:
+    return round.incarnation, round.batch_id

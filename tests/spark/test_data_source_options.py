@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from twopc.errors import ConfigurationError
-from twopc.spark import task_attempts
 from twopc.spark.source_options import batch_target, stream_target
 
 
@@ -51,20 +50,3 @@ def test_a_query_without_the_option_is_told_why_it_is_needed() -> None:
 def test_a_batch_write_has_its_number_from_the_option() -> None:
     assert batch_target({"sink": "kafka", "log": "/log", "batch_id": "3"})[1] == 3
     assert batch_target({"sink": "kafka", "log": "/log"})[1] is None
-
-
-@pytest.mark.parametrize("first", [0, 1, 50, 10**9])
-def test_no_two_attempts_have_one_serial_wherever_the_count_begins(first: int) -> None:
-    """It may have begun before them, among them, or far behind them, in an application that was there before."""
-    serials = {task_attempts.serial(task_attempt_id, first) for task_attempt_id in range(100)}
-    assert len(serials) == 100
-    assert min(serials) >= 0
-
-
-def test_the_count_goes_on_where_it_was_kept_and_from_zero_where_it_was_not(tmp_path: Path) -> None:
-    log = f"file://{tmp_path}"
-    assert task_attempts.first_of_next_round(log) == 0
-    task_attempts.keep(log, 12)
-    assert task_attempts.first_of_next_round(log) == 12
-    (tmp_path / "task-attempts").write_bytes(b"\xff")
-    assert task_attempts.first_of_next_round(log) == 0

@@ -33,6 +33,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, memory: LogStore) -> L
     return memory if request.param == "memory" else open_store(f"{tmp_path}/log")
 
 
+def exists() -> None:
+    raise FileExistsError
+
+
 @dataclass
 class Faults:
     """A store on which something happens before or after the effect of the next calls of an operation."""
@@ -232,6 +236,29 @@ def test_an_open_without_a_reply_is_settled_in_the_same_way(memory: LogStore) ->
     assert (log.incarnation, memory.slots()) == (1, [0])
     log = CommitLog.open(Faults(memory, before={"put": [times_out]}), "query")
     assert (log.incarnation, memory.slots()) == (2, [0, 1])
+
+
+def test_an_entry_that_the_stores_client_put_twice_is_the_coordinators_own(memory: LogStore) -> None:
+    """The first request is lost; of the second the reply is, and the client repeats it and meets its own entry."""
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["put"] = [times_out]
+    faults.after["put"] = [exists]
+    log.decide(decision(0), None)
+    assert read_tail(memory) == (1, log.tail)
+    log.decide(decision(1), 0)
+
+
+def test_a_first_request_that_was_written_after_all_is_the_coordinators_own_though_it_was_put_again(
+    memory: LogStore,
+) -> None:
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.after["put"] = [times_out]
+    log.decide(decision(0), None)
+    assert len(faults.put) == 3
+    assert read_tail(memory) == (1, log.tail)
+    log.decide(decision(1), 0)
 
 
 def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:

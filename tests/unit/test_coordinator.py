@@ -173,6 +173,16 @@ def raises(error: BaseException) -> Callable[..., Any]:
     return call
 
 
+def fails(error: Exception, times: int) -> Callable[[], None]:
+    left = [error] * times
+
+    def call() -> None:
+        if left:
+            raise left.pop()
+
+    return call
+
+
 def never(_: Round) -> list[Vote]:
     raise AssertionError("phase one was called")
 
@@ -475,6 +485,44 @@ def test_a_veto_of_the_second_sink_rolls_back_the_first(world: World) -> None:
         run(coordinator, 0)
     assert world.open() == []
     assert coordinator._log.tail.decided is None
+
+
+def test_a_seal_that_cannot_be_answered_is_repeated(world: World, events: list[Event]) -> None:
+    """A planned restart of a broker moves what it coordinates: no reason to run the batch again."""
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["seal"] = fails(Retriable("the coordinator moves"), times=3)
+    run(coordinator, 0)
+    assert world.visible("a") == world.visible("b") == ["0-0", "0-1"]
+    retried = [event for event in events if isinstance(event, CallRetried)]
+    assert [event.attempt for event in retried] == [1, 2, 3]
+    assert all("batch 0, incarnation 1: seal of sink b" in event.what for event in retried)
+
+
+def test_a_seal_that_is_not_answered_for_long_rolls_the_round_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc.coordinator.SEAL_PATIENCE_S", 0.05)
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["seal"] = raises(Retriable("no broker"))
+    with pytest.raises(RoundAborted, match="no broker"):
+        run(coordinator, 0)
+    assert (world.open(), coordinator._log.tail.decided) == ([], None)
+
+
+def test_an_operator_is_told_of_a_call_that_has_been_repeated_for_a_minute(
+    world: World, events: list[Event], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc.events.OPERATOR_AFTER_S", 0.05)
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["commit 0"] = fails(Retriable("the target is away"), times=5)
+    run(coordinator, 0)
+    retried = [event for event in events if isinstance(event, CallRetried)]
+    urgent = [event for event in retried if event.needs_operator]
+    assert urgent == [event for event in retried if event.waited_s >= 0.05]
+    assert 0 < len(urgent) < len(retried)
+    at_error = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(at_error) == len(urgent)
+    assert all("batch 0 is decided" in message and "the target is away" in message for message in at_error)
 
 
 def test_an_input_that_a_sink_refuses_is_told_as_such_after_the_roll_back(world: World) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, SchemaMismatch
 from twopc.testing import MemorySink, MemoryTarget
 
 ROUND = Round(2, 7)
@@ -85,6 +85,49 @@ def test_a_sink_that_is_written_to_has_one_transaction_and_no_other_sink_has(
     assert calls == ["begin a", "write a", "write a", "pre_commit a"]
     assert list(vote) == ["a"]
     assert vote["a"].records == 4
+
+
+def test_each_schema_is_validated_once_before_anything_of_it_is_written(calls: list[str]) -> None:
+    class Choosy(Recorder):
+        def validate(self, schema: pa.Schema) -> None:
+            self.calls.append(f"validate {','.join(schema.names)}")
+            if "headrs" in schema.names:
+                raise SchemaMismatch("no column 'headrs'")
+
+    sinks = {"a": Choosy("a", calls)}
+    for _ in range(2):
+        with Participant(sinks, ROUND, partition=0) as participant:
+            participant.write("a", ROWS)
+            participant.write("a", ROWS)
+    assert calls == [
+        f"validate {ROWS.schema.names[0]}",
+        "begin a",
+        "write a",
+        "write a",
+        "begin a",
+        "write a",
+        "write a",
+    ]
+
+    calls.clear()
+    misspelt = pa.record_batch({"headrs": ["a"]})
+    with pytest.raises(SchemaMismatch, match="headrs"), Participant(sinks, ROUND, partition=0) as participant:
+        participant.write("a", misspelt)
+    assert calls == ["validate headrs"]
+
+
+def test_what_the_driver_has_validated_is_not_validated_again_where_the_sink_travels_to() -> None:
+    class Counting(MemorySink):
+        def validate(self, schema: pa.Schema) -> None:
+            raise AssertionError("validated again")
+
+    sink = Counting(MemoryTarget())
+    sink._validated = ROWS.schema
+    twin = Counting(MemoryTarget())
+    twin.__dict__.update(sink.__getstate__())
+    twin.bind("a", "log")
+    with Participant({"a": twin}, ROUND, partition=0) as participant:
+        participant.write("a", ROWS)
 
 
 def test_each_sink_has_its_own_transaction_named_by_the_attempt(sinks: dict[str, Any]) -> None:

@@ -12,12 +12,13 @@ import pytest
 
 import twopc
 from twopc import Coordinator, Participant
-from twopc.errors import RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc.staging import Stage
 from twopc.testing import MemorySink, MemoryTarget
-from twopc.transactional_ids import Round
+from twopc.transaction import Transaction
+from twopc.transactional_ids import Round, TransactionId
 
 
 class ForgetfulSink(MemorySink):
@@ -146,6 +147,47 @@ def test_a_replay_that_was_killed_before_its_amendment_leaves_nothing_open(world
     world.run(0)
     assert world.visible("a") == BOTH
     assert world.targets["a"].open == {}
+
+
+class Reluctant(ForgetfulSink):
+    """A target that fails ``times`` tasks that write again."""
+
+    def __init__(self, target: MemoryTarget, error: Exception, times: int) -> None:
+        super().__init__(target)
+        self.error, self.times = error, times
+
+    def begin(self, transaction_id: TransactionId) -> Transaction:
+        if transaction_id.replay and self.times:
+            self.times -= 1
+            raise self.error
+        return super().begin(transaction_id)
+
+
+def replayed(world: World, error: Exception, times: int) -> None:
+    """A batch that the target rolls back after its decision, and does not take again at once."""
+    sinks = {"a": Reluctant(world.targets["a"], error, times)}
+    coordinator = Coordinator(sinks, world.log, "query", stage=f"file://{world.stage}", commits_at_once=1)
+
+    def phase_one(round: Round) -> Iterator[dict[str, Any]]:
+        with Participant(sinks, round, 0) as participant:
+            participant.write("a", pa.record_batch({"value": ["0-0"]}))
+            yield participant.pre_commit()
+
+    world.at[Phase.COMMITTING] = world.roll_back
+    coordinator.run(0, phase_one)
+
+
+def test_a_decided_batch_that_cannot_be_written_again_now_is_tried_again_and_never_said_to_be_rolled_back(
+    world: World,
+) -> None:
+    replayed(world, RoundAborted("no broker answered"), times=3)
+    assert world.visible("a") == ["0-0"]
+    assert world.targets["a"].open == {}
+
+
+def test_a_decided_batch_whose_records_are_refused_when_written_again_is_for_an_operator(world: World) -> None:
+    with pytest.raises(OperatorRequired, match=r"batch 0, incarnation 1 is decided .* refuses its records: no topic"):
+        replayed(world, ConfigurationError("no topic"), times=1)
 
 
 def test_without_a_stage_the_query_stops_and_nothing_else_is_left_undone(world: World) -> None:

@@ -82,15 +82,12 @@ def _is_among(committable: Committable, others: list[Committable]) -> bool:
 
 
 def _of_undecided(tail: Entry, pool: TransactionalIdPool, transaction_id: str) -> Verdict:
-    numbers = _numbers(pool, transaction_id)
-    is_exact = len(numbers) == len(_numbers(pool, pool.allocate(Round(0, 0), 0).exact))
-    if is_exact and numbers[0] > tail.incarnation:
-        return Verdict.NEWER
-    newest = pool.allocate(Round(tail.incarnation, 0 if tail.decided is None else tail.decided + 1), 0)
-    of_newest = _numbers(pool, newest.exact if is_exact else newest.pooled)
-    return Verdict.CURRENT if tail.kind != "close" and numbers[:2] == of_newest[:2] else Verdict.UNDECIDED
-
-
-def _numbers(pool: TransactionalIdPool, transaction_id: str) -> list[int]:
-    """Incarnation and batch (modulo the pool's sizes, where the name is pooled), then what names the attempt."""
-    return [int(number) for number in transaction_id.removeprefix(pool.scope).split(".")]
+    following = Round(tail.incarnation, 0 if tail.decided is None else tail.decided + 1)
+    if pool.owns_exact(transaction_id):
+        round = pool.round_of(transaction_id)
+        if round.incarnation > tail.incarnation:
+            return Verdict.NEWER
+        is_current = round == following
+    else:
+        is_current = pool.may_be_of(transaction_id, following.batch_id)
+    return Verdict.CURRENT if tail.kind != "close" and is_current else Verdict.UNDECIDED

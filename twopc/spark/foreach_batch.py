@@ -104,9 +104,6 @@ class ForeachBatch:
         self._last_progress: BatchFinished | None = None
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
-        self._validated: Mapping[str, pa.Schema] | None = None
-        self._context: SparkContext | None = None
-        self._first_task_attempt_id = 0
         self._record_bytes = 0.0
         self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
@@ -135,18 +132,13 @@ class ForeachBatch:
         frame = on_few_tasks(frame, self._last_progress)
         offsets = end_offsets(batch.sparkSession, query_id) if self._progress else None
         names = ", ".join(self._targets)
-        if context is not self._context:  # which counts its task attempts from 0
-            self._context, self._first_task_attempt_id = context, 0
 
         def phase_one(round: Round) -> list[Vote]:
-            task = Task(Shipped.of(self._sinks()), columns, round, self._first_task_attempt_id)
+            task = Task(Shipped.of(self._sinks()), columns, round)
             description = f"twopc: pre-commit batch {batch_id} of {names}"
             by_rows = limited_by_rows(batch.sparkSession, self._record_bytes)
             with _described(context, description), by_rows, refusals.of_tasks():
                 rows = frame.mapInArrow(task, VOTE_SCHEMA).collect()
-            # The next round's tasks come after all of these. So its names stay few, whatever has run before.
-            seen = [row.task_attempt_id + 1 for row in rows]
-            self._first_task_attempt_id = max(seen, default=self._first_task_attempt_id)
             self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
@@ -177,13 +169,11 @@ class ForeachBatch:
             return participant.pre_commit()
 
     def _validate(self, schemas: Mapping[str, pa.Schema]) -> None:
-        if schemas == self._validated:
-            return
+        """Here rather than in each task, and before the log is opened."""
         for name, schema in schemas.items():
-            until_answered(f"look at what sink {name} writes to", self._targets[name].sink.validate, schema)
+            until_answered(f"look at what sink {name} writes to", self._targets[name].sink.require_valid, schema)
         if self._progress is not None:
-            until_answered("look at what the progress is written to", self._progress.validate, OFFSETS_SCHEMA)
-        self._validated = schemas
+            until_answered("look at what the progress is written to", self._progress.require_valid, OFFSETS_SCHEMA)
 
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:

@@ -24,7 +24,6 @@ from twopc.participant import Participant, Vote
 from twopc.plugins import create_sink
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark import task_attempts
 from twopc.spark.shipped import Shipped
 from twopc.transactional_ids import Round
 
@@ -43,14 +42,12 @@ class Incarnation:
         number: the one that the log counts.
         decided: the newest batch that was decided then, or None. No other can be before ``finish``.
         began_s: a reading of the driver's ``time.perf_counter`` before any task began.
-        first_task_attempt_id: from where the tasks' serials are counted.
     """
 
     log_id: str
     number: int
     decided: int | None
     began_s: float
-    first_task_attempt_id: int
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,6 @@ class TaskVote(WriterCommitMessage):
 
     incarnation: Incarnation
     vote: Vote
-    task_attempt_id: int
 
 
 @dataclass(frozen=True)
@@ -83,17 +79,16 @@ class PhaseOne:
         """
         context = TaskContext.get()
         assert context is not None
-        task_attempt_id = context.taskAttemptId()
         if self.is_decided(batch_id):
             for _ in batches:
                 pass
-            return TaskVote(self.incarnation, {}, task_attempt_id)
+            return TaskVote(self.incarnation, {})
         round = Round(self.incarnation.number, batch_id)
-        serial = task_attempts.serial(task_attempt_id, self.incarnation.first_task_attempt_id)
-        with Participant(self.sinks.arrived(), round, context.partitionId(), serial) as participant:
+        sinks = self.sinks.arrived()
+        with Participant(sinks, round, context.partitionId(), context.taskAttemptId()) as participant:
             for batch in batches:
                 participant.write(SINK, batch)
-            return TaskVote(self.incarnation, participant.pre_commit(), task_attempt_id)
+            return TaskVote(self.incarnation, participant.pre_commit())
 
 
 @dataclass(frozen=True)
@@ -114,13 +109,12 @@ class Target:
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
         sink = create_sink(self.backend, self.options)
-        until_answered("look at what the sink writes to", sink.validate, schema)
+        until_answered("look at what the sink writes to", sink.require_valid, schema)
         try:
             tail = self._coordinator(sink).recover()
         finally:
             sink.close()
-        first = task_attempts.first_of_next_round(self.log)
-        incarnation = Incarnation(tail.log_id, tail.incarnation, tail.decided, time.perf_counter(), first)
+        incarnation = Incarnation(tail.log_id, tail.incarnation, tail.decided, time.perf_counter())
         return PhaseOne(Shipped.of({SINK: sink}), incarnation, self.first_batch_id, self.log)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
@@ -128,11 +122,8 @@ class Target:
         [incarnation] = {message.incarnation for message in messages}
         with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
             coordinator.resume(incarnation.log_id, incarnation.number)
-            coordinator.run(
-                batch_id, lambda _: [message.vote for message in messages], began_s=incarnation.began_s
-            )
+            coordinator.run(batch_id, lambda _: [message.vote for message in messages], began_s=incarnation.began_s)
         # Leaving it has closed the log: nobody tells a data source when its query ends.
-        task_attempts.keep(self.log, max(message.task_attempt_id for message in messages) + 1)
 
     def recover(self, messages: Sequence[TaskVote | None]) -> None:
         """Roll back a round that failed, or finish one that was decided before it failed.

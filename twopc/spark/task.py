@@ -16,7 +16,7 @@ from twopc.spark.shipped import Shipped
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = StructType().add("vote", "string").add("task_attempt_id", "long").add("record_bytes", "double")
+VOTE_SCHEMA = StructType().add("vote", "string").add("record_bytes", "double")
 """As a value, which Spark need not ask the JVM about. ``record_bytes``: the largest mean size of the records of one
 record batch, 0 where there was none."""
 
@@ -28,23 +28,19 @@ class Task:
     sinks: Shipped
     columns: Columns
     round: Round
-    first_task_attempt_id: int
-    """Not above that of any task of the round. Spark counts task attempts through all jobs of an application, and
-    PySpark tells a task no other number that a retry of its whole stage would change."""
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
         assert context is not None
-        serial = context.taskAttemptId() - self.first_task_attempt_id
         sinks, record_bytes = self.sinks.arrived(), 0.0
-        with Participant(sinks, self.round, context.partitionId(), serial) as participant:
+        # Spark counts task attempts through all jobs of an application, so a retry of a whole stage has other numbers.
+        with Participant(sinks, self.round, context.partitionId(), context.taskAttemptId()) as participant:
             for batch in batches:
                 record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
                 for name, part in self.columns.apart(batch):
                     participant.write(name, part)
             vote = participant.pre_commit()
-        returned = {"vote": _dump(vote), "task_attempt_id": context.taskAttemptId(), "record_bytes": record_bytes}
-        yield pa.RecordBatch.from_pylist([returned])
+        yield pa.RecordBatch.from_pylist([{"vote": _dump(vote), "record_bytes": record_bytes}])
 
 
 def _dump(vote: Vote) -> str:

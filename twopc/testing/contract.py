@@ -106,7 +106,7 @@ class SinkContract(ABC):
     def test_a_late_commit_of_an_old_transaction_leaves_a_newer_one_of_the_same_name_alone(self) -> None:
         first = self.pre_committed(["a"], Round(1, 0))
         self.commit(first)
-        self.pre_committed(["b"], Round(9, 0))  # eight incarnations later: the same pooled name
+        self.pre_committed(["b"], Round(9, 0))  # a later round, which may lease the same name
         self._ignoring_errors(lambda: self.commit(first))
         assert self.becomes_visible(["a"])
 

@@ -109,7 +109,7 @@ def _file(committable: Committable, entry: JsonValue) -> FileHandle:
 
 
 def staged_name(transaction_id: str, number: int) -> str:
-    """Named by the exact id, never a pooled one: a file system keeps nothing of a name that is gone."""
+    """Named by the exact id, never a leased one: a file system keeps nothing of a name that is gone."""
     return f".{transaction_id}-{number}.staged"
 
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError, SchemaMismatch
 from twopc.findings import Finding
-from twopc.transactional_ids import TransactionId
 from twopc_kafka import examination
 from twopc_kafka.offsets import COLUMNS, OffsetsWriter
 from twopc_kafka.options import ARROW
-from twopc_kafka.sink import KafkaSink, KafkaTransaction
+from twopc_kafka.sink import KafkaSink
 from twopc_kafka.writer import ProducerIdentity
 
 if TYPE_CHECKING:
@@ -52,9 +51,8 @@ class KafkaProgressSink(KafkaSink):
                 raise ConfigurationError(f"{name!r} can't be set on a kafka-progress sink, which writes no records")
         super().__init__({**given, "writer": ARROW})
 
-    def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        writer = OffsetsWriter(self._options, transaction_id.pooled, self._group)
-        return KafkaTransaction(transaction_id, writer, self._options.has_timeout)
+    def _writer(self, name: str) -> OffsetsWriter:
+        return OffsetsWriter(self._options, name, self._group)
 
     def validate(self, schema: pa.Schema) -> None:
         if {field.name: str(field.type) for field in schema} != COLUMNS:

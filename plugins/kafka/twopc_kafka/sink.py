@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.findings import Finding, Result
+from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -47,9 +48,14 @@ class KafkaTransaction(Transaction):
     """A live transaction and its producer. The producer is dropped, not closed: the commit comes from elsewhere."""
 
     def __init__(
-        self, transaction_id: TransactionId, writer: Writer | ArrowWriter | OffsetsWriter, has_timeout: bool = True
+        self,
+        transaction_id: TransactionId,
+        lease: Lease,
+        writer: Writer | ArrowWriter | OffsetsWriter,
+        has_timeout: bool = True,
     ) -> None:
         super().__init__(transaction_id)
+        self.lease = lease
         self.writer = writer
         self.rolls_back_by_itself = has_timeout
 
@@ -93,8 +99,18 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        writer = ArrowWriter if self._options.writer == ARROW else Writer
-        return KafkaTransaction(transaction_id, writer(self._options, transaction_id.pooled), self._options.has_timeout)
+        lease = self.transactional_ids.lease(transaction_id.round)
+        try:
+            writer = self._writer(lease.name)
+        except BaseException:
+            lease.release()  # not begun, so it is a name that nobody uses again
+            raise
+        lease.begun()
+        return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
+
+    def _writer(self, name: str) -> Writer | ArrowWriter | OffsetsWriter:
+        """Begin the transaction of that name."""
+        return ArrowWriter(self._options, name) if self._options.writer == ARROW else Writer(self._options, name)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)
@@ -107,7 +123,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         } if identity else {}  # fmt: skip
         if not transaction.rolls_back_by_itself:
             handle["has_timeout"] = False
-        return Committable(transaction.id.pooled, handle, transaction.records)
+        transaction.lease.release()
+        return Committable(transaction.lease.name, handle, transaction.records)
 
     # On the coordinator. ----------------------------------------------------------------------------------------
 
@@ -312,6 +329,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def abort(self, transaction: KafkaTransaction | Committable) -> None:
         if isinstance(transaction, KafkaTransaction):
             transaction.writer.abort()
+            transaction.lease.release()
         elif transaction.handle:
             self._abort(transaction)
 
@@ -334,7 +352,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def _name(self, committable: Committable) -> str:
         """It. Raises CorruptLog where it is none of this sink's: others' are open on the same brokers."""
-        if not self.transactional_ids.owns_pooled(committable.transaction_id):
+        if not self.transactional_ids.owns_leased(committable.transaction_id):
             raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
 
@@ -378,7 +396,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return [(Committable(name, _handle_of(each)), state) for each, name, state in found]
 
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
-        return self._control.describe([name for name in listed if self.transactional_ids.owns_pooled(name)]).items()
+        return self._control.describe([name for name in listed if self.transactional_ids.owns_leased(name)]).items()
 
 
 def _identity(committable: Committable) -> tuple[int, int]:

@@ -147,16 +147,18 @@ def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is
     three_brokers: ThreeBrokers, topic: Any, make_sink: Any, wait: Any
 ) -> None:
     sink = make_sink(topic, writer="arrow")
-    names = {n: sink.transactional_ids.allocate(Round(1, 0), n).pooled for n in range(100)}
-    partition = next(n for n in names if coordinator(sink, names[n], wait) in OTHERS)  # one that may be killed
-    node = coordinator(sink, names[partition], wait)
-    with Participant({"orders": sink}, Round(1, 0), partition) as participant:
-        participant.write("orders", text("a"))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
+    node = CONTROLLER
+    while node not in OTHERS:  # which may be killed
+        with Participant({"orders": sink}, Round(1, 0), 0) as participant:
+            participant.write("orders", text("a"))
+            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
+        node = coordinator(sink, sealed.transaction_id, wait)
+        if node not in OTHERS:
+            sink.abort(sealed)
     three_brokers.nodes[node].kill()
     wait.repeated(lambda: sink.commit(sealed))
     topic.becomes(["a"])
-    assert coordinator(sink, names[partition], wait) != node
+    assert coordinator(sink, sealed.transaction_id, wait) != node
 
 
 def coordinator(sink: Any, name: str, wait: Any) -> int:

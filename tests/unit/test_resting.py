@@ -1,0 +1,194 @@
+"""What a coordinator does between two batches, and when its process ends."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.test_coordinator import World, never, raises, run, sink
+from twopc import Participant, Round
+from twopc.commit_log import read_tail
+from twopc.errors import Fenced, InDoubt, Retriable
+from twopc.log_store import open_store
+from twopc.phases import Phase
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def kinds(world: World) -> list[str]:
+    newest = read_tail(world.log)
+    assert newest
+    return [newest[1].kind, *(str(decision.batch_id) for decision in newest[1].unresolved)]
+
+
+def begin_late(coordinator: Any, batch_id: int) -> None:
+    """An attempt that was lost, and begins after its batch is through."""
+    import pyarrow as pa
+
+    Participant(coordinator._sinks, Round(1, batch_id), 0, serial=9).write("a", pa.record_batch({"value": ["late"]}))
+
+
+def test_a_rest_records_that_everything_decided_is_committed_without_the_next_decision(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    assert kinds(world) == ["decide", "0"]
+    coordinator.rest()
+    assert kinds(world) == ["complete"]
+    coordinator.rest()
+    assert len(world.log.slots()) == 3  # open, decide, complete: a second rest has nothing to say
+    run(coordinator, 1)
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_rest_ends_what_a_late_attempt_began_after_the_last_sweep(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    begin_late(coordinator, 0)
+    assert world.open()
+    coordinator.rest()
+    assert world.open() == []
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
+def test_a_rest_before_the_first_batch_and_after_a_stop_does_nothing(world: World) -> None:
+    coordinator = world.coordinator()
+    coordinator.rest()
+    assert world.log.slots() == []
+    run(coordinator, 0)
+    coordinator.close()
+    coordinator.rest()
+    assert kinds(world) == ["close"]
+
+
+def test_a_rest_while_a_batch_runs_does_nothing(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    sink(coordinator, "a").during["seal"] = coordinator.rest
+    run(coordinator, 1)
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+    assert kinds(world) == ["decide", "1"]
+
+
+def test_a_batch_waits_for_a_rest_that_is_under_way(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    resting, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        if threading.current_thread().name == "rest":
+            resting.set()
+            assert go_on.wait(10)
+
+    sink(coordinator, "a").during["recover"] = slowly
+    rest = threading.Thread(target=coordinator.rest, name="rest")
+    rest.start()
+    assert resting.wait(10)
+    batch = threading.Thread(target=run, args=(coordinator, 1))
+    batch.start()
+    batch.join(0.05)
+    assert world.visible("a") == ["0-0", "0-1"]
+    go_on.set()
+    batch.join(10)
+    rest.join(10)
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_rest_that_gets_no_answer_asks_once_and_leaves_the_coordinator_as_it_is(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
+    coordinator.rest()
+    assert coordinator.phase is Phase.IDLE
+    sink(coordinator, "a").during.clear()
+    run(coordinator, 1)
+    newest = read_tail(world.log)
+    assert newest
+    assert newest[1].incarnation == 1
+
+
+def test_who_is_fenced_while_it_rests_does_not_open_again_but_learns_it_with_the_next_batch(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    newer = world.coordinator()
+    newer.recover()
+    coordinator.rest()
+    with pytest.raises(Fenced):
+        run(coordinator, 1)
+    run(newer, 1)
+
+
+def test_a_rest_whose_entry_is_in_doubt_is_followed_by_a_recovery(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+
+    class InDoubtLog:
+        def __getattr__(self, name: str) -> Any:
+            if name == "complete":
+                return raises(InDoubt("no answer"))
+            return getattr(log, name)
+
+    log = coordinator._log
+    coordinator._log = InDoubtLog()  # type: ignore[assignment]
+    with pytest.raises(InDoubt):
+        coordinator.rest()
+    assert coordinator.phase is Phase.CLOSED
+    run(coordinator, 1)
+    assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_coordinator_rests_by_itself(world: World) -> None:
+    coordinator = world.coordinator(rest_interval_s=0.01)
+    rested = threading.Event()
+    run(coordinator, 0)
+    begin_late(coordinator, 0)
+    sink(coordinator, "a").during["abort"] = rested.set
+    assert rested.wait(10)
+    with coordinator._batch_or_rest:
+        assert kinds(world) == ["complete"]
+
+
+def test_a_coordinator_that_nobody_has_any_more_stops_resting(world: World) -> None:
+    coordinator = world.coordinator(rest_interval_s=0.01)
+    run(coordinator, 0)
+    assert coordinator._resting
+    thread, gone = coordinator._resting._thread, weakref.ref(coordinator)
+    assert thread
+    del coordinator
+    while gone() is not None:
+        gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("ends_by", ["", "raise SystemExit(3)", "raise RuntimeError"])
+def test_a_process_that_ends_records_that_its_last_batch_is_complete(tmp_path: Path, ends_by: str) -> None:
+    program = (
+        "from tests.unit.test_coordinator import World, run\n"
+        "from twopc.log_store import open_store\n"
+        f"world = World(); world.log = open_store({str(tmp_path / 'log')!r})\n"
+        f"coordinator = world.coordinator(); run(coordinator, 0)\n{ends_by}"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, timeout=60)
+    newest = read_tail(open_store(str(tmp_path / "log")))
+    assert newest
+    assert (newest[1].kind, newest[1].unresolved) == ("complete", ())
+
+
+def test_a_batch_that_is_known_to_be_complete_is_not_asked_about_at_the_next_start(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    coordinator.rest()
+    again = world.coordinator()
+    sink(again, "a").during["commit"] = raises(AssertionError("it was asked"))
+    again.recover()
+    assert again.run(0, never).already_decided

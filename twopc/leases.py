@@ -1,0 +1,241 @@
+"""Names on loan: each task attempt leases one on its own machine, and no other attempt can have it meanwhile.
+
+A system such as Kafka keeps every name that it has seen for days, so names are used again; and whoever begins a
+transaction by a name rolls back what is open under it. An attempt may be late by any time: it waited for a broker, its
+machine was suspended, its rival won long ago. No clock tells when it is dead. The kernel of its machine does: a name is
+a file with a lock, which the attempt holds for as long as it may still begin, and which ends with its process.
+
+``next_use`` has the rules for whoever holds the lock of a name:
+
+- The name was last used in an older round: take it. Rounds follow each other, so that round is settled. What is still
+  open under the name can never be decided.
+- It was last used in this round or a newer one: leave it, as it may be decided or will be. A late attempt finds every
+  name of newer rounds so, and leases one that nobody has.
+- The last begin was never answered, or was before the machine's last boot: give the file another name. What was sent
+  for the old one may still arrive.
+
+So a machine has four names (``BATCH_SLOTS``) for each attempt that it had in one round, and one more for each that died
+in its begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+import stat
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from twopc.errors import PoolExhausted
+
+logger = logging.getLogger(__name__)
+
+NAMES_AT_MOST = 10_000
+"""Of one pool on one machine: more attempts of one round than any machine runs."""
+
+BATCH_SLOTS = 4
+"""A name ends with the batch's number modulo this, so that an open transaction can be known not to be of the batch that
+runs."""
+
+RoundNumbers: TypeAlias = "tuple[int, int]"
+"""Incarnation and batch id of a round, in the order in which rounds follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The last use of a name.
+
+    Attributes:
+        token: tells the name from every other one, on any machine.
+        boot: of the machine that it was used on.
+        round: of the attempt that used it.
+        is_begun: whether the target had answered that attempt's begin.
+    """
+
+    token: str
+    boot: str
+    round: RoundNumbers
+    is_begun: bool
+
+
+def next_use(last: Use | None, boot: str, round: RoundNumbers, not_before: RoundNumbers | None) -> Use | None:
+    """What an attempt of ``round`` makes of a name whose lock it holds and that was used like ``last``, if at all.
+
+    Names last used before the round ``not_before`` are not used again.
+
+    Returns:
+        None where the name belongs to this round or a newer one.
+    """
+    another = Use(secrets.token_hex(8), boot, round, is_begun=False)
+    if last is None or last.boot != boot or not last.is_begun:
+        return another
+    if last.round >= round:
+        return None
+    if not_before is not None and last.round < not_before:
+        return another
+    return replace(last, round=round, is_begun=False)
+
+
+class Slot(Protocol):
+    """A file of the pool, locked."""
+
+    def read(self) -> bytes: ...
+
+    def write(self, data: bytes) -> None:
+        """Replace what is there. Raises OSError."""
+
+    def close(self) -> None:
+        """Unlock. The end of the process does, too."""
+
+
+class Lease:
+    """A name that no other attempt has, on any machine, until it is released or this process is dead."""
+
+    def __init__(self, pool: str, use: Use, slot: Slot | None) -> None:
+        self.name = f"{pool}{use.token}.{use.round[1] % BATCH_SLOTS}"
+        self._use = use
+        self._slot = slot
+
+    def begun(self) -> None:
+        """The target has answered the begin, so nothing that was sent for it can arrive later."""
+        if self._slot is not None:
+            with contextlib.suppress(OSError):  # costs a name, nothing else
+                self._slot.write(_to_json(replace(self._use, is_begun=True)))
+
+    def release(self) -> None:
+        """Nothing more is begun by this name: the transaction is pre-committed or rolled back."""
+        if self._slot is not None:
+            self._slot.close()
+            self._slot = None
+
+
+def lease(pool: str, round: RoundNumbers, not_before: RoundNumbers | None = None) -> Lease:
+    """Lease a name of ``pool`` for one attempt of ``round``. ``not_before``: see ``next_use``.
+
+    Where this machine has no folder to lock files in, each lease is a name of its own, which the target has to keep.
+
+    Raises:
+        PoolExhausted: attempts of this round or newer ones hold too many.
+    """
+    try:
+        for number in range(NAMES_AT_MOST):
+            slot = open_slot(pool, number)
+            if slot is None:
+                continue
+            use = next_use(_from_json(slot.read()), _boot(), round, not_before)
+            if use is not None:
+                slot.write(_to_json(use))
+                return Lease(pool, use, slot)
+            slot.close()
+    except (OSError, ImportError) as error:
+        _warn(f"{type(error).__name__}: {error}")
+        return Lease(pool, Use(secrets.token_hex(8), _boot(), round, is_begun=False), None)
+    raise PoolExhausted(
+        f"attempts of batch {round[1]}, incarnation {round[0]}, or newer ones hold all {NAMES_AT_MOST} transactional"
+        f" ids of {pool!r} on {socket.gethostname()}. Nothing was written. Have fewer tasks, and start again."
+    )
+
+
+def open_slot(pool: str, number: int) -> Slot | None:
+    """The file of that number, locked; None where another process or attempt holds it.
+
+    Raises:
+        OSError: there is no folder for it, or it is not this user's.
+        ImportError: this system has no such locks.
+    """
+    folder = _folder(pool)
+    try:
+        return _File.locked(folder / str(number))
+    except FileNotFoundError:
+        _make(folder)
+        return _File.locked(folder / str(number))
+
+
+class _File:
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "r+b", buffering=0)  # closed with the object, if by nobody before
+
+    @classmethod
+    def locked(cls, path: Path) -> _File | None:
+        import fcntl  # Windows has none
+
+        file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        _require_own(path, os.fstat(file._file.fileno()))
+        try:
+            fcntl.flock(file._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return file
+
+    def read(self) -> bytes:
+        return os.pread(self._file.fileno(), 4096, 0)
+
+    def write(self, data: bytes) -> None:
+        os.pwrite(self._file.fileno(), data, 0)  # half of it, left by a crash, is no JSON and gets another name
+        os.ftruncate(self._file.fileno(), len(data))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _folder(pool: str) -> Path:
+    """Of this user, this machine and this pool. Containers that share a folder have names of their own."""
+    digest = hashlib.sha256(pool.encode()).hexdigest()[:32]  # a pool's name may be longer than a file's may be
+    return Path(tempfile.gettempdir()) / f"twopc-{os.getuid()}" / socket.gethostname() / digest
+
+
+def _make(folder: Path) -> None:
+    own = folder.parent.parent
+    own.mkdir(mode=0o700, exist_ok=True)
+    _require_own(own, own.lstat())
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    """Another user could lock the names, or hand out one twice."""
+    if status.st_uid != os.getuid() or stat.S_ISLNK(status.st_mode):
+        raise PermissionError(f"{path} is a link, or belongs to another user")
+
+
+@functools.cache
+def _boot() -> str:
+    """Tells this boot of this machine from others: a clone of its disk, or a disk that lost its last writes."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+@functools.cache
+def _warn(reason: str) -> None:
+    """Once a process."""
+    logger.warning(
+        "transactional ids can't be used again on this machine (%s), so each transaction has a new one, which its"
+        " target keeps for days. Give the process a temporary folder (TMPDIR) that it may write to.",
+        reason,
+    )
+
+
+def _to_json(use: Use) -> bytes:
+    return json.dumps(asdict(use)).encode()
+
+
+def _from_json(data: bytes) -> Use | None:
+    """None where there was no use, or none that can be made out."""
+    try:
+        value = json.loads(data)
+        incarnation, batch_id = value["round"]
+        return Use(
+            str(value["token"]), str(value["boot"]), (int(incarnation), int(batch_id)), value["is_begun"] is True
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,62 @@
+"""Calls a coordinator's ``rest`` while it has no batch, and once more when its process ends.
+
+A query may rest for an hour between two batches, or run once a week for one. An attempt that begins after the last
+sweep would hold back readers all that time, and the next start would ask targets for what they may have forgotten.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+REST_INTERVAL_S = 10.0
+"""Longer than a busy query waits for its next batch, shorter than an operator waits for a reader that is held back."""
+
+
+class Resting:
+    """A thread that lives as long as its coordinator, from the first batch on."""
+
+    def __init__(self, rest: Callable[[], None], interval_s: float) -> None:
+        self._rest = weakref.WeakMethod(rest)
+        self._interval_s = interval_s
+        self._busy = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def batch_ended(self) -> None:
+        """Count the interval anew."""
+        self._busy.set()
+        if self._thread is None:
+            _resting.add(self)
+            self._thread = threading.Thread(target=self._run, name="twopc-rest", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while self._rest() is not None:
+            if not self._busy.wait(self._interval_s):
+                self.rest()
+            self._busy.clear()
+
+    def rest(self) -> None:
+        """Call ``rest``, and log what it raises: the next batch, or the next start, meets the same and says it."""
+        rest = self._rest()
+        if rest is not None:
+            try:
+                rest()
+            except Exception as error:  # noqa: BLE001  # nobody waits for it
+                logger.warning("between batches: %s: %s", type(error).__name__, error)
+
+
+_resting: weakref.WeakSet[Resting] = weakref.WeakSet()
+
+
+@atexit.register
+def _rest_once_more() -> None:
+    for each in tuple(_resting):
+        with contextlib.suppress(Exception):
+            each.rest()
