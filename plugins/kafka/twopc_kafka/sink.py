@@ -99,7 +99,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        # What is written again is decided under another name, whose end must stay to be seen until the log names this one.
+        # What is written again is decided under another name, whose end must be seen until the log names this one.
         not_before = transaction_id.round if transaction_id.replay else None
         lease = self.transactional_ids.lease(transaction_id.round, not_before)
         try:
