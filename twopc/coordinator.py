@@ -27,6 +27,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from twopc import notices
 from twopc.commit_log import CommitLog
 from twopc.entries import Decision, Entry
 from twopc.errors import (
@@ -41,6 +42,7 @@ from twopc.errors import (
 )
 from twopc.events import (
     BatchFinished,
+    CallRetried,
     Event,
     PhaseEntered,
     TransactionAborted,
@@ -112,6 +114,7 @@ class Coordinator:
         self._batch_or_rest = threading.Lock()
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
+        self._has_notice = False
         self._log: CommitLog
 
     @property
@@ -227,6 +230,7 @@ class Coordinator:
                 yield
         except BaseException:
             self._phase = Phase.CLOSED
+            self._post(None)
             raise
         finally:
             self._running_in = None
@@ -473,6 +477,7 @@ class Coordinator:
     def _enter(self, phase: Phase, batch_id: int | None = None, now_s: float | None = None) -> None:
         self._phase = advance(self._phase, phase)
         self._figures.enter(phase, time.perf_counter() if now_s is None else now_s)
+        self._post(None)
         self._tell(PhaseEntered(phase, batch_id))
 
     def _until_answered(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -481,6 +486,21 @@ class Coordinator:
     def _tell(self, event: Event) -> None:
         self._figures.count(event)
         notify(event)
+        if isinstance(event, CallRetried) and event.needs_operator:
+            self._post(event)
+
+    def _post(self, event: CallRetried | None) -> None:
+        """Tell beside the log what is waited for, or with None that nothing is any more."""
+        if event is None and not self._has_notice:
+            return
+        self._has_notice = event is not None
+        try:
+            if event is None:
+                notices.withdraw(self._store)
+            else:
+                notices.post(self._store, self._log.tail, event)
+        except Exception as error:  # noqa: BLE001  # the log tells it, too
+            logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
 
     def _finished(
         self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]

@@ -1,4 +1,4 @@
-"""Where a commit log's entries lie: four operations, of which one, put-if-absent, everything else rests on."""
+"""Where a commit log's entries lie: few operations, of which one, put-if-absent, everything else rests on."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from twopc.errors import ConfigurationError, Retriable
 _SUFFIX = ".json"
 _ASIDE = ".aside"
 _PROBE = ".probe"
+_NOTICE = "notice.json"
 _ASIDE_LIVES_S = 3600
 """How long a writer may take from its first byte to its link. Then what it wrote aside counts as left behind."""
 
@@ -60,6 +61,12 @@ class LogStore(Protocol):
 
     def delete(self, slot: int) -> None:
         """Remove the entry, or do nothing where there is none."""
+
+    def post(self, data: bytes) -> None:
+        """Replace the one notice beside the entries, for people: nothing rests on it."""
+
+    def posted(self) -> bytes:
+        """The notice; empty where there is none."""
 
 
 def entry_name(slot: int) -> str:
@@ -160,6 +167,16 @@ class LocalStore:
     def delete(self, slot: int) -> None:
         (self._folder / entry_name(slot)).unlink(missing_ok=True)
 
+    def post(self, data: bytes) -> None:
+        with self._written_aside(data) as aside:
+            aside.replace(self._folder / _NOTICE)
+
+    def posted(self) -> bytes:
+        try:
+            return (self._folder / _NOTICE).read_bytes()
+        except FileNotFoundError:
+            return b""
+
     def try_put_if_absent(self) -> None:
         """Try to create an entry twice, of no log and in a folder that is removed again if it is not there.
 
@@ -225,6 +242,17 @@ class ObjectStore:
     def delete(self, slot: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(slot))
+
+    def post(self, data: bytes) -> None:
+        self._fs.pipe_file(f"{self._folder}/{_NOTICE}", data)
+
+    def posted(self) -> bytes:
+        try:
+            with self._asked():
+                data: bytes = self._fs.cat_file(f"{self._folder}/{_NOTICE}")
+                return data
+        except FileNotFoundError:
+            return b""
 
     def _path(self, slot: int) -> str:
         return f"{self._folder}/{entry_name(slot)}"

@@ -56,3 +56,9 @@ class ObjectStore:
 
     def _delete(self, slot: int) -> None:
         self.entries.pop(slot, None)
+
+    def post(self, data: bytes) -> None:
+        """For people, of whom there are none here."""
+
+    def posted(self) -> bytes:
+        return b""

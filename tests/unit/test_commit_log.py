@@ -79,6 +79,12 @@ class Faults:
         self.behind.delete(slot)
         self._at(self.after, "delete")
 
+    def post(self, data: bytes) -> None:
+        self.behind.post(data)
+
+    def posted(self) -> bytes:
+        return self.behind.posted()
+
 
 def test_a_decision_that_is_too_long_is_not_written_and_the_log_goes_on(
     store: LogStore, monkeypatch: pytest.MonkeyPatch

@@ -21,6 +21,7 @@ from twopc import (
     Round,
     Vote,
     hookimpl,
+    notices,
     register_observer,
     unregister_observer,
 )
@@ -39,6 +40,7 @@ from twopc.errors import (
 )
 from twopc.events import BatchFinished, CallRetried, Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.log_store import LogStore, open_store
+from twopc.notices import Notice
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -105,6 +107,12 @@ class Store:
 
     def delete(self, slot: int) -> None:
         self.behind.delete(slot)
+
+    def post(self, data: bytes) -> None:
+        self.behind.post(data)
+
+    def posted(self) -> bytes:
+        return self.behind.posted()
 
 
 class World:
@@ -523,6 +531,51 @@ def test_an_operator_is_told_of_a_call_that_has_been_repeated_for_a_minute(
     at_error = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(at_error) == len(urgent)
     assert all("batch 0 is decided" in message and "the target is away" in message for message in at_error)
+
+
+def test_what_an_operator_is_told_of_stands_beside_the_log_for_as_long_as_it_is_so(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc.events.OPERATOR_AFTER_S", 0.0)
+    coordinator = world.coordinator()
+    seen: list[Notice | None] = []
+
+    def away() -> None:
+        newest = read_tail(world.log)
+        assert newest
+        seen.append(notices.read(world.log, newest[1]))
+        if len(seen) < 3:
+            raise Retriable("the target is away")
+
+    sink(coordinator, "a").during["commit 0"] = away
+    run(coordinator, 0)
+    assert seen[0] is None
+    assert seen[2]
+    assert ("batch 0 is decided" in seen[2].what, seen[2].reason) == (True, "the target is away")
+    assert world.log.posted() == b""
+
+
+def test_a_notice_of_a_coordinator_that_was_killed_does_not_outlast_the_next_entry(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    event = CallRetried("a commit", 9, 5.0, "away", waited_s=61)
+    notices.post(world.log, coordinator._log.tail, event)
+    assert notices.read(world.log, coordinator._log.tail)
+    world.coordinator().recover()
+    newest = read_tail(world.log)
+    assert newest
+    assert notices.read(world.log, newest[1]) is None
+
+
+def test_a_store_that_takes_no_notice_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc.events.OPERATOR_AFTER_S", 0.0)
+    monkeypatch.setattr(world.log, "post", raises(OSError("disk full")))
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["commit 0"] = fails(Retriable("away"), times=2)
+    run(coordinator, 0)
+    assert world.visible("a") == ["0-0", "0-1"]
 
 
 def test_an_input_that_a_sink_refuses_is_told_as_such_after_the_roll_back(world: World) -> None:

@@ -80,6 +80,12 @@ class Memory:
     def delete(self, slot: int) -> None:
         self.entries.pop(slot, None)
 
+    def post(self, data: bytes) -> None:
+        """Nobody is told anything here."""
+
+    def posted(self) -> bytes:
+        return b""
+
 
 class Store:
     def __init__(self, behind: LogStore, steps: Steps) -> None:
@@ -106,6 +112,12 @@ class Store:
         self.steps.step("before delete")
         self.behind.delete(slot)
         self.steps.step("after delete")
+
+    def post(self, data: bytes) -> None:
+        self.behind.post(data)
+
+    def posted(self) -> bytes:
+        return self.behind.posted()
 
 
 class Sink(MemorySink):

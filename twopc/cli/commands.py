@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -319,6 +320,7 @@ def _status(history: History) -> Document:
         "entries": len(history.entries),
         "decided": tail.decided,
         "committed_through": tail.committed_through,
+        "waits_for": None if history.notice is None else asdict(history.notice),
         "in_doubt": [
             {
                 "batch_id": decision.batch_id,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
+from twopc import notices
 from twopc.entries import Entry, parse
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log_store import LogStore, entry_name, open_store
+from twopc.notices import Notice
 
 ATTEMPTS = 5
 """A driver that runs may append and prune between the listing and the reads: then the log is read once more."""
@@ -15,10 +17,12 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The entries that are kept, oldest first. The last one is the whole state of the log."""
+    """The entries that are kept, oldest first. The last one is the whole state of the log. ``notice``: what its
+    coordinator has been waiting for."""
 
     store: LogStore
     entries: tuple[Entry, ...]
+    notice: Notice | None = None
 
     @property
     def tail(self) -> Entry:
@@ -80,7 +84,8 @@ def _read(store: LogStore) -> History:
                 f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Something else than a"
                 " coordinator wrote to this folder, or removed a part of it: restore it from a backup."
             )
-    return History(store, tuple(entries.values()))
+    kept = tuple(entries.values())
+    return History(store, kept, notices.read(store, kept[-1]))
 
 
 def _misfit(slot_before: int, before: Entry, slot: int, entry: Entry) -> str | None:

@@ -99,6 +99,11 @@ def status_view(document: Document) -> Group:
         for sink, counts in d["sinks"].items()
     ]
     parts: list[RenderableType] = [facts]
+    if waits_for := document["waits_for"]:
+        parts.append(
+            f"Needs an operator: {waits_for['what']}: no answer for {waits_for['waited_s']:.0f} s at {waits_for['at']}"
+            f" ({waits_for['reason']})"
+        )
     if document["in_doubt"]:
         columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
         parts.append(_table("In doubt: decided, and not known to be committed", columns, doubt))

@@ -9,7 +9,14 @@ import time
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from twopc.events import BatchFinished, CallRetried, Event, TransactionAborted, TransactionReplayed
+from twopc.events import (
+    BatchFinished,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionReplayed,
+)
 from twopc.hookspecs import hookimpl
 
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
@@ -43,6 +50,12 @@ class PrometheusObserver:
         )
         # Told at once, also while a batch gets no further. These events don't name the query.
         self._retries = counter("retries_total", "Calls that a target could not answer.")
+        self._waiting_s = Gauge(
+            "unanswered_seconds",
+            "For how long the call that is repeated now has had no answer; 0 where none is repeated. Alert above 60.",
+            namespace="twopc",
+            registry=registry,
+        )
         self._aborted = counter("aborted_transactions_total", "Undecided transactions rolled back.", "sink")
         self._replayed = counter("replayed_transactions_total", "Decided ones written again from a copy.", "sink")
 
@@ -51,8 +64,11 @@ class PrometheusObserver:
         match event:
             case BatchFinished():
                 self._count(event)
-            case CallRetried():
+            case CallRetried(waited_s=waited_s):
                 self._retries.inc()
+                self._waiting_s.set(waited_s)
+            case PhaseEntered():
+                self._waiting_s.set(0)
             case TransactionAborted():
                 self._aborted.labels(event.sink).inc()
             case TransactionReplayed():

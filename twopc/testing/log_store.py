@@ -67,6 +67,15 @@ class LogStoreContract(ABC):
         store.delete(0)
         assert store.slots() == []
 
+    def test_a_notice_is_replaced_and_is_no_entry(self) -> None:
+        store = self.make_store()
+        assert store.posted() == b""
+        store.put_if_absent(0, b"x")
+        for data in (b"first", b"second", b""):
+            store.post(data)
+            assert self.make_store().posted() == data
+        assert store.slots() == [0]
+
     # Put-if-absent. ---------------------------------------------------------------------------------------------
 
     def test_a_taken_slot_is_refused_and_unchanged(self) -> None:

@@ -1,0 +1,30 @@
+"""What a coordinator waits for, as ``twopc status`` shows it from another process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from twopc import notices
+from twopc.cli.commands import cli
+from twopc.commit_log import CommitLog
+from twopc.events import CallRetried
+from twopc.log_store import open_store
+
+
+def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goes_on(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog.open(store, "orders")
+    event = CallRetried("batch 3 is decided; commit of x", 20, 5.0, "topic orders-7 has no leader", waited_s=75.4)
+    notices.post(store, log.tail, event)
+
+    table = CliRunner().invoke(cli, ["status", str(tmp_path)])
+    assert "Needs an operator: batch 3 is decided; commit of x: no answer for 75 s" in table.output
+    assert "topic orders-7 has no leader" in table.output
+    document = json.loads(CliRunner().invoke(cli, ["status", str(tmp_path), "--json"]).output)
+    assert document["waits_for"]["waited_s"] == 75.4
+
+    log.complete()
+    assert "Needs an operator" not in CliRunner().invoke(cli, ["status", str(tmp_path)]).output
