@@ -193,24 +193,38 @@ def transactions(log: str, sink: str, sinks_file: Path, timeout_s: float, as_jso
 @_log
 @_sinks
 @_stage
+@click.option("--orphans", is_flag=True, help="Only roll back what no driver can decide any more, and fence none.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @_yes
 @_timeout
 @_json
 def resolve(
-    log: str, sinks_file: Path, stage: str | None, dry_run: bool, yes: bool, timeout_s: float, as_json: bool
+    *,
+    log: str,
+    sinks_file: Path,
+    stage: str | None,
+    orphans: bool,
+    dry_run: bool,
+    yes: bool,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Do what the query's recovery would do, without the query: commit what is decided, abort the rest.
 
-    This opens a new incarnation of the log, so a driver that still runs is fenced and stops.
+    This opens a new incarnation of the log, so a driver that still runs is fenced and stops. With --orphans it does
+    not: only transactions of rounds that are over are rolled back, and the query goes on.
     """
 
     def run(report: Report, redact: Redaction) -> None:
         report.document |= {"dry_run": dry_run, "opened": None, "committed": [], "replayed": [], "aborted": []}
+        report.document |= {"orphans": orphans}
         with _recovery(log, sinks_file, stage, timeout_s, report, redact) as (history, recovery, waiting):
             if dry_run:
                 is_work = report.document["plan"] or history.tail.unresolved
                 report.code = ExitCode.IN_DOUBT if is_work else ExitCode.FINE
+                return
+            if orphans:
+                waiting.call("rolling back orphans", recovery.end_orphans)
                 return
             if not (report.document["plan"] or history.tail.unresolved or report.document["leftover_copies"]):
                 return

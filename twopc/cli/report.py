@@ -175,12 +175,16 @@ def draw_recovery(console: Console, document: Document) -> None:
         rows = [(r["sink"], r["transaction_id"], _count(r["records"])) for r in lost]
         by = f"by {document['by']}" if document["noted"] else "NOT given up"
         console.print(_table(f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows))
-    if "error" in document:
-        return
+    if "error" not in document:
+        console.print(_recovered(document))
+
+
+def _recovered(document: Document) -> str:
+    if document.get("orphans"):
+        return f"{len(document['aborted'])} orphans were rolled back. No driver was fenced."
     if document.get("opened") is None:
-        console.print("Nothing to resolve; nothing was changed.")
-    else:
-        console.print(f"Nothing is in doubt any more. Incarnation {document['opened']} is closed.")
+        return "Nothing to resolve; nothing was changed."
+    return f"Nothing is in doubt any more. Incarnation {document['opened']} is closed."
 
 
 def draw_findings(console: Console, document: Document) -> None:
