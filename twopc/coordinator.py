@@ -35,6 +35,7 @@ from twopc.errors import (
     Fenced,
     LogMismatch,
     OperatorRequired,
+    OutcomeUnknown,
     Refused,
     Retriable,
     RoundAborted,
@@ -420,7 +421,7 @@ class Coordinator:
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
         try:
-            self._until_answered(what, sink.commit, committable)
+            self._until_answered(what, self._commit_once, sink, committable, recovered)
         except TransactionLost as error:
             if committable.staged and sink.stage is None:
                 raise TransactionLost(
@@ -429,6 +430,16 @@ class Coordinator:
                 ) from error
             raise
         self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
+
+    def _commit_once(self, sink: TwoPhaseCommitSink[Any], committable: Committable, recovered: bool) -> None:
+        try:
+            sink.commit(committable)
+        except OutcomeUnknown as error:
+            if recovered or not error.was_refused_at_first:
+                raise
+            # Decided by this incarnation, asked for by this process alone, and by no newer coordinator: not committed.
+            self._log.verify()
+            raise TransactionLost(f"{error} It was never committed, so somebody else has rolled it back.") from error
 
     def _sweep(self, recovered: bool) -> None:
         """Abort what is open and undecided, and remove the copies that nothing will ask for.

@@ -68,7 +68,16 @@ class TransactionLost(OperatorRequired):
 
 
 class OutcomeUnknown(OperatorRequired):
-    """The target can't say whether a decided transaction was committed or rolled back."""
+    """The target can't say whether a decided transaction was committed or rolled back.
+
+    Attributes:
+        was_refused_at_first: this process has asked for the commit once, and the target refused it. So the transaction
+            was rolled back, if no other process can have asked for its commit.
+    """
+
+    def __init__(self, message: str = "", *, was_refused_at_first: bool = False) -> None:
+        super().__init__(message)
+        self.was_refused_at_first = was_refused_at_first
 
 
 class CorruptLog(OperatorRequired):
