@@ -10,13 +10,11 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kafka.errors
-from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.groups import ListGroupsRequest
@@ -26,6 +24,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc_kafka.connections import OfProcess, connections
 from twopc_kafka.leaders import Leaders
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.tokens import require_token
@@ -38,15 +37,6 @@ CONNECT_TIMEOUT_MS = 10_000
 That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
 a refused login for a lost connection, as the brokers close it at once."""
 
-_RECONNECT_BACKOFF_MAX_MS = 1_000
-"""A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
-
-_ANSWER_MAX_BYTES = 2**31 - 1
-"""kafka-python's own limit of 1 MB does not do for the list of 10 000 transactions."""
-
-_REQUESTS_UNDER_WAY = 1_000
-"""For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
-
 _BROKER = 4  # DescribeConfigs' type of resource
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
@@ -56,17 +46,6 @@ _GRANTS_NO_TIMEOUT = 6  # the version of InitProducerId that asks for two-phase 
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
 ResultT = TypeVar("ResultT")
-
-
-def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> KafkaConnectionManager:
-    """A connection to each broker, when it is needed."""
-    return KafkaConnectionManager(
-        net,
-        max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
-        reconnect_backoff_max_ms=_RECONNECT_BACKOFF_MAX_MS,
-        receive_message_max_bytes=_ANSWER_MAX_BYTES,
-        **properties,
-    )
 
 
 class Control:
@@ -88,6 +67,11 @@ class Control:
         self._knows_brokers = False
         self.is_refused = False
         """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether to ask it anything more."""
+        return not self.is_refused
 
     def close(self) -> None:
         """Close the connections."""
@@ -385,18 +369,10 @@ class _HidesCredentials(logging.Filter):
 for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
 
-_controls: dict[tuple[tuple[str, Any], ...], Control] = {}
-_connecting = threading.Lock()  # phase two's threads ask at once, and one connection set is enough for all
+_controls: OfProcess[Control] = OfProcess()  # phase two's threads ask at once, and one connection set is enough for all
 
 
 def connect(properties: Mapping[str, Any]) -> Control:
     """The control connection of this process to the cluster that ``properties`` (kafka-python's) name."""
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
-    key = tuple(sorted(frozen.items()))
-    with _connecting:
-        control = _controls.get(key)
-        if control is None or control.is_refused:
-            if control is not None:
-                control.close()
-            _controls[key] = control = Control(properties)
-        return control
+    return _controls.get(tuple(sorted(frozen.items())), lambda: Control(properties))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -44,6 +45,7 @@ class ArrowWriter:
             self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings)
+        weakref.finalize(self, self._sending.halt)  # a task may end without an abort
         self._topics: dict[str, tuple[Encoder, int]] = {}
         self._sticky = secrets.randbelow(1 << 16)  # tasks that begin together don't all write to partition 0
         self._written = 0
