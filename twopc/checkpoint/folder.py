@@ -53,7 +53,23 @@ class CheckpointFolder:
         except Exception as error:
             raise ConfigurationError(
                 f"the query's id can't be read from {self.url}/metadata ({type(error).__name__}: {error}). Is this the"
-                " query's checkpoint, and can Python read it? For stores other than disks it takes fsspec's package."
+                " query's checkpoint folder, and can Python read it? For stores other than disks that takes fsspec's"
+                " package. (A query with foreach_batch runs without.)"
+            ) from error
+
+    def newest(self) -> tuple[int, Reads]:
+        """The newest batch that Spark has planned, and what it reads.
+
+        Raises:
+            ConfigurationError: that can't be read.
+        """
+        try:
+            batch_id = self.numbers("offsets")[-1]
+            return batch_id, self.reads(batch_id)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must be"
+                " able to read the checkpoint folder. (A query with foreach_batch runs without.)"
             ) from error
 
     def numbers(self, name: str, suffix: str = "") -> list[int]:
