@@ -50,6 +50,12 @@ def test_a_message_of_many_differences_counts_the_rest() -> None:
     assert told(found).endswith("; and 5 more")
 
 
+def test_a_message_says_how_far_apart_the_partitions_of_a_topic_are_in_all() -> None:
+    decided: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7, "2": 5}}], "watermark": 5}
+    now: JsonValue = {"sources": [{"orders": {"0": 90, "1": 47, "2": 5}}], "watermark": 6}
+    assert told(list(differences(decided, now))).endswith("now 6 (+1); sources.0.orders: +30 in all")
+
+
 def test_a_decided_batch_that_comes_again_with_the_same_input_is_not_written_again(world: World) -> None:
     decide(world, 0, AT_300)
     assert world.coordinator().run(0, never, reads=AT_300).already_decided

@@ -13,7 +13,7 @@ from typing import Any
 from fsspec.core import url_to_fs
 
 from twopc.checkpoint.offsets import Reads, by_source, parse
-from twopc.checkpoint.source_files import files_read, stands_for_files, with_files
+from twopc.checkpoint.source_files import files_read, number, stands_for_files, with_files
 from twopc.errors import ConfigurationError
 from twopc.log_store import make_folder, sync_folder
 
@@ -68,8 +68,8 @@ class CheckpointFolder:
             return batch_id, self.reads(batch_id)
         except Exception as error:
             raise ConfigurationError(
-                f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must be"
-                " able to read the checkpoint folder. (A query with foreach_batch runs without.)"
+                f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must"
+                " be able to read the checkpoint folder. (A query with foreach_batch runs without.)"
             ) from error
 
     def numbers(self, name: str, suffix: str = "") -> list[int]:
@@ -112,8 +112,16 @@ class CheckpointFolder:
             ValueError: its entry is cut off.
         """
         entry = parse(self.text(f"offsets/{batch_id}"))
+        if self._has_a_source_twice(entry):
+            return entry
         before = parse(self.text(f"offsets/{batch_id - 1}")) if batch_id and stands_for_files(entry) else {}
         return with_files(entry, files_read(self, batch_id, by_source(entry), by_source(before)))
+
+    def _has_a_source_twice(self, entry: Reads) -> bool:
+        """Whether an offset is of a file source that has no folder: then the offsets before it may not be of the
+        folders that have their numbers."""
+        files = {source for source, offset in by_source(entry).items() if number(offset) is not None}
+        return bool(files) and not files <= {*self.names("sources")}
 
     # Writing. -------------------------------------------------------------------------------------------------------
 

@@ -14,14 +14,13 @@ has none. In version 2, of Spark 4.2, each offset has the name of its source and
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from twopc.transaction import JsonValue
 
 Reads: TypeAlias = "dict[str, Any]"
 """What a batch reads, as JSON: ``sources`` (a list of offsets, or a dictionary by name), ``files`` where offsets stand
-for files in the checkpoint (``source_files``), ``metadata`` and ``version``."""
+for files in the checkpoint (``source_files``), ``folders`` (``by_source``), ``metadata`` and ``version``."""
 
 _NAMED = "v2"
 _NONE_YET = "-"
@@ -58,19 +57,42 @@ def text_of(reads: Reads) -> str:
     return "\n".join([reads["version"], line_of(reads["metadata"]), *offsets])
 
 
-def by_source(reads: Reads, folders: Sequence[str] | None = None) -> dict[str, JsonValue]:
-    """The offset of each source by the name of its folder in the checkpoint. ``folders`` names them where that is not
-    their number: Spark lists a source twice that its plan has twice."""
+def by_source(reads: Reads) -> dict[str, JsonValue]:
+    """The offset of each source by the name of its folder in the checkpoint: its name, its number in the plan, or what
+    ``folders`` says where Spark lists a source twice, as its plan has it twice."""
     sources = reads.get("sources", [])
     if isinstance(sources, dict):
         return sources
-    return dict(zip(folders or map(str, range(len(sources))), sources, strict=False))
+    return dict(zip(reads.get("folders") or map(str, range(len(sources))), sources, strict=False))
 
 
 def watermark_ms(reads: Reads) -> int:
     """The watermark that the batch begins with, in milliseconds."""
     metadata = reads.get("metadata")
     return int(metadata.get("batchWatermarkMs", 0)) if isinstance(metadata, dict) else 0
+
+
+def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
+    """How many records lie between two offsets of Kafka's source, or None where that is not known."""
+    before, after = _partitions(earlier), _partitions(later)
+    if before is None or after is None or before.keys() != after.keys():
+        return None
+    return sum(after.values()) - sum(before.values())
+
+
+def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
+    """``{"orders":{"0":100,"1":70}}`` by topic and partition; None where an offset has another form."""
+    if not isinstance(offset, dict) or not offset:
+        return None
+    found: dict[tuple[str, str], int] = {}
+    for topic, partitions in offset.items():
+        if not isinstance(partitions, dict):
+            return None
+        for partition, place in partitions.items():
+            if not partition.isdecimal() or not isinstance(place, int):
+                return None
+            found[topic, partition] = place
+    return found
 
 
 def parsed_line(line: str) -> JsonValue:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from twopc.checkpoint.offsets import Reads, by_source, line_of, parsed_line
@@ -84,23 +84,32 @@ def files_read(
     return found
 
 
-def text_of(content: JsonValue) -> str | None:
-    """A file's text from what was kept of it, or None where that is a digest."""
-    return "\n".join(map(line_of, content)) if isinstance(content, list) else None
+def kept_files(reads: Reads) -> dict[str, dict[str, JsonValue]]:
+    """What ``files_read`` found, in what was kept of a batch."""
+    return dict(reads.get("files", {}))
 
 
-def own_lines(lines: Sequence[str], number: int) -> list[str]:
-    """Those lines of a ``.compact`` file that are of its own number, and not repeated from the files before it."""
-    return [line for line in lines if _batch(line) == number]
+def content(folder: Reader, path: str) -> JsonValue:
+    """What is kept of a file: its lines, of a ``.compact`` one those of its own number; a digest of what is long; or
+    None where there is no such file."""
+    size = folder.size(path)
+    if size is None:
+        return None
+    if path.endswith(COMPACT):
+        return _own(folder, path, size, int(path.rpartition("/")[2].removesuffix(COMPACT)))
+    return _whole(folder, path, size)
+
+
+def file_lines(content: JsonValue) -> list[str] | None:
+    """A file's lines from what was kept of it, or None where that is a digest."""
+    return list(map(line_of, content)) if isinstance(content, list) else None
 
 
 def _file(folder: Reader, source: str, number: int) -> dict[str, JsonValue]:
-    name = str(number)
-    if (size := folder.size(f"{source}/{name}")) is not None:
-        return {name: _whole(folder, f"{source}/{name}", size)}
-    name = f"{number}{COMPACT}"
-    if (size := folder.size(f"{source}/{name}")) is not None:
-        return {name: _own(folder, f"{source}/{name}", size, number)}
+    for name in (str(number), f"{number}{COMPACT}"):
+        found = content(folder, f"{source}/{name}")
+        if found is not None:
+            return {name: found}
     return {}
 
 
@@ -116,7 +125,7 @@ def _own(folder: Reader, path: str, size: int, number: int) -> JsonValue:
     while True:
         start = max(0, size - window)
         lines = folder.text(path, start).split("\n")[1:]  # without the version, or a line that was cut off
-        own = own_lines(lines, number)
+        own = [line for line in lines if _batch(line) == number]
         if start == 0 or len(own) < len(lines):
             break
         window *= 4

@@ -7,7 +7,7 @@ another version of Spark may have written it, with fields that this one would le
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -29,7 +29,7 @@ class BatchInput:
         self._offset_log = self._query.offsetLog()
         self._buffer = jvm.java.io.ByteArrayOutputStream()
         self._folder = _JvmFolder(session, self._query.resolvedCheckpointRoot())
-        self._folders: Sequence[str] | None = None
+        self._folders: list[str] = []
         self._before: Mapping[str, JsonValue] | None = None
 
     @property
@@ -40,14 +40,20 @@ class BatchInput:
     def reads(self, batch_id: int) -> Reads:
         """What a batch reads, as JSON."""
         is_first = self._before is None
-        entry = parse(self._written(batch_id) if is_first else self._newest(batch_id))
+        entry = self._entry(self._written(batch_id) if is_first else self._newest(batch_id))
         before = self._before or {}
-        if stands_for_files(entry):
-            self._folders = self._folders or self._source_folders(entry)
-            if is_first and batch_id:
-                before = by_source(parse(self._written(batch_id - 1)), self._folders)
-        self._before = by_source(entry, self._folders)
+        if is_first and batch_id and stands_for_files(entry):
+            before = by_source(self._entry(self._written(batch_id - 1)))
+        self._before = by_source(entry)
         return with_files(entry, files_read(self._folder, batch_id, self._before, before))
+
+    def _entry(self, text: str) -> Reads:
+        entry = parse(text)
+        if stands_for_files(entry) and isinstance(entry["sources"], list):
+            self._folders = self._folders or self._source_folders()
+            if self._folders != [str(number) for number in range(len(self._folders))]:
+                entry["folders"] = self._folders
+        return entry
 
     def _newest(self, batch_id: int) -> str:
         """As Spark has written it, from memory."""
@@ -58,10 +64,8 @@ class BatchInput:
     def _written(self, batch_id: int) -> str:
         return self._folder.text(f"offsets/{batch_id}")
 
-    def _source_folders(self, entry: Reads) -> Sequence[str] | None:
-        """The folder of each source where sources have no names: its number in the plan, in which one may be twice."""
-        if isinstance(entry["sources"], dict):
-            return None
+    def _source_folders(self) -> list[str]:
+        """The folder of each source: its number among those of the plan, in which one may be twice."""
         sources = list(each(self._query.sources()))
         distinct: list[Any] = []
         for source in sources:
