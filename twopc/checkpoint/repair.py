@@ -353,11 +353,11 @@ class _Changes:
         before = [(n, name) for n, name in self._numbered(source) if n < number]
         compacts = [n for n, name in before if name.endswith(COMPACT)]
         first = compacts[-1] if compacts else 0
-        names = dict(before[-(number - first) :]) if number > first else {}
+        names = {n: name for n, name in before if n >= first}
         if [*names] != [*range(first, number)]:
             raise Refused(
                 f"sources/{source}/{number}{COMPACT} can't be written again: it repeats all files from {first} on, and"
-                f" the checkpoint has only {', '.join(names.values()) or 'none'} of them. {UNCHANGED} {_OTHERWISE}"
+                f" of these the checkpoint has {', '.join(names.values()) or 'none'}. {UNCHANGED} {_OTHERWISE}"
             )
         for name in names.values():
             version, *rest = self._text(f"sources/{source}/{name}").split("\n")
