@@ -153,7 +153,23 @@ def test_the_first_batch_has_the_offsets_at_which_other_sources_began(checkpoint
     assert checkpoint.files(0) == {"0": {"0": ["\0v1", {"orders": {"0": 0}}]}}
 
 
-def test_files_are_left_out_where_the_plan_has_a_source_twice(checkpoint: Checkpoint) -> None:
-    checkpoint.plan(0, '{"logOffset":0}', '{"logOffset":0}')
-    checkpoint.write("sources/0/0", f"v1\n{line(0)}")
-    assert checkpoint.files(0) is None
+@pytest.mark.parametrize(
+    ("offsets", "newest", "folders"),
+    [
+        ([5, 7], {0: 5, 1: 7}, None),
+        ([5, 5], {0: 5}, ["0", "0"]),
+        ([5, None, 5], {0: 5}, ["0", "1", "0"]),
+        ([5, 5, 7], {0: 5, 1: 7}, ["0", "0", "1"]),
+        ([None, None, 0], {0: 0, 1: 0}, ["0", "1", "1"]),  # Kafka's source, twice, and its folder
+        ([5, 7], {0: 6, 1: 7}, None),  # taken up since
+    ],
+)
+def test_a_source_that_a_plan_has_twice_has_one_folder(
+    checkpoint: Checkpoint, offsets: list[int | None], newest: dict[int, int], folders: list[str] | None
+) -> None:
+    lines = ['{"orders":{"0":1}}' if n is None else f'{{"logOffset":{n}}}' for n in offsets]
+    checkpoint.plan(1, *lines)
+    checkpoint.plan(2, *lines)
+    for source, number in newest.items():
+        checkpoint.write(f"sources/{source}/{number}", f"v1\n{line(number)}")
+    assert checkpoint.folder.reads(2).get("folders") == folders

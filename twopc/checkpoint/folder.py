@@ -7,15 +7,17 @@ import json
 import os
 import re
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fsspec.core import url_to_fs
 
 from twopc.checkpoint.offsets import Reads, by_source, parse
-from twopc.checkpoint.source_files import files_read, number, stands_for_files, with_files
+from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_for_files, with_files
 from twopc.errors import ConfigurationError
 from twopc.log_store import make_folder, sync_folder
+from twopc.transaction import JsonValue
 
 _HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 _BLOCK_BYTES = 1024 * 1024
@@ -112,16 +114,32 @@ class CheckpointFolder:
             ValueError: its entry is cut off.
         """
         entry = parse(self.text(f"offsets/{batch_id}"))
-        if self._has_a_source_twice(entry):
-            return entry
         before = parse(self.text(f"offsets/{batch_id - 1}")) if batch_id and stands_for_files(entry) else {}
+        if stands_for_files(entry) and isinstance(entry["sources"], list):
+            folders = self._source_folders(entry["sources"])
+            if folders != [str(n) for n in range(len(folders))]:
+                entry["folders"] = before["folders"] = folders
         return with_files(entry, files_read(self, batch_id, by_source(entry), by_source(before)))
 
-    def _has_a_source_twice(self, entry: Reads) -> bool:
-        """Whether an offset is of a file source that has no folder: then the offsets before it may not be of the
-        folders that have their numbers."""
-        files = {source for source, offset in by_source(entry).items() if number(offset) is not None}
-        return bool(files) and not files <= {*self.names("sources")}
+    def _source_folders(self, offsets: Sequence[JsonValue]) -> list[str]:
+        """The folder of each source of the newest batch: its number among those of the plan, in which one may be
+        twice. The newest file in a file source's folder has the number that is its offset."""
+        newest = {int(name): self._newest_file(name) for name in self.names("sources") if name.isdecimal()}
+        folders: list[int] = []
+        taken: dict[int, int] = {}
+        for place, offset in enumerate(offsets):
+            last, folder = number(offset), place
+            if last is not None:
+                fitting = [n for n in range(place, -1, -1) if newest.get(n) == last and n not in taken]
+                twice = [n for n, other in taken.items() if other == last]
+                folder = next(iter([*fitting, *twice]), place)
+                taken[folder] = last
+            folders.append(folder)
+        return [str(folder) for folder in folders]
+
+    def _newest_file(self, source: str) -> int | None:
+        numbers = self.numbers(f"sources/{source}") + self.numbers(f"sources/{source}", COMPACT)
+        return max(numbers, default=None)
 
     # Writing. -------------------------------------------------------------------------------------------------------
 

@@ -389,7 +389,7 @@ class _Changes:
             if lacking := needed - {int(name.removesuffix(COMPACT)) for name in files.get(source, ())}:
                 raise Refused(
                     f"batch {batch_id} read what sources/{source}/{min(lacking)} of the checkpoint lists, and the log"
-                    f" does not keep that: its plan has one source twice. {UNCHANGED} {_OTHERWISE}"
+                    f" does not have that. {UNCHANGED} {_OTHERWISE}"
                 )
 
     def _before(self, batch_id: int) -> Mapping[str, JsonValue]:
