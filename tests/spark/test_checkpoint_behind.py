@@ -6,30 +6,39 @@ The same query without the loss runs beside it, and in the end both have written
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from click.testing import CliRunner
+from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from twopc.cli.commands import cli
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-    from tests.spark.conftest import Pipeline
+    from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = pytest.mark.spark
 
 Plan: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 
-def repaired(pipeline: Pipeline, *options: str) -> dict[str, Any]:
+@pytest.fixture(autouse=True, scope="module")
+def data_source(spark: SparkSession) -> None:
+    spark.dataSource.register(TwoPhaseCommitDataSource)
+
+
+def repaired(pipeline: Pipeline) -> dict[str, Any]:
     """What the command shows."""
-    arguments = ["checkpoint", "repair", str(pipeline.checkpoint), str(pipeline.log), "--yes", "--json", *options]
+    arguments = ["checkpoint", "repair", str(pipeline.checkpoint), str(pipeline.log), "--yes", "--json"]
     done = CliRunner().invoke(cli, arguments)
     shown: dict[str, Any] = json.loads(done.stdout)
     assert done.exit_code == 0, shown
@@ -38,58 +47,43 @@ def repaired(pipeline: Pipeline, *options: str) -> dict[str, Any]:
 
 @dataclass
 class Query:
-    """A query by ``foreach_batch``, on files: each is a batch, unless told otherwise."""
+    """A query by ``foreach_batch`` on files of its own."""
 
     pipeline: Pipeline
-    plan: Plan = field(default=lambda events: events)
-    output_mode: str = "append"
+    plan: Plan
 
     def add(self, *minutes: int) -> None:
         """A file with an event in each of these minutes."""
-        ids = [self.seen() + n for n in range(len(minutes))]
-        self.pipeline.add_batch(
-            [{"id": n, "name": f"{at // 60:02d}:{at % 60:02d}"} for n, at in zip(ids, minutes, strict=True)]
-        )
-
-    def seen(self) -> int:
-        return sum(len(file.read_text().splitlines()) for file in (self.pipeline.folder / "source").glob("*"))
+        first = sum(len(file.read_text().splitlines()) for file in (self.pipeline.folder / "source").glob("*"))
+        self.pipeline.add_batch([{"id": n, "name": f"00:{minute:02d}"} for n, minute in enumerate(minutes, first)])
 
     def events(self, files_a_batch: int) -> DataFrame:
-        files = self.pipeline.spark.readStream.schema("id LONG, name STRING").option(
-            "maxFilesPerTrigger", files_a_batch
-        )
-        rows = files.json(str(self.pipeline.folder / "source"))
-        return rows.selectExpr("id", "name AS at_text", "to_timestamp('2026-01-01 ' || name || ':00') AS at")
+        source = self.pipeline.spark.readStream.schema("id LONG, name STRING")
+        files = source.option("maxFilesPerTrigger", files_a_batch).json(str(self.pipeline.folder / "source"))
+        return files.selectExpr("id", "name", "to_timestamp('2026-01-01 ' || name || ':00') AS at")
 
     def run(self, files_a_batch: int = 1) -> None:
+        """Run it over all that there is, in batches of so many files."""
         self.start(self.plan(self.events(files_a_batch)))
 
     def start(self, frame: DataFrame) -> None:
         write = foreach_batch(self.pipeline.files(), log=str(self.pipeline.log))
-        query = frame.writeStream.foreachBatch(write).outputMode(self.output_mode)
-        query.option("checkpointLocation", str(self.pipeline.checkpoint)).trigger(
-            availableNow=True
-        ).start().awaitTermination()
+        query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(self.pipeline.checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
 
-    def refusal(self, files_a_batch: int = 1) -> str:
-        """What a start is refused with. Nothing is written."""
-        before = self.pipeline.archived()
-        with pytest.raises(StreamingQueryException) as refused:
-            self.run(files_a_batch)
-        assert "twopc.errors.LogMismatch" in str(refused.value)
-        assert self.pipeline.archived() == before
-        assert self.pipeline.staged() == []
-        return str(refused.value)
-
-    def lose(self, *batch_ids: int) -> None:
-        """What a power cut does to files that Spark does not sync: those of the newest batches are gone."""
-        for batch_id in batch_ids:
-            for folder in ("offsets", "commits", "sources/0"):
-                for name in (f"{batch_id}", f".{batch_id}.crc", f"{batch_id}.compact", f".{batch_id}.compact.crc"):
-                    (self.pipeline.checkpoint / folder / name).unlink(missing_ok=True)
-
-    def written(self) -> list[str]:
-        return sorted(json.dumps(row, sort_keys=True) for row in self.pipeline.archived())
+    def lose(self, batches: int) -> int:
+        """What a power cut does to files that Spark does not sync: those of the newest batches are gone. The first of
+        these."""
+        folder = self.pipeline.checkpoint
+        newest = max(int(file.name) for file in (folder / "offsets").glob("[0-9]*"))
+        before = newest - batches
+        kept = re.findall(r'"logOffset":(\d+)', (folder / f"offsets/{before}").read_text()) if before >= 0 else []
+        numbered = {"offsets": before, "commits": before, "sources/0": int(kept[0]) if kept else before}
+        for name, last in numbered.items():
+            for file in [*(folder / name).glob("[0-9]*"), *(folder / name).glob(".[0-9]*")]:
+                if int(re.findall(r"\d+", file.name)[0]) > last:
+                    file.unlink()
+        return before + 1
 
 
 class ByFormat(Query):
@@ -98,76 +92,179 @@ class ByFormat(Query):
     def start(self, frame: DataFrame) -> None:
         options = {"sink": "files", "path": str(self.pipeline.folder / "archive"), "format": "json"}
         query = frame.writeStream.format("twopc").options(**options, log=str(self.pipeline.log))
-        query.option("checkpointLocation", str(self.pipeline.checkpoint)).trigger(
-            availableNow=True
-        ).start().awaitTermination()
+        query = query.option("checkpointLocation", str(self.pipeline.checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
 
 
-def counts(events: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: N812  # its customary name
+def refusal(pipeline: Pipeline, start: Callable[[], None]) -> str:
+    """What a start is refused with. Nothing is written."""
+    before = pipeline.archived()
+    with pytest.raises(StreamingQueryException) as refused:
+        start()
+    assert "twopc.errors.LogMismatch" in str(refused.value)
+    assert pipeline.archived() == before
+    assert pipeline.staged() == []
+    return str(refused.value)
 
-    grouped = events.withWatermark("at", "2 minutes").groupBy(F.window("at", "1 minute")).count()
-    return grouped.selectExpr("CAST(window.start AS STRING) AS minute", "count")
+
+def written(pipeline: Pipeline) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in pipeline.archived())
+
+
+# Files, with state and without. -----------------------------------------------------------------------------------
+
+
+def plain(events: DataFrame) -> DataFrame:
+    return events.select("id")
+
+
+def counted(events: DataFrame) -> DataFrame:
+    counts = events.withWatermark("at", "2 minutes").groupBy(F.window("at", "1 minute")).count()
+    return counts.selectExpr("CAST(window.start AS STRING) AS minute", "count")
 
 
 def deduplicated(events: DataFrame) -> DataFrame:
-    distinct = events.withWatermark("at", "2 minutes").dropDuplicates(["at_text", "at"])
-    return distinct.select("id", "at_text")
+    return events.withWatermark("at", "2 minutes").dropDuplicates(["name", "at"]).select("id", "name")
 
 
 def joined(events: DataFrame) -> DataFrame:
-    """Each event with those of the same minute that have an even number, or with none. One source, twice in the plan."""
-    from pyspark.sql.functions import expr
-
-    left = events.selectExpr("id", "at_text", "at").withWatermark("at", "1 minute")
-    even = (
-        events.where("id % 2 = 0")
-        .selectExpr("id AS id2", "at_text AS text2", "at AS at2")
-        .withWatermark("at2", "1 minute")
-    )
-    both = left.join(even, expr("at_text = text2 AND at2 >= at - INTERVAL 1 MINUTE AND at2 <= at"), "leftOuter")
-    return both.select("id", "id2")
+    """Each event with the even ones of its minute, or with none: the plan has its source twice."""
+    left = events.withWatermark("at", "1 minute")
+    even = events.where("id % 2 = 0").selectExpr("id AS id2", "name AS name2", "at AS at2")
+    near = F.expr("name = name2 AND at2 >= at - INTERVAL 1 MINUTE AND at2 <= at")
+    return left.join(even.withWatermark("at2", "1 minute"), near, "leftOuter").select("id", "id2")
 
 
-PLANS: Mapping[str, Plan] = {
-    "counts": counts,
-    "deduplicated": deduplicated,
-    "joined": joined,
-    "plain": lambda e: e.select("id"),
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def data_source(spark: Any) -> None:
-    spark.dataSource.register(TwoPhaseCommitDataSource)
-
-
-@pytest.mark.parametrize("kind", [Query, ByFormat], ids=["foreach_batch", "format"])
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("lost", [1, 3])
-def test_a_query_goes_on_where_it_was(pipeline: Pipeline, kind: type[Query], plan: str, lost: int) -> None:
-    query, control = (kind(pipeline.beside(name), PLANS[plan]) for name in ("lossy", "control"))
+@pytest.mark.parametrize(
+    ("kind", "plan", "lost"),
+    [(Query, plain, 4), (Query, counted, 3), (Query, joined, 1), (ByFormat, deduplicated, 2), (ByFormat, joined, 1)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_query_goes_on_exactly_where_it_was(
+    pipeline: Pipeline, compacted: None, kind: type[Query], plan: Plan, lost: int
+) -> None:
+    query, control = (kind(pipeline.beside(name), plan) for name in ("lossy", "control"))
     for each in (query, control):
-        for minute in range(5):
+        for minute in range(6):
             each.add(minute, minute + 1, minute)
         each.run()
-        each.add(5, 7, 3)
-        each.add(9, 8, 5)
-    query.lose(*range(5 - lost, 5) if plan == "plain" else range(len(query.pipeline.entries("decide")))[-lost:])
-    first = len(list((query.pipeline.checkpoint / "offsets").glob("[0-9]*")))
+        each.add(6, 8, 4)
+        each.add(10, 9, 6)
+    first = query.lose(lost)
 
-    said = query.refusal(2)
-    assert f"batch {first} is decided in the commit log" in said
-    for _ in range(lost if plan != "plain" else 1):
+    said = refusal(query.pipeline, lambda: query.run(2))
+    assert f"batch {first} is decided in the commit log" in said or f"is at batch {first}, " in said
+    shown = repaired(query.pipeline)
+    assert shown["remaining"] == (0 if plan is plain else lost - 1)
+    while shown["remaining"]:  # its state takes every batch, one by one
+        refusal(query.pipeline, lambda: query.run(2))
         shown = repaired(query.pipeline)
-        assert shown["changes"]
-        if shown["remaining"]:
-            query.refusal(2)
     query.run(2)
     control.run(2)
-    assert query.written() == control.written()
+    assert written(query.pipeline) == written(control.pipeline)
     for each in (query, control):
-        each.add(15, 16)
+        each.add(16, 17)
         each.run()
-    assert query.written() == control.written()
+    assert written(query.pipeline) == written(control.pipeline)
     assert repaired(query.pipeline)["changes"] == []
+
+
+@pytest.fixture
+def compacted(spark: SparkSession) -> Iterator[None]:
+    """Each third file of a file source's log repeats those before."""
+    interval = "spark.sql.streaming.fileSource.log.compactInterval"
+    spark.conf.set(interval, "3")
+    yield
+    spark.conf.unset(interval)
+
+
+def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
+    query = Query(pipeline, plain)
+    query.add(1, 2)
+    query.run()
+    shutil.copytree(pipeline.checkpoint, pipeline.folder / "backup")
+    for _ in range(2):
+        query.add(1)
+        query.run()
+    shutil.rmtree(pipeline.checkpoint)
+    shutil.copytree(pipeline.folder / "backup", pipeline.checkpoint)
+    query.add(4, 5)
+
+    said = refusal(pipeline, lambda: query.run(3))
+    assert re.search(r"files\.0\.1\.2: decided nothing, now .*/00002\.json", said)
+    assert repaired(pipeline)["goes_on_with"] == 2
+    query.run()
+    assert pipeline.archived_ids() == [0, 1, 2, 3, 4, 5]
+
+
+# Other sources. ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FromKafka:
+    pipeline: Pipeline
+    topic: Topic
+    starting: str = "earliest"
+
+    def send(self, first: int, end: int) -> None:
+        producer = Producer({"bootstrap.servers": self.topic.servers})
+        for n in range(first, end):
+            producer.produce(self.topic.name, str(n), partition=n % 2)
+        producer.flush()
+
+    def run(self) -> None:
+        options = {"kafka.bootstrap.servers": self.topic.servers, "subscribe": self.topic.name}
+        source = self.pipeline.spark.readStream.format("kafka").options(**options, startingOffsets=self.starting)
+        query = Query(self.pipeline, plain)
+        query.start(source.load().selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id"))
+
+
+@pytest.mark.kafka
+def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, topic: Topic) -> None:
+    query = FromKafka(pipeline, topic)
+    for first in (0, 100, 200):
+        query.send(first, first + 100)
+        query.run()
+    assert Query(pipeline, plain).lose(1) == 2
+    query.send(300, 340)
+
+    said = refusal(pipeline, query.run)
+    name = re.escape(topic.name)
+    assert re.search(rf"sources\.0\.{name}\.0: decided 150, now 170 \(\+20\)", said)
+    assert re.search(rf"sources\.0\.{name}: \+40 in all", said)
+    [mismatch] = repaired(pipeline)["mismatches"]
+    assert mismatch["records"] == {"0": 40}
+    query.run()
+    assert pipeline.archived_ids() == [*range(340)]
+
+
+@pytest.mark.kafka
+def test_the_first_batch_begins_where_it_began(pipeline: Pipeline, topic: Topic) -> None:
+    query = FromKafka(pipeline, topic)
+    query.send(0, 100)
+    query.run()
+    assert Query(pipeline, plain).lose(1) == 0
+    query.starting = json.dumps({topic.name: {"0": 10, "1": 10}})
+    query.send(100, 150)
+
+    refusal(pipeline, query.run)
+    assert {"path": "sources/0/0", "action": "write"} in repaired(pipeline)["changes"]
+    query.run()
+    assert pipeline.archived_ids() == [*range(150)]
+
+
+def test_a_query_of_a_rate_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
+    query = Query(pipeline, plain)
+
+    def run(rows: int) -> None:
+        source = pipeline.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+        query.start(source.load().selectExpr("value AS id"))
+
+    for _ in range(3):
+        run(5)
+    assert query.lose(1) == 2
+    said = refusal(pipeline, lambda: run(50))
+    assert "sources.0.offset: decided 15, now 60 (+45)" in said
+    repaired(pipeline)
+    run(5)
+    assert pipeline.archived_ids() == [*range(20)]
