@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from twopc.coordinator import Coordinator
@@ -20,6 +20,7 @@ from twopc.participant import Participant, Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import refusals
+from twopc.spark.batch_input import BatchInput
 from twopc.spark.columns import ALL, projected
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
 from twopc.spark.record_batches import limited_by_rows
@@ -104,6 +105,7 @@ class ForeachBatch:
         self._last_progress: BatchFinished | None = None
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
+        self._input: BatchInput | None = None
         self._record_bytes = 0.0
         self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
@@ -143,7 +145,8 @@ class ForeachBatch:
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
-        self._last_progress = coordinator.run(batch_id, phase_one)
+        reads = self._input_of(batch.sparkSession, query_id).reads(batch_id)
+        self._last_progress = coordinator.run(batch_id, phase_one, reads=reads)
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
@@ -177,9 +180,14 @@ class ForeachBatch:
 
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
-            self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
+            self._query_id, self._coordinator, self._input = query_id, self._new_coordinator(query_id), None
         writers[query_id] = self
         return self._coordinator
+
+    def _input_of(self, session: SparkSession, query_id: str) -> BatchInput:
+        if self._input is None or not self._input.is_active:
+            self._input = BatchInput(session, query_id)
+        return self._input
 
     def _sinks(self) -> dict[str, Sink]:
         return {name: target.sink for name, target in self._targets.items()}
