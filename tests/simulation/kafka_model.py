@@ -18,7 +18,7 @@ from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionId
 from twopc_kafka.control import Control
-from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions
+from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions, Seen
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.sink import KafkaSink, KafkaTransaction
@@ -307,8 +307,8 @@ class ModelLeaders(Leaders):
         self._broker = broker
         self._step = broker.world.step
 
-    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> list[OpenInPartition]:
-        return self._step(LEADER, self._broker.open_transactions) if partitions or topic else []
+    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
+        return Seen(self._step(LEADER, self._broker.open_transactions)) if partitions or topic else Seen()
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         return self._step(MARK, self._broker.mark, *transaction.identity, commit)
@@ -363,6 +363,9 @@ class SimulatedKafkaSink(KafkaSink):
         self._broker = broker
         self._to_model = ModelControl(broker)
         self._written_to = {}
+        self._away = {}
+        self._may_hang = False
+        self._not_before = None
 
     @property
     def _control(self) -> Control:
