@@ -239,6 +239,7 @@ class Coordinator:
         for sink in self._sinks.values():
             in_doubt = (c.transaction_id for batch in sink.pending for c in batch.committables)
             sink.transactional_ids.reserve(round, in_doubt)
+            sink.begin_round(round)
         self._enter(Phase.PRE_COMMITTING, round.batch_id, started)
         return list(phase_one(round))
 
@@ -249,10 +250,14 @@ class Coordinator:
             raise ConfigurationError(
                 f"there are votes for {', '.join(sorted(strangers))}, which are no sinks of this log"
             )
-        return {
-            name: _sealed(sink, [vote[name] for vote in votes if name in vote], started)
-            for name, sink in self._sinks.items()
-        }
+        sealed: dict[str, tuple[Committable, ...]] = {}
+
+        def seal(name: str, sink: TwoPhaseCommitSink[Any]) -> None:
+            sealed[name] = _sealed(sink, [vote[name] for vote in votes if name in vote], started)
+
+        for name, sink in self._sinks.items():
+            self._until_answered(f"seal {round} in sink {name}", seal, name, sink)
+        return sealed
 
     def _roll_back(self, round: Round, error: Exception) -> NoReturn:
         """Abort the round, which no entry of the log has decided, and say so."""

@@ -34,7 +34,7 @@ def _tell(state: tenacity.RetryCallState) -> None:
 
 _retrying = tenacity.Retrying(
     retry=tenacity.retry_if_exception_type(Retriable),
-    wait=tenacity.wait_exponential(multiplier=0.01, max=5) + tenacity.wait_random(0, 0.01),
+    wait=tenacity.wait_exponential(multiplier=0.01, max=1) + tenacity.wait_random(0, 0.01),
     stop=tenacity.stop_never,
     before_sleep=_tell,
     reraise=True,
