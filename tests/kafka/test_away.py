@@ -45,7 +45,7 @@ class TwoBrokers:
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[TwoBrokers]:
-    with KafkaBroker(properties={"broker.session.timeout.ms": 2000}) as one:
+    with KafkaBroker() as one:
         one.create_topic("first")
         sink = KafkaSink({"bootstrap.servers": one.bootstrap_servers, "topic": "first"})
         sink.bind("orders", "first")
