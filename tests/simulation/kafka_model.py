@@ -288,6 +288,9 @@ class ModelControl(Control):
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         return self._step(DESCRIBE, self._broker.describe, transactional_ids)
 
+    def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
+        return self.describe(transactional_ids) if transactional_ids else {}
+
     def list_ongoing(self, scope: str) -> list[str]:
         return self._step(LIST, self._broker.list_ongoing, scope)
 

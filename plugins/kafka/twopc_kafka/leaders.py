@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import kafka.errors
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 
 from twopc.errors import OperatorRequired, Retriable
@@ -317,8 +316,8 @@ class Leaders:
         """Those that exist. What was told of them is at most so old."""
         now = time.monotonic()
         kept = {name: found for name in topics if (found := self._topics.get(name)) and now - found.seen_at < max_age_s}
-        if wanted := [MetadataRequest.MetadataRequestTopic(name=name) for name in topics if name not in kept]:
-            response = await self._control.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+        if wanted := [name for name in topics if name not in kept]:
+            response = await self._control.metadata(wanted)
             told = {topic.name: _Topic(_leaders(topic), now) for topic in response.topics if _exists(topic)}
             self._topics |= told
             kept |= told

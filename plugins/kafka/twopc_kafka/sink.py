@@ -217,12 +217,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return committables
         if any(_has_timeout(committable) for committable in committables):
             self._refuse_too_old(age_s)
-        described = self._control.describe([committable.transaction_id for committable in committables])
+        described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
-            if state is None or state != TransactionState("Ongoing", *_identity(committable)):
+            if state is None or not _is_ongoing(state, committable):
                 raise RoundAborted(
                     f"transaction {committable.transaction_id} can't be committed any more: it was pre-committed as"
                     f" (producer id, epoch) {_identity(committable)} and is now {state or 'unknown to the broker'}."
@@ -234,6 +234,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             }
             sealed.append(replace(committable, handle={**committable.handle, **sealing}))
         return sealed
+
+    def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
+        """A state that would be a veto is proven: better to ask again than to run the batch again."""
+        described = self._control.describe([committable.transaction_id for committable in committables])
+        doubtful = [c.transaction_id for c in committables if not _is_ongoing(described.get(c.transaction_id), c)]
+        for name in doubtful:
+            described.pop(name, None)
+        return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -264,7 +272,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 raise Retriable(f"the broker answered {error}")
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
-        self._judge(committable, error, self._control.describe([name]).get(name))
+        self._judge(committable, error, self._state(committable))
+
+    def _state(self, committable: Committable) -> TransactionState | None:
+        """What its coordinator says. What would end the query is proven: that a transaction is committed is final, and
+        that it is not yet is asked again; that it is unknown, or was rolled back, may be a word of the past."""
+        name = committable.transaction_id
+        state = self._control.describe([name]).get(name)
+        if outcome(state, *_identity(committable), _version(committable)) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
+            state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
+        return state
 
     def _judge(self, committable: Committable, error: str, state: TransactionState | None) -> None:
         name, records = committable.transaction_id, committable.records
@@ -339,7 +356,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
         state = self._control.describe([name]).get(name)
-        if state == TransactionState("Ongoing", *_identity(committable)):
+        if _is_ongoing(state, committable):
             raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
 
     def _name(self, committable: Committable) -> str:
@@ -427,6 +444,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
         return self._control.describe([name for name in listed if self.transactional_ids.owns_pooled(name)]).items()
+
+
+def _is_ongoing(state: TransactionState | None, committable: Committable) -> bool:
+    return state == TransactionState("Ongoing", *_identity(committable))
 
 
 def _identity(committable: Committable) -> tuple[int, int]:
