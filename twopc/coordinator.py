@@ -289,6 +289,8 @@ class Coordinator:
         return committables
 
     def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], started: float) -> list[Vote]:
+        for sink in self._sinks.values():
+            sink.begin_round(round)
         self._enter(Phase.PRE_COMMITTING, round.batch_id, started)
         return list(phase_one(round))
 

@@ -183,7 +183,7 @@ class Real:
 
     def _open(self) -> list[OpenInPartition]:
         found = self._control.leaders.open_transactions({TOPIC: range(PARTITIONS)})
-        return [open_ for open_ in found if open_.producer_id == self._identities[0].producer_id]
+        return [open_ for open_ in found.open if open_.producer_id == self._identities[0].producer_id]
 
     def hangs(self) -> bool:
         self.state()  # markers that are on their way come first
