@@ -43,6 +43,7 @@ def test_bootstrap_servers_are_needed(servers: str) -> None:
         "delivery.report.only.error",
         "statistics.interval.ms",
         "metadata.broker.list",
+        "allow.auto.create.topics",
         "logger",
     ],
 )

@@ -17,7 +17,7 @@ from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
 from twopc.options import Option
-from twopc_kafka.arrow.settings import HONOURED, settings
+from twopc_kafka.arrow.settings import HONOURED, MESSAGE_BYTES, settings
 from twopc_kafka.tokens import OAUTHBEARER, check_tokens, token_provider
 from twopc_kafka.tokens import OPTIONS as TOKEN_OPTIONS
 
@@ -129,6 +129,7 @@ PROGRESS_OPTIONS = (Option("group.id", "text", "needed: a consumer group of the 
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
     "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
+    "allow.auto.create.topics": "the sink creates no topic",
     "logger": "librdkafka logs to the logger 'twopc_kafka.writer'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
@@ -188,6 +189,11 @@ class KafkaOptions:
     @property
     def bootstrap_servers(self) -> str:
         return str(self.properties["bootstrap.servers"])
+
+    @property
+    def message_bytes(self) -> int:
+        """The most that a record may take, alone in a batch."""
+        return int(self.properties.get("message.max.bytes", MESSAGE_BYTES))
 
     @property
     def transaction_timeout_ms(self) -> int:
