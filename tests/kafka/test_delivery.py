@@ -284,6 +284,38 @@ def test_what_another_producer_took_over_is_aborted_already_and_leaves_no_thread
     assert not learns_of_it_before or threads_of_librdkafka() < before
 
 
+def without_a_reason(_: float) -> int:
+    raise SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+
+
+class Silent:
+    """A producer that stops in the middle of its callbacks without saying why, as one that is fenced may."""
+
+    flush = poll = abort_transaction = staticmethod(without_a_reason)
+
+    def produce(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str, topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic, delivery=delivery)
+    participant = Participant({"orders": sink}, Round(1, 0), 0)
+    participant.write("orders", text("a"))
+    writer: Any = participant._transactions["orders"].writer  # type: ignore[attr-defined]
+    live, writer._producer = writer._producer, Silent()
+    for call in (participant.pre_commit, lambda: participant.write("orders", text("b"))):
+        with pytest.raises(
+            RoundAborted, match=r"can't go on at .*librdkafka gave it up: .*without setting an exception"
+        ):
+            call()
+    if delivery == "exactly-once":
+        with pytest.raises(RoundAborted, match=r"could not be rolled back by its own producer.*sweep rolls it back"):
+            writer.abort()
+    writer._producer = live
+    writer.abort()
+
+
 # Within bounded time. -------------------------------------------------------------------------------------------------
 
 

@@ -95,8 +95,8 @@ class Writer:
                 # Without a limit of its own librdkafka would ask a broker that is gone for ever.
                 self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
-            except confluent_kafka.KafkaException as error:
-                raise self._refused(error.args[0]) from error
+            except (confluent_kafka.KafkaException, SystemError) as raised:
+                raise self._refused(_of_librdkafka(raised)) from raised
 
     def _properties(self) -> dict[str, Any]:
         properties = dict(self._options.properties)
@@ -308,10 +308,13 @@ _FENCED = (
 
 def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
     """The error that was raised. confluent-kafka raises a fatal one amid callbacks. A further callback then runs with
-    an exception pending, which Python makes the cause of a SystemError."""
+    an exception pending, which Python makes the cause of a SystemError. One without a cause means that confluent-kafka
+    stopped without saying why."""
     error: BaseException | None = raised
     while isinstance(error, SystemError):
         error = error.__cause__
+    if error is None:
+        return confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, str(raised))  # noqa: SLF001  # its name
     if not isinstance(error, confluent_kafka.KafkaException):
         raise raised
     return error.args[0]  # type: ignore[no-any-return]
