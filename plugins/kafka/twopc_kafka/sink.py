@@ -27,6 +27,7 @@ from twopc_kafka.leaders import Away, Leaders, OpenInPartition, TopicPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
+from twopc_kafka.values import no_such_topic
 from twopc_kafka.writer import ProducerIdentity, Writer, timeout_refused
 
 if TYPE_CHECKING:
@@ -178,10 +179,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _require_topic(self) -> None:
         topic = self._options.topic
         if topic is not None and self._control.unknown_topics([topic]):
-            raise ConfigurationError(
-                f"topic {topic!r} (the option 'topic') does not exist at {self._options.bootstrap_servers}."
-                " Create it with the partitions that you want; the sink creates none."
-            )
+            raise no_such_topic(topic, self._options.bootstrap_servers)
 
     def examine(self) -> Iterator[Finding]:
         is_of_use = True

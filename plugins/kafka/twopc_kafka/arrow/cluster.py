@@ -22,8 +22,8 @@ from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, TwoPhaseCommitError
-from twopc_kafka.arrow.answers import Answer, Meaning, meaning
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from twopc_kafka.arrow.answers import Answer, Meaning, failure, meaning
 from twopc_kafka.connections import OfProcess, connections
 from twopc_kafka.control import connect as control_of
 from twopc_kafka.control import denied, init_producer_id
@@ -78,13 +78,18 @@ class Patience:
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._attempts = 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the next pause would raise."""
+        return time.monotonic() > self._deadline
+
     def pause_s(self, last: str) -> float:
         """How long to wait before the next attempt, when the ``last`` one failed like that.
 
         Raises:
             RoundAborted: time is up.
         """
-        if time.monotonic() > self._deadline:
+        if self.is_over:
             raise RoundAborted(f"{self._what} failed for {self._timeout_ms} ms: {last}")
         self._attempts += 1
         return pause_s(self._attempts)
@@ -350,17 +355,6 @@ class Cluster:
 
 def _too_old(error: Exception) -> ConfigurationError:
     return ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}")
-
-
-def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
-    """The error for an answer that ends the task."""
-    match what.answer:
-        case Answer.DENIED:
-            return denied(f"{happened}: {what.name}")
-        case Answer.CORRECT:
-            return ConfigurationError(f"{happened}: {what.name}. {what.advice}")
-        case _:
-            return RoundAborted(f"{happened}: {what.name}. {what.advice}")
 
 
 def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> None:

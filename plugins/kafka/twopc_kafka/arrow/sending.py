@@ -22,7 +22,7 @@ from typing import Any
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from twopc.errors import RoundAborted
-from twopc_kafka.arrow.answers import Answer, Meaning, meaning
+from twopc_kafka.arrow.answers import UNKNOWN_TOPIC, Answer, Meaning, failure, meaning, records_refused
 from twopc_kafka.arrow.batches import RecordBatch
 from twopc_kafka.arrow.cluster import (
     CHECK_INTERVAL_S,
@@ -31,7 +31,6 @@ from twopc_kafka.arrow.cluster import (
     OpenTransaction,
     Patience,
     Unanswered,
-    failure,
     pause_s,
 )
 from twopc_kafka.arrow.produce import FIRST_COMPACT, Produce
@@ -89,10 +88,10 @@ class Sending:
     # What the task asks for. -----------------------------------------------------------------------------------
 
     def partitions(self, topic: str) -> int:
-        """How many partitions ``topic`` has.
+        """How many partitions ``topic`` has; 0 if it does not exist.
 
         Raises:
-            RoundAborted: it is not there.
+            RoundAborted: no broker said.
         """
         return int(self._cluster.run(self._partitions, topic))
 
@@ -165,6 +164,8 @@ class Sending:
                 if answer.answer is Answer.DONE:
                     self._leaders[topic] = leaders
                     return len(leaders)
+                if answer is UNKNOWN_TOPIC and patience.is_over:
+                    return 0
                 if answer.answer is not Answer.REPEAT:
                     raise failure(answer, f"{what} was refused")
                 last = f"{answer.name}. {answer.advice}"
@@ -252,6 +253,8 @@ class Sending:
                     self._delivered(lane)
                 case Answer.REPEAT:
                     again[code].append(lane)
+                case Answer.REFUSED:
+                    raise records_refused(meaning(code), self._cluster.servers, lane.topic, lane.number)
                 case _:
                     told = f" ({answer.error_message})" if answer.error_message else ""
                     raise failure(meaning(code), f"{self._what([lane])} was refused{told}")
