@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -99,9 +100,11 @@ def brokers() -> Iterator[ThreeBrokers]:
 
 
 def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
+    """Transactions whose names tell their serials, so that their coordinators are known before they begin."""
     votes = []
     for serial in serials:
-        with Participant({"orders": sink}, Round(1, 0), serial) as participant:
+        token = mock.patch("twopc.leases.secrets.token_hex", lambda _, serial=serial: f"{serial:016x}")
+        with token, Participant({"orders": sink}, Round(1, 0), serial) as participant:
             participant.write("orders", pa.record_batch({"value": [str(serial)]}))
             votes.append(participant.pre_commit()["orders"])
     return votes
@@ -110,7 +113,7 @@ def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
 def coordinators(sink: KafkaSink, serials: Sequence[int], wait: Any) -> dict[int, int]:
     """Serial → the broker that coordinates its transaction now."""
     sink._control._coordinators.clear()
-    names = {serial: sink.transactional_ids.allocate(Round(1, 0), serial).pooled for serial in serials}
+    names = {serial: f"{sink.transactional_ids.scope}{serial:016x}.0" for serial in serials}
     found: dict[str, int] = {}
     wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, list(names.values()))))
     return {serial: found[name] for serial, name in names.items()}

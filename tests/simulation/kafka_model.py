@@ -279,8 +279,11 @@ class ModelControl(Control):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._step = broker.world.step
-        self.end_txn_version = broker.end_txn_version
         self.leaders = ModelLeaders(broker)
+
+    @property
+    def transaction_version(self) -> int:
+        return 2 if self._broker.end_txn_version >= EPOCH_BUMPING_END_TXN else 0
 
     def largest_timeout_ms(self) -> int | None:
         return self._step(ASK, lambda: TIMEOUT_MS)

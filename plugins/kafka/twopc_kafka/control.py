@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -47,6 +48,11 @@ others have left it out if it is gone (broker.session.timeout.ms, 9 s by default
 _PROOF_MS = PATIENCE_MS // 2
 """How long a coordinator may wait for its replicas to have what it must write, before it says that they have not."""
 
+RECENT_S = 1.0
+"""How old what brokers told of their features may be: nobody lowers transaction.version twice a second."""
+
+_BUMPS_EPOCHS = 2  # the transaction.version by which a transaction's end raises the producer's epoch (KIP-890)
+_TAKES_NEW_FIELDS = 1  # the one whose log can hold what EndTxn 5 notes
 _BROKER = 4  # DescribeConfigs' type of resource
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
@@ -74,6 +80,7 @@ class Control:
         self._net.start()
         self._manager = connections(self._net, properties)
         self._coordinators: dict[str, int] = {}
+        self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
         self._silences: dict[int, int] = {}  # since a broker's last answer
         self._doubted: int | None = None
         self._knows_brokers = False
@@ -100,11 +107,18 @@ class Control:
         """Whether anybody reads as a member of the consumer group, by either of Kafka's protocols."""
         return self.run(self._has_members, group)
 
-    @functools.cached_property
+    @property
     def end_txn_version(self) -> int:
         """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
         so that a late write of the ended transaction is fenced; else 4."""
-        return self.run(self._end_txn_version)
+        bumps = self.transaction_version >= _BUMPS_EPOCHS
+        return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+
+    @property
+    def transaction_version(self) -> int:
+        """The cluster's finalised ``transaction.version``, which may be lowered and raised while it runs. As a broker
+        told it a second ago or less."""
+        return self.run(self._transaction_version)
 
     @property
     def release(self) -> str:
@@ -153,7 +167,8 @@ class Control:
         return self.run(self._list, scope, [], producer_ids)
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
-        """Commit or abort the transaction ``(producer_id, epoch)``.
+        """Commit or abort the transaction ``(producer_id, epoch)``, by this version of EndTxn, or by 4 where the
+        coordinator's ``transaction.version`` is 0: it could neither do it by 5 nor get over having been asked to.
 
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
@@ -186,6 +201,7 @@ class Control:
             refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is there
             self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
             self._coordinators.clear()
+            self._versions.clear()
             raise Retriable(f"the cluster did not answer: {_told(error)}") from error
 
     def send(self, request: Any, node: int | None = None) -> Any:
@@ -253,12 +269,20 @@ class Control:
             listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS for listed in response.groups
         )
 
-    async def _end_txn_version(self) -> int:
+    async def _transaction_version(self, node: int | None = None) -> int:
+        """As this broker told it lately, or any."""
+        oldest = time.monotonic() - RECENT_S
+        seen = [version for of, (version, at) in self._versions.items() if node in (None, of) and at > oldest]
+        return min(seen) if seen else await self._ask_transaction_version(self._anybody() if node is None else node)
+
+    async def _ask_transaction_version(self, node: int) -> int:
+        at = time.monotonic()
         request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
-        response = await self.send(request)
+        response = await self.send(request, node)
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
-        bumps = levels.get("transaction.version", 0) >= 2
-        return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+        version: int = levels.get("transaction.version", 0)
+        self._versions[node] = version, at
+        return version
 
     async def _release(self) -> tuple[int, ...]:
         return self._manager.broker_version  # type: ignore[no-any-return]
@@ -313,6 +337,8 @@ class Control:
         for name, node in coordinators.items():
             at[node].append(name)
         asked = [self.send(DescribeTransactionsRequest(transactional_ids=names), node) for node, names in at.items()]
+        for node in at:  # what ends them needs it next, and so it costs no time
+            self._manager.call_soon(self._transaction_version, node)
         described = {}
         for future in asked:
             for state in (await future).transaction_states:
@@ -370,6 +396,8 @@ class Control:
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        if await self._transaction_version(node) < _TAKES_NEW_FIELDS:
+            version = min(version, EPOCH_BUMPING_END_TXN - 1)
         request = EndTxnRequest(
             transactional_id=transactional_id,
             producer_id=producer_id,

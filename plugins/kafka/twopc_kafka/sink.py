@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.findings import Finding, Result
 from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
@@ -26,7 +26,15 @@ from twopc_kafka.control import Control, connect, denied
 from twopc_kafka.leaders import Away, Leaders, OpenInPartition, TopicPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
-from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
+from twopc_kafka.outcomes import (
+    ANSWERS,
+    EPOCH_BUMPING_END_TXN,
+    Answer,
+    Outcome,
+    TransactionState,
+    hangs,
+    outcome,
+)
 from twopc_kafka.values import no_such_topic
 from twopc_kafka.writer import ProducerIdentity, Writer, timeout_refused
 
@@ -39,6 +47,12 @@ MARKERS_TIMEOUT_S = 1.0
 """They take 1 to 3 ms. A person is told of what takes this long, and the call repeated."""
 
 MARKERS_INTERVAL_S = 0.001
+
+STUCK_S = 10.0
+"""How long a transaction that may never end is watched before a person is called, who must act before its time-out."""
+
+_MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
+_IF_IT_STAYS = f"If it stays so: if transaction.version was lowered below 1 lately, {_MEND}"
 
 _HANGING = "hanging"  # in the handle of what hangs: where
 
@@ -290,9 +304,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 self._asked_to_commit.discard(identity)
                 return
             case Answer.REPEAT:
+                self._refuse_stuck(committable)
                 raise Retriable(f"the broker answered {error}")
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
+            case Answer.STUCK:
+                raise _stuck(name)
         self._judge(committable, error, self._state(committable), is_first)
 
     def _state(self, committable: Committable) -> TransactionState | None:
@@ -304,6 +321,31 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
         return state
 
+    def _refuse_stuck(self, committable: Committable) -> None:
+        """Find out whether ``transaction.version`` was lowered to 0 while Kafka was ending a transaction by a version
+        of EndTxn that needs more. Its coordinator then stays where it was: before the end, or with all markers written
+        and unable to note it.
+
+        Raises:
+            OperatorRequired: it was. Nothing but what the message says helps, and the transaction may time out.
+        """
+        if _version(committable, 0) < EPOCH_BUMPING_END_TXN or self._control.transaction_version > 0:
+            return
+        name, deadline = committable.transaction_id, time.monotonic() + STUCK_S
+        while self._is_stuck(committable, self._control.describe([name]).get(name)):
+            if time.monotonic() > deadline:
+                raise _stuck(name)
+            time.sleep(STUCK_S / 10)
+
+    def _is_stuck(self, committable: Committable, state: TransactionState | None) -> bool:
+        match self._outcome(state, committable):
+            case Outcome.ONGOING:
+                return True
+            case Outcome.ENDING:
+                return state is not None and not state.partitions
+            case _:
+                return False
+
     def _judge(self, committable: Committable, error: str, state: TransactionState | None, is_first: bool) -> None:
         name, records = committable.transaction_id, committable.records
         decided = f"transaction {name} ({records} records) is decided"
@@ -311,7 +353,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Outcome.COMMITTED:
                 return
             case Outcome.ONGOING | Outcome.ENDING:
-                raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+                self._refuse_stuck(committable)
+                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {_IF_IT_STAYS}")
             case Outcome.ROLLED_BACK:
                 timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
                 why = f"it waited longer for its commit than {timeout}"
@@ -348,7 +391,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         deadline = time.monotonic() + MARKERS_TIMEOUT_S
         while ended := self._without_markers(ended):
             if time.monotonic() > deadline:
-                raise Retriable(f"Kafka has not written the markers of {ended[0].transaction_id} yet")
+                self._refuse_stuck(ended[0])
+                name = ended[0].transaction_id
+                raise Retriable(f"Kafka has not written the markers of {name} yet. {_IF_IT_STAYS}")
             time.sleep(MARKERS_INTERVAL_S)
 
     def _without_markers(self, ended: Sequence[Committable]) -> list[Committable]:
@@ -378,9 +423,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 return
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
+            case Answer.STUCK:
+                raise _stuck(name)
         state = self._control.describe([name]).get(name)
         if _is_ongoing(state, committable):
-            raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+            raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {_IF_IT_STAYS}")
 
     def _name(self, committable: Committable) -> str:
         """It. Raises CorruptLog where it is none of this sink's: others' are open on the same brokers."""
@@ -467,6 +514,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
         return self._control.describe([name for name in listed if self.transactional_ids.owns_leased(name)]).items()
+
+
+def _stuck(name: str) -> OperatorRequired:
+    return OperatorRequired(
+        f"Kafka can't end transaction {name}: transaction.version was lowered below 1 meanwhile, and its coordinator"
+        f" does not get over that. Nothing is lost yet. Before the transaction times out, {_MEND}, one after the other;"
+        " then start again: recovery goes on where this stopped."
+    )
 
 
 def _is_ongoing(state: TransactionState | None, committable: Committable) -> bool:
