@@ -83,6 +83,10 @@ class Query:
             for file in [*(folder / name).glob("[0-9]*"), *(folder / name).glob(".[0-9]*")]:
                 if int(re.findall(r"\d+", file.name)[0]) > last:
                     file.unlink()
+        for file in (folder / "state").rglob("*"):  # whose versions count from 1
+            version = re.match(r"\.?(\d+)\.", file.name)
+            if version and int(version[1]) > before + 1:
+                file.unlink()
         return before + 1
 
 
