@@ -36,6 +36,7 @@ def entry(*offsets: str, version: str = "v1", metadata: str = METADATA) -> str:
             "né",
             '{"a":"\\u00e9"}',
         ),
+        entry("[NaN]"),
         entry("{" * 5000),
         entry("no colon", version="v2"),
         entry("-", metadata=""),
@@ -45,6 +46,7 @@ def entry(*offsets: str, version: str = "v1", metadata: str = METADATA) -> str:
 def test_an_entry_is_written_back_byte_by_byte(text: str) -> None:
     reads = json.loads(json.dumps(parse(text)))  # as the log keeps it
     assert text_of(reads) == text
+    assert parse(text) == reads
 
 
 def test_offsets_are_told_apart_by_source_and_partition() -> None:

@@ -98,10 +98,14 @@ def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
 def parsed_line(line: str) -> JsonValue:
     """A line as JSON where that makes the same line again, else as text. A text is never JSON that was parsed."""
     try:
-        value: JsonValue = json.loads(line)
+        value: JsonValue = json.loads(line, parse_constant=_unequal_to_itself)
     except (ValueError, RecursionError):
         return line
     return value if isinstance(value, dict | list | int | float) and line_of(value) == line else line
+
+
+def _unequal_to_itself(constant: str) -> JsonValue:
+    raise ValueError(constant)  # NaN
 
 
 def line_of(value: JsonValue) -> str:

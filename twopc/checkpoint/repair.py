@@ -134,11 +134,15 @@ def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
             " Name the folders of one query."
         )
     reads = {e.decided: e.reads for e in entries if e.decided is not None and isinstance(e.reads, dict)}
+    planned = folder.numbers("offsets")  # before the commits: what a query that runs has planned since is not looked at
     commits = folder.numbers("commits")
     noted = next((n for n in reversed(commits) if _noted(folder, n) is not None), None)
     first = -1 if noted is None else noted
-    planned = folder.numbers("offsets")
-    looked_at = {n: _planned(folder, n, reads.get(n)) for n in planned if n in reads or n >= first}
+    looked_at = {}
+    for n in planned:
+        if n in reads or n >= first:
+            with contextlib.suppress(FileNotFoundError):  # a query that runs removes what is old
+                looked_at[n] = _planned(folder, n, reads.get(n))
     cut_off = {f"offsets/{n}" for n, entry in looked_at.items() if entry is None}
     cut_off |= {f"commits/{n}" for n in commits if n > first}
     mismatches = [_mismatch(n, n <= first, reads[n], entry) for n, entry in looked_at.items() if n in reads]

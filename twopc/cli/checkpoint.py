@@ -8,7 +8,7 @@ from typing import TypeAlias
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import UNCHANGED, Comparison, Plan, compare, mend, plan
 from twopc.cli.exit_codes import ExitCode
-from twopc.cli.history import History, read_history
+from twopc.cli.history import ATTEMPTS, History, read_history
 from twopc.cli.report import Document, Report
 from twopc.errors import Refused
 from twopc.reads import ABSENT
@@ -63,13 +63,10 @@ class Repair:
         self._report.document |= {"repaired": True, "put_aside": f"{self._folder.url}/{aside}"}
 
     def _look(self) -> _Seen:
-        history = read_history(self._log)
-        document = self._report.document
-        tail = history.tail
+        history, compared = self._both()
+        document, tail = self._report.document, history.tail
         document |= {"owner": tail.owner, "log_id": tail.log_id, "written_at": tail.written_at}
-        document |= {"clean_stop": history.is_clean, "decided": tail.decided}
-        compared = compare(self._folder, history.entries)
-        document |= _shown(compared)
+        document |= {"clean_stop": history.is_clean, "decided": tail.decided, **_shown(compared)}
         planned = plan(self._folder, compared)
         document["changes"] = [
             {"path": change.path, "action": "put aside" if change.data is None else "write"}
@@ -78,6 +75,15 @@ class Repair:
         document |= {"goes_on_with": planned.goes_on_with, "remaining": planned.remaining}
         self._report.code = ExitCode.IN_DOUBT if planned.changes else ExitCode.FINE
         return history, compared, planned
+
+    def _both(self) -> tuple[History, Comparison]:
+        """Both as they are at one moment. A query that runs may decide a batch while they are read."""
+        for _ in range(ATTEMPTS):
+            history = read_history(self._log)
+            compared = compare(self._folder, history.entries)
+            if read_history(self._log).tail == history.tail:
+                return history, compared
+        raise Refused(f"the log changes while it is compared: the query runs. {UNCHANGED} Stop it, or try again.")
 
 
 def _shown(compared: Comparison) -> Document:

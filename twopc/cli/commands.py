@@ -77,8 +77,8 @@ def cli() -> None:
 
     LOG is the URL or path that the query was given as 'log'.
 
-    Exit codes: 0 fine, 1 something is in doubt, 2 wrong usage, 3 refused and nothing changed, 4 a person must decide,
-    5 fenced by a newer driver, 6 a target did not answer.
+    Exit codes: 0 fine, 1 something is in doubt or to be repaired, 2 wrong usage, 3 refused and nothing changed, 4 a
+    person must decide, 5 fenced by a newer driver, 6 a target did not answer.
     """
 
 
