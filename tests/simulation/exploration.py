@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.simulation.schedule import Result, Scenario, run_schedule
@@ -69,6 +70,14 @@ def pairs(
     many."""
     for first in itertools.islice(singles(scenario, only), offset, None, stride):
         yield from _one_more(scenario, first, only)
+
+
+def in_turn(scenario: Scenario, kinds: Sequence[Container[Fault]]) -> Iterator[Mapping[int, Fault]]:
+    """Of as many faults as ``kinds``, each of the next kind and at a later step than the one before."""
+    schedules: Iterable[Mapping[int, Fault]] = singles(scenario, kinds[0])
+    for kind in kinds[1:]:
+        schedules = itertools.chain.from_iterable(map(functools.partial(_one_more, scenario, only=kind), schedules))
+    yield from schedules
 
 
 def triples(scenario: Scenario, stride: int = 1, offset: int = 0) -> Iterator[dict[int, Fault]]:

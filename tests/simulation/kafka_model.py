@@ -16,12 +16,11 @@ from tests.simulation.records import Records
 from tests.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
-from twopc.transactional_ids import TransactionId
 from twopc_kafka.control import Control
 from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions, Seen
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
-from twopc_kafka.sink import KafkaSink, KafkaTransaction
+from twopc_kafka.sink import KafkaSink
 from twopc_kafka.writer import ProducerIdentity, Writer
 
 TOPIC = "simulated"
@@ -46,9 +45,15 @@ END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.EXPIRY,
 DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
 ASK = Op("kafka: describe the broker's configuration", _no_answer)
 LIST = Op("kafka: list", _no_answer, changes=False)
-# No marker is left out here: no sweep comes between what this rolls back and what it begins. The pool promises that
-# only a zombie which outlives four batches has begun something under this name since the last sweep.
-INIT = Op("kafka: init", _not_delivered, Fault.SLOW_MARKERS, Fault.EPOCHS_RUN_OUT, changes=True)
+INIT = Op(
+    "kafka: init",
+    _not_delivered,
+    Fault.DELAYED,
+    Fault.EPOCHS_RUN_OUT,
+    Fault.MACHINE_POWER_CUT,
+    *_OF_MARKERS,
+    changes=True,
+)
 PRODUCE = Op("kafka: produce", _not_delivered, Fault.DELAYED, changes=True)
 FLUSH = Op("kafka: flush", _not_delivered, Fault.SUSPENDED, changes=False)
 ABORT = Op("kafka: abort by its writer", _not_delivered, Fault.DELAYED, *_OF_MARKERS, changes=True)
@@ -378,8 +383,11 @@ class SimulatedKafkaSink(KafkaSink):
     def _control(self) -> Control:
         return self._to_model
 
-    def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        return KafkaTransaction(transaction_id, ModelWriter(self._broker, transaction_id.pooled))
+    def _writer(self, name: str) -> ModelWriter:  # type: ignore[override]
+        return ModelWriter(self._broker, name)
+
+    def validate(self, schema: object) -> None:
+        """Records of the simulation are no Arrow."""
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         super().complete(batch_id, committables)

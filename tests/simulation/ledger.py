@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
 from tests.simulation.disk import Disk, Folder, Inode
@@ -35,7 +35,7 @@ class Ledger:
         self.first_completed = 0
         self.opened_at = 0
         self.decided_at = 0
-        self.expired = False
+        self.expired = self._expired_undone = False
         broker.on_commit_asked = self.commit_is_asked
         broker.before_end = self.transaction_ends
         broker.on_complete = self.batch_is_complete
@@ -51,6 +51,7 @@ class Ledger:
         if slot != self._top + 1:
             raise Violation(f"slot {slot} is filled after slot {self._top}")
         self._top = slot
+        self._is_resolved({decision.batch_id for decision in entry.unresolved})
         self._first_unresolved = entry.unresolved[0].batch_id if entry.unresolved else None
         match entry.kind:
             case "open":
@@ -65,6 +66,16 @@ class Ledger:
             self._decided(entry.unresolved[-1])
         elif entry.kind == "amend":
             self._amended(entry.unresolved)
+
+    def _is_resolved(self, unresolved: Collection[int]) -> None:
+        """Invariant 2: what the log says to be committed is."""
+        undone: list[object] = [
+            key for key, batch in self._batch_of.items() if batch not in unresolved and not self._is_committed(key)
+        ]
+        if self._staged:
+            undone += [name for name in self._uncommitted_files() if self._staged.get(name) not in (None, *unresolved)]
+        if undone:
+            raise Violation(f"the log says that all but batches {unresolved} is committed, and not so is {undone}")
 
     def _decided(self, decision: entries.Decision) -> None:
         expected = 0 if self.decided_batch is None else self.decided_batch + 1
@@ -115,6 +126,11 @@ class Ledger:
         self._written[key] = written
         self._ever_decided.add(key)
 
+    def ids_expire(self) -> None:
+        """What the log says to be committed nobody needs to ask Kafka about."""
+        self.expired = True
+        self._expired_undone |= self._first_unresolved is not None
+
     def commit_is_asked(self, name: str, producer_id: int, epoch: int) -> None:
         """Invariant 1, in intent: whatever the broker answers, nobody asks for a commit that is not decided."""
         if (name, producer_id, epoch) not in self._ever_decided:
@@ -164,7 +180,7 @@ class Ledger:
         timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values())
         if isinstance(error, TransactionLost) and timed_out and not has_copies:
             return
-        if isinstance(error, OutcomeUnknown) and (timed_out or self.expired):
+        if isinstance(error, OutcomeUnknown) and self._expired_undone:
             return
         raise Violation(f"the query stops without a reason: {type(error).__name__}: {error}")
 
@@ -208,6 +224,11 @@ class Ledger:
         twice = [row for row, times in self._rows_in_files().items() if times > 1]
         if twice:
             raise Violation(f"after a stop {twice} are there twice")
+
+    def check_complete(self) -> None:
+        """The log says so, and no next decision must come for it."""
+        if self._first_unresolved is not None:
+            raise Violation(f"batch {self._first_unresolved} is complete, and the log does not say so")
 
     def check_swept(self, before: int) -> None:
         """What a participant that had ended before this step has left open, and is not decided, is gone."""
@@ -276,7 +297,7 @@ _NOT_ENDED = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 
 def _sink_of(key: DecidedKey) -> str:
-    return key[0].split(".")[-5]  # four numbers follow
+    return key[0].split(".")[-3]  # token and batch follow
 
 
 def _key(name: str, handle: Mapping[str, object]) -> DecidedKey:

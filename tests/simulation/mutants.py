@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.exploration import SMALL, Failure, pairs, shortest, singles
+from tests.simulation.exploration import SMALL, Failure, in_turn, pairs, shortest, singles
 from tests.simulation.schedule import Result, Scenario, run_drawn, run_schedule, simulated
 from tests.simulation.world import Fault
 
@@ -33,6 +33,8 @@ THEN_AT_MOST = 100
 """Characters of a violation in the table."""
 
 ASLEEP = (Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.PREEMPT)
+DEAD = (Fault.CRASH_BEFORE,)
+BEHIND = (Fault.ONE_BEHIND,)
 LOST = (Fault.LOST_BEFORE, Fault.LOST_AFTER, Fault.DELAYED)
 
 
@@ -52,26 +54,30 @@ class Mutant:
     Attributes:
         name: what is wrong, in a few words.
         edits: the text that makes it so.
-        scenarios: whose single faults are tried first; then pairs of the faults ``in_pairs``, then seeds.
+        scenarios: whose single faults are tried first; then faults of the kinds ``in_turn``; then pairs of the faults
+            ``in_pairs``; then seeds.
     """
 
     name: str
     edits: tuple[Edit, ...]
     scenarios: tuple[Scenario, ...] = SMALL[:2]
     in_pairs: Container[Fault] = ()
+    in_turn: tuple[Container[Fault], ...] = ()
 
 
 COORDINATOR = "twopc.coordinator:Coordinator"
 KAFKA = "twopc_kafka.sink:KafkaSink"
 FILES = "twopc_files.stores.local:Local"
 LOG = "twopc.commit_log"
+LEASES = "twopc.leases"
 
 PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
 ON_DISK = Scenario(sinks="f", log="disk", partitions=(1,), rows_a_batch=1)
 ONE = Scenario(sinks="k", partitions=(1,), rows_a_batch=1)
 TWO = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=2)
 BACKLOG = Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, batches=2, backlog=True)
-RECURRING = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=3, slots=(8, 2))
+RECURRING = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=3, slots=2)
+RESTING = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, rests=True)
 STAGED = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, stage=True)
 
 MUTANTS = (
@@ -109,11 +115,11 @@ MUTANTS = (
         (
             Edit(
                 f"{COORDINATOR}._run",
-                "self._decide(Decision(round, committables))",
+                "self._decide(Decision(round, committables), reads)",
                 """for name, sink in self._sinks.items():
             for committable in committables[name]:
                 sink.commit(committable)
-        self._decide(Decision(round, committables))""",
+        self._decide(Decision(round, committables), reads)""",
             ),
         ),
     ),
@@ -208,9 +214,9 @@ MUTANTS = (
         (
             Edit(
                 f"{COORDINATOR}._run",
-                "self._decide(Decision(round, committables))",
+                "self._decide(Decision(round, committables), reads)",
                 """try:
-            self._decide(Decision(round, committables))
+            self._decide(Decision(round, committables), reads)
         except Fenced:
             raise
         except Exception as error:
@@ -311,14 +317,14 @@ MUTANTS = (
     ),
     Mutant(
         "a slot that is taken counts as written",
-        (Edit(f"{LOG}:_append", "if not _is_at(store, slot, entry):", "if False:"),),
+        (Edit(f"{LOG}:_put", "raise _fenced(store, slot, entry) from None", "return entry"),),
     ),
     Mutant(
         "the entry before an append is not looked at",
         (
             Edit(
                 f"{LOG}:_append",
-                "if not (_is_alone(store, slot) if after is None else _is_at(store, slot - 1, after)):",
+                "if not (_is_alone(store, slot) if after is None else _at(store, slot - 1, after)):",
                 "if False:",
             ),
         ),
@@ -346,6 +352,12 @@ MUTANTS = (
             raise _fenced(store, slot, entry) from unknown""",
             ),
         ),
+    ),
+    Mutant(
+        "an entry that was written after all is taken for another's",
+        (Edit(f"{LOG}:_put", "_at(store, slot, *tried)", "_at(store, slot, tried[-1])"),),
+        (ONE,),
+        in_pairs=LOST,
     ),
     Mutant(
         "the log is pruned newest first",
@@ -448,43 +460,103 @@ MUTANTS = (
                 "        error = self._control.end(name, now.producer_id, now.producer_epoch, False, version)",
             ),
         ),
-        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, slots=(1, 1), orphans=True),),
+        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, slots=2, orphans=True),),
     ),
     Mutant(
-        "ids are used again by every round",
-        (
-            Edit(
-                "twopc.transactional_ids:TransactionId.pooled",
-                'slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"',
-                'slots = "0.0"',
-            ),
-        ),
+        "an attempt takes a name that a newer round has",
+        (Edit(f"{LEASES}:next_use", "if last.round >= round:", "if last.round == round:"),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
-        "a round is the sum of incarnation and batch, modulo the pool",
-        (
-            Edit(
-                "twopc.transactional_ids:TransactionId.pooled",
-                'slots = f"{round.incarnation % INCARNATION_SLOTS}.{round.batch_id % BATCH_SLOTS}"',
-                'slots = f"0.{(round.incarnation + round.batch_id) % BATCH_SLOTS}"',
-            ),
-        ),
-        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=4),),
+        "an attempt takes a name that its own round has",
+        (Edit(f"{LEASES}:next_use", "if last.round >= round:", "if last.round > round:"),),
+        (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
-        "the attempt is no part of an id",
+        "a name of which a begin was sent and not answered is used again",
+        (Edit(f"{LEASES}:next_use", " or not last.is_begun", ""),),
+        (replace(ONE, late_begin=True),),
+    ),
+    Mutant(
+        "a name is used again after a power cut",
+        (Edit(f"{LEASES}:next_use", " or last.boot != boot", ""),),
+        (replace(TWO, partitions=(2,), rows_a_batch=2, machines=2),),
+        in_turn=((Fault.MACHINE_POWER_CUT,), ASLEEP, (Fault.PREEMPT,)),
+    ),
+    Mutant(
+        "a name is not locked while it is taken",
+        (Edit(f"{LEASES}:lease", "use = next_use(", "slot.close()\n            use = next_use("),),
+        (TWO,),
+        in_pairs=(Fault.STAGE_RETRY, *ASLEEP),
+    ),
+    Mutant(
+        "what is written again has the name of what was lost",
+        (Edit(f"{KAFKA}.begin", "transaction_id.round if transaction_id.replay else None", "None"),),
+        (STAGED,),
+        in_turn=((Fault.TIME_OUT,), (Fault.CRASH_BEFORE,), (Fault.CRASH_BEFORE,)),
+    ),
+    Mutant(
+        "a batch has the names of the batch before",
+        (Edit(f"{LEASES}:Lease.__init__", "use.round[1] % BATCH_SLOTS", "0"),),
+        (TWO,),
+    ),
+    Mutant(
+        "a decided batch that comes again is not compared",
+        (Edit("twopc.coordinator:require_same_reads", "if found := list(differences(decided, now)):", "if False:"),),
+        (ONE,),
+        in_turn=(DEAD, BEHIND),
+    ),
+    *(
+        Mutant(
+            f"what a batch read is not carried on by '{kind}'",
+            (Edit(f"{LOG}:{function}", old, new),),
+            (scenario,),
+            in_turn=in_turn,
+        )
+        for kind, function, old, new, scenario, in_turn in (
+            ("decide", "decided", "reads=reads", "reads=None", ONE, (DEAD, BEHIND)),
+            ("open", "opened", 'return _next(tail, "open",', 'return _next(tail, "open", reads=None,', ONE, (DEAD, BEHIND)),
+            ("complete", "completed", "unresolved=()", "unresolved=(), reads=None", replace(RESTING, runs=2), ()),
+            ("close", "closed", "unresolved=()", "unresolved=(), reads=None", replace(ONE, runs=2), ()),
+            (
+                "amend",
+                "amended",
+                "unresolved=unresolved",
+                "unresolved=unresolved, reads=None",
+                STAGED,
+                ((Fault.TIME_OUT,), DEAD, BEHIND),
+            ),
+        )
+    ),
+    Mutant(
+        "a query that rests sweeps without reading the log's tail again",
         (
             Edit(
-                "twopc.transactional_ids:TransactionId.pooled",
-                'return f"{self._scope}.{slots}.{self.serial}.{self.replay}"',
-                'return f"{self._scope}.{slots}.{self.partition}.{self.replay}"',
+                f"{COORDINATOR}.rest",
+                "self._sweep(recovered=False)",
+                "[sink.abort(each) for sink in self._sinks.values() for each in sink.recover()]",
             ),
         ),
-        (ONE,),
+        (replace(RESTING, batches=2),),
         in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a query that rests does not sweep",
+        (Edit(f"{COORDINATOR}.rest", "self._sweep(recovered=False)", "pass"),),
+        (RESTING,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a query that rests does not record that all is committed",
+        (Edit(f"{COORDINATOR}.rest", "self._log.complete()", "pass"),),
+        (RESTING,),
+    ),
+    Mutant(
+        "a query rests amid a batch that has failed",
+        (Edit(f"{COORDINATOR}.rest", "if self._phase is Phase.IDLE:", 'if hasattr(self, "_log"):'),),
+        (RESTING,),
     ),
     Mutant(
         "one partition's vote is left out of the decision",
@@ -527,7 +599,10 @@ def _candidates(mutant: Mutant) -> Iterator[Result]:
     for scenario in mutant.scenarios:
         for schedule in ({}, *singles(scenario)):
             yield run_schedule(scenario, schedule)
-    for scenario in mutant.scenarios:
+    for scenario in mutant.scenarios if mutant.in_turn else ():
+        for schedule in itertools.islice(in_turn(scenario, mutant.in_turn), PAIRS_AT_MOST):
+            yield run_schedule(scenario, schedule)
+    for scenario in mutant.scenarios if mutant.in_pairs else ():
         for schedule in itertools.islice(pairs(scenario, only=mutant.in_pairs), PAIRS_AT_MOST):
             yield run_schedule(scenario, schedule)
     for seed in range(SEEDS_AT_MOST):

@@ -1,4 +1,4 @@
-"""What is written: records that say which batch they belong to, in the shape of Arrow's record batches."""
+"""What is written: records that say where in the source they stand, in the shape of Arrow's record batches."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class RowsWriter:
         """Nothing is held."""
 
 
-def rows_of(batch_id: int, rows_a_batch: int) -> tuple[str, ...]:
-    """All rows of one batch."""
-    return tuple(f"{batch_id}.{row}" for row in range(rows_a_batch))
+def rows_between(start: int, end: int) -> tuple[str, ...]:
+    """What the source has from one offset to another."""
+    return tuple(str(offset) for offset in range(start, end))
 
 
 def share(rows: Sequence[str], partition: int, partitions: int) -> tuple[str, ...]:
-    """The rows of one partition."""
+    """Those of one partition."""
     return tuple(rows[partition::partitions])

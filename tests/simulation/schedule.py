@@ -8,22 +8,24 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
 from unittest import mock
 
 import orjson
 
+from tests.simulation.checkpoint import Checkpoint
 from tests.simulation.disk import Disk, Folder, OperatingSystem
 from tests.simulation.kafka_model import Broker, SimulatedKafkaSink
 from tests.simulation.ledger import FolderAsLog, Ledger
+from tests.simulation.machines import Machines
 from tests.simulation.object_store import ObjectStore
-from tests.simulation.records import Records, RowsFormat, rows_of, share
-from tests.simulation.spark_model import DRIVERS_AT_MOST, Spark
+from tests.simulation.records import Records, RowsFormat, rows_between, share
+from tests.simulation.spark_model import Batch, Cluster, Spark
 from tests.simulation.stage import SimulatedStage
-from tests.simulation.world import OUTLIVING, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
-from twopc import commit_log, coordinator, entries, log_store, pending, transactional_ids
+from tests.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
+from twopc import commit_log, coordinator, entries, leases, log_store, participant, pending
 from twopc.errors import Retriable
 from twopc.log_store import LocalStore, LogStore
 from twopc.participant import Participant
@@ -36,7 +38,9 @@ from twopc_files.stores import local
 from twopc_files.stores.local import Local
 from twopc_kafka import sink as kafka_sink
 
-REAL_SLOTS = transactional_ids.INCARNATION_SLOTS, transactional_ids.BATCH_SLOTS
+ResultT = TypeVar("ResultT")
+
+REAL_SLOTS = leases.BATCH_SLOTS
 
 NAP = Op("wait before a repeat", None)
 
@@ -48,15 +52,20 @@ class Scenario:
     Attributes:
         sinks: ``k`` for Kafka, ``f`` for files, one letter a sink.
         log: ``object store`` or ``disk``.
-        batches: before the one that the last, undisturbed restart adds.
+        batches: of the first run, before those that later runs add, one each, and the last, undisturbed restart.
         partitions: of successive incarnations, in turn.
         entries_kept: how soon the log is pruned.
         end_txn_version: 5 where Kafka raises the epoch with each end, 4 where it does not.
         stage: whether participants leave a copy of what they write.
         backlog: whether the log starts with two decided batches of which nothing is committed.
         orphans: whether the log starts with an open round that nobody has decided.
-        slots: after how many incarnations and batches names recur. Where after fewer than in reality, no zombie may
-            outlive them: that is beyond what the pool promises.
+        late_begin: whether a round that nobody has decided has sent a begin for each sink of Kafka, and died before it
+            was answered. It arrives at a ``PREEMPT``, or in the end.
+        machines: see ``Cluster``. What is written again has a name of the driver's machine.
+        slots: after how many batches a name recurs on its machine. Names differ by less than in reality where it is 1.
+        runs, rests: see ``Cluster``.
+        syncs_checkpoint: whether a power cut takes nothing of it. Spark's is not synced: then it takes the newest
+            batch, or the two newest, in turn.
         stage_retries_count_on: whether the attempts of a stage that is begun anew have serial numbers of their own, as
             the bridge to Spark gives them. Without, a late attempt takes over the name of one that has voted.
     """
@@ -72,7 +81,12 @@ class Scenario:
     backlog: bool = False
     orphans: bool = False
     stage_retries_count_on: bool = True
-    slots: tuple[int, int] = REAL_SLOTS
+    late_begin: bool = False
+    machines: int = 1
+    slots: int = REAL_SLOTS
+    runs: int = 1
+    rests: bool = False
+    syncs_checkpoint: bool = True
 
 
 @dataclass(slots=True)
@@ -98,6 +112,9 @@ class SimulatedFileSink(FileSink):
         self._layout = Layout()
         self._batch_logs = ()
 
+    def validate(self, schema: object) -> None:
+        """Records of the simulation are no Arrow."""
+
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         self._broker.on_complete(self.transactional_ids.sink, batch_id)
 
@@ -122,11 +139,24 @@ def _nothing() -> None:
 
 
 _CLOCK = _Clock()
+_MACHINES = Machines()
 _OS = OperatingSystem()
 
 
-def _until_answered(_what: str, call: Callable[..., None], *arguments: object, tell: object) -> None:
-    """As much of tenacity as the coordinator uses: a third of the time of a run would go into its own."""
+def _until_answered(
+    _what: str,
+    call: Callable[..., ResultT],
+    *arguments: object,
+    tell: object = None,  # noqa: ARG001
+    patience_s: float | None = None,
+) -> ResultT:
+    """As much of tenacity as the real code uses: a third of the time of a run would go into its own. Whose patience has
+    an end asks twice."""
+    if patience_s is not None:
+        with contextlib.suppress(Retriable):
+            return call(*arguments)
+        _CLOCK.sleep(0)
+        return call(*arguments)
     while True:
         try:
             return call(*arguments)
@@ -134,12 +164,7 @@ def _until_answered(_what: str, call: Callable[..., None], *arguments: object, t
             _CLOCK.sleep(0)
 
 
-# An entry that is indented is not encoded in C.
-_JSON = SimpleNamespace(dumps=lambda value, indent: orjson.dumps(value).decode(), loads=json.loads)
-
-
-def _one_moment() -> str:
-    return "2026-01-01T00:00:00.000+00:00"
+_JSON = SimpleNamespace(dumps=lambda value: orjson.dumps(value).decode(), loads=orjson.loads)
 
 
 class _Ids:
@@ -151,6 +176,10 @@ class _Ids:
         self.count += 1
         return f"{self.count:012d}"
 
+    def token(self, _length: int) -> str:
+        self.count += 1
+        return f"{self.count:016x}"
+
 
 _IDS = _Ids()
 
@@ -158,32 +187,37 @@ _IDS = _Ids()
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
     """Put the world in the place of clock, disk and randomness, for the code under test alone."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     parse = functools.lru_cache(maxsize=20_000)(entries.parse)
     uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
-    with (
-        mock.patch.object(coordinator, "time", _CLOCK),
-        mock.patch.object(pending, "time", _CLOCK),
-        mock.patch.object(kafka_sink, "time", _CLOCK),
-        mock.patch.object(coordinator, "until_answered", _until_answered),
-        mock.patch.object(entries, "json", _JSON),
-        mock.patch.object(commit_log, "parse", parse),
-        mock.patch.object(entries, "parse", parse),
-        mock.patch.object(commit_log, "ENTRIES_KEPT", commit_log.ENTRIES_KEPT),
-        mock.patch.object(transactional_ids, "INCARNATION_SLOTS", transactional_ids.INCARNATION_SLOTS),
-        mock.patch.object(transactional_ids, "BATCH_SLOTS", transactional_ids.BATCH_SLOTS),
-        mock.patch.object(entries, "_new_id", _IDS.new),
-        mock.patch.object(entries, "_now", _one_moment),
-        mock.patch.object(log_store, "os", _OS),
-        mock.patch.object(log_store, "uuid", uuids),
-        mock.patch.object(local, "os", _OS),
-        mock.patch.object(local, "open", lambda path, mode: path.open(mode), create=True),
-    ):
-        try:
-            yield
-        finally:
-            logging.disable(disabled)
+    replaced: tuple[tuple[ModuleType, str, object], ...] = (
+        (coordinator, "time", _CLOCK),
+        (pending, "time", _CLOCK),
+        (kafka_sink, "time", _CLOCK),
+        (coordinator, "until_answered", _until_answered),
+        (participant, "until_answered", _until_answered),
+        (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # in lines it would not be made in C
+        (entries, "json", _JSON),
+        (entries, "parse", parse),
+        (entries, "_new_id", _IDS.new),
+        (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
+        (commit_log, "parse", parse),
+        (commit_log, "ENTRIES_KEPT", commit_log.ENTRIES_KEPT),
+        (leases, "json", _JSON),
+        (leases, "open_slot", _MACHINES.open_slot),
+        (leases, "_boot", _MACHINES.boot),
+        (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
+        (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
+        (log_store, "os", _OS),
+        (log_store, "uuid", uuids),
+        (local, "os", _OS),
+        (local, "open", lambda path, mode: path.open(mode)),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        for module, name, stand_in in replaced:
+            stack.enter_context(mock.patch.object(module, name, stand_in, create=name == "open"))
+        yield
 
 
 def run_schedule(scenario: Scenario, schedule: Mapping[int, Fault], *, traced: bool = False) -> Result:
@@ -210,41 +244,54 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
         end_txn_version=rng.choice((5, 5, 4)),
         stage=rng.random() < 0.25,
         backlog=rng.random() < 0.1,
-        slots=rng.choice((REAL_SLOTS, (8, 2))),
+        late_begin=rng.random() < 0.1,
+        machines=rng.choice((1, 1, 2, 3)),
+        slots=rng.choice((REAL_SLOTS, 2)),
+        runs=rng.choice((1, 1, 2)),
+        rests=rng.random() < 0.3,
+        syncs_checkpoint=rng.random() < 0.5,
     )
+    if scenario.backlog:
+        scenario = replace(scenario, slots=REAL_SLOTS, late_begin=False)
     budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
-    without = () if scenario.slots == REAL_SLOTS else OUTLIVING
-    return scenario, _run(scenario, Drawn(rng, budget, gap, without), traced=False)
+    return scenario, _run(scenario, Drawn(rng, budget, gap), traced=False)
 
 
 def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     _IDS.count = 0
-    transactional_ids.INCARNATION_SLOTS, transactional_ids.BATCH_SLOTS = scenario.slots
+    leases.BATCH_SLOTS = REAL_SLOTS  # of what is left behind: no coordinator leaves two batches, whose names would meet
     commit_log.ENTRIES_KEPT = scenario.entries_kept
     world = World(faults, records_trace=traced)
     _CLOCK.world = world
+    _MACHINES.enter(world)
     disk = _OS.disk = Disk(world)
     broker = Broker(world, scenario.end_txn_version)
     ledger = Ledger(broker, disk)
+    checkpoint = Checkpoint(scenario.rows_a_batch)
     world.on_time_out = broker.time_out
-    world.on_power_cut = disk.power_cut
+    world.on_machine_power_cut = _MACHINES.power_cut
     _disk_for(scenario, disk)
+    log = _log_of(scenario, world, disk, ledger)
     spark = Spark(
         world,
         ledger,
-        _log_of(scenario, world, disk, ledger),
+        checkpoint,
+        log,
         lambda: _sinks_of(scenario, broker, disk),
-        scenario.partitions,
-        scenario.rows_a_batch,
+        Cluster(
+            scenario.partitions, scenario.machines, scenario.runs, scenario.rests, scenario.stage_retries_count_on
+        ),
         scenario.batches,
         SimulatedStage(disk, _OS) if scenario.stage else None,
-        scenario.stage_retries_count_on,
     )
     if scenario.backlog or scenario.orphans:
         _leave_something_behind(scenario, spark)
+    leases.BATCH_SLOTS = scenario.slots
+    if scenario.late_begin:
+        _leave_begins_under_way(scenario, spark, broker)
 
     def expire() -> None:
-        ledger.expired = True
+        ledger.ids_expire()
         broker.expire()
 
     def suspend() -> None:
@@ -252,8 +299,22 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
         broker.time_out()
         world.suspended_ms += world.now_ms - before_ms
 
+    def cut_power(keeps_names: bool) -> None:
+        disk.power_cut(keeps_names)
+        _MACHINES.power_cuts()
+        if not scenario.syncs_checkpoint:
+            checkpoint.fall_back(Fault.TWO_BEHIND if keeps_names else Fault.ONE_BEHIND)
+
+    def befall(fault: Fault) -> None:
+        if fault is Fault.LOG_BEHIND:
+            _put_back(spark, log(), ledger)
+        elif not spark.log_is_backup and spark.runs_alone(world.current):
+            checkpoint.fall_back(fault)
+
     world.on_expiry = expire
     world.on_suspension = suspend
+    world.on_power_cut = cut_power
+    world.on_other = befall
     spark.start_driver()
     world.run(spark.needs_a_driver)
     if world.violation is None:
@@ -285,15 +346,41 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
             return
         if had_stopped:
             raise Violation(f"the query had stopped and then went on: {had_stopped}")
-        if spark.noted < spark.batches:
-            raise Violation(f"batch {spark.noted} can't be run any more, {len(spark.drivers)} drivers")
+        checkpoint = spark.checkpoint
+        if checkpoint.noted < spark.batches:
+            raise Violation(f"batch {checkpoint.noted} can't be run any more, {len(spark.drivers)} drivers")
         ledger.check_completions(_names(scenario), spark.batches - 1)
         ledger.check_quiescent()
         disk.power_cut(keeps_names=False)
-        rows = [row for batch in range(spark.batches) for row in rows_of(batch, scenario.rows_a_batch)]
+        rows = rows_between(0, checkpoint.ends[spark.batches - 1])
         ledger.check_contents(f"{name}/{row}" for name in _names(scenario) for row in rows)
     except Violation as violation:
         world.violation = str(violation)
+
+
+def _put_back(spark: Spark, store: LogStore, ledger: Ledger) -> None:
+    """Somebody restores a backup of the log. Where it lacks what is decided and not committed, or the checkpoint has
+    fallen back as well, nobody could tell: so only where the checkpoint has noted what it lacks, and all is quiet."""
+    done = spark.checkpoint.done
+    if (
+        not isinstance(store, ObjectStore)
+        or spark.log_is_backup
+        or spark.checkpoint.has_fallen_back
+        or not done
+        or not spark.world.is_quiet
+        or ledger.decided_batch not in done
+    ):
+        return
+    newest, on_put = store.entries, store.on_put
+    first = min(slot for slot, data in newest.items() if entries.parse(data, "").decided == ledger.decided_batch)
+    store.entries = {slot: data for slot, data in newest.items() if slot < first}
+    store.on_put = lambda _slot, _data: None
+    spark.log_is_backup = True
+
+    def restore() -> None:
+        store.entries, store.on_put = newest, on_put
+
+    spark.restore_log = restore
 
 
 def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
@@ -303,12 +390,14 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
     coordinator, sinks = spark.coordinator()
     written = [tail]
     for batch_id in range(2 if scenario.backlog else 1):
+        end = spark.checkpoint.plan(batch_id, batch_id and spark.checkpoint.ends[batch_id - 1])
+        batch = Batch(batch_id, end - scenario.rows_a_batch, end)
         votes = []
         for partition in range(scenario.partitions[0]):
             for name, sink in sinks.items():
                 sink.bind(name, tail.log_id, coordinator._stage if sink.rolls_back_by_itself else None)
             with Participant(sinks, Round(1, batch_id), partition) as participant:
-                rows = share(rows_of(batch_id, scenario.rows_a_batch), partition, scenario.partitions[0])
+                rows = share(batch.rows(), partition, scenario.partitions[0])
                 for name in sinks:
                     participant.write(name, Records(tuple(f"{name}/{row}" for row in rows)))
                 votes.append(participant.pre_commit())
@@ -317,13 +406,25 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
         sealed = {
             name: tuple(sink.seal([vote[name] for vote in votes if name in vote], 0.0)) for name, sink in sinks.items()
         }
-        tail = entries.decided(tail, entries.Decision(Round(1, batch_id), sealed), None)
+        tail = entries.decided(tail, entries.Decision(Round(1, batch_id), sealed), None, batch.reads)
         written.append(tail)
     for slot, entry in enumerate(written):
         coordinator._store.put_if_absent(slot, entries.serialise(entry))
     if scenario.backlog:
-        spark.noted = 1
+        spark.checkpoint.note(0)
         spark.batches = max(2, scenario.batches)
+
+
+def _leave_begins_under_way(scenario: Scenario, spark: Spark, broker: Broker) -> None:
+    """A coordinator and its task are dead, and what the task has sent is somewhere."""
+    coordinator, sinks = spark.coordinator()
+    tail = entries.opened(None, "query")
+    coordinator._store.put_if_absent(0, entries.serialise(tail))
+    for name, sink in sinks.items():
+        if name.endswith("k"):
+            sink.bind(name, tail.log_id)
+            leased = sink.transactional_ids.lease(Round(1, 0)).name
+            spark.world.later(STEPS_AT_MOST, functools.partial(broker.init, leased))
 
 
 def _names(scenario: Scenario) -> list[str]:
@@ -359,6 +460,3 @@ def _log_of(scenario: Scenario, world: World, disk: Disk, ledger: Ledger) -> Cal
     store = ObjectStore(world)
     store.on_put = ledger.entry_is_durable
     return lambda: store
-
-
-assert DRIVERS_AT_MOST < 8, "more incarnations than names: a zombie may meet its own"

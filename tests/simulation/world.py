@@ -26,6 +26,7 @@ STEPS_AT_MOST = 20_000
 SHORT_SLEEP_STEPS = 9
 LONG_SLEEP_STEPS = 70
 DELAY_STEPS = 23
+IN_FLIGHT_STEPS = 70
 FOR_EVER = 1 << 40
 
 
@@ -60,6 +61,7 @@ class Fault(Enum):
     LOST_BEFORE = "an error, without the effect"
     LOST_AFTER = "an error, after the effect"
     DELAYED = "an error, and the effect comes later"
+    DIES_IN_FLIGHT = "the process dies, and what it has sent takes effect much later"
     SLEEP_SHORT = "the process sleeps for a few steps of the others, which take it for dead"
     SLEEP_LONG = "the process sleeps for many steps of the others, which take it for dead"
     SLEEP_THROUGH = "the process sleeps until nobody else has anything to do"
@@ -75,10 +77,13 @@ class Fault(Enum):
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
     POWER_CUT = "every process dies, and what was not synced is lost"
     POWER_CUT_KEEPS_NAMES = "every process dies; of what was not synced, names survive and contents don't"
+    MACHINE_POWER_CUT = "every process of this machine dies, and what it had not synced on a disk of its own is lost"
+    ONE_BEHIND = "the checkpoint has lost its newest batch"
+    TWO_BEHIND = "the checkpoint has lost its two newest batches"
+    COMMIT_LOST = "the checkpoint has lost that its newest batch is done"
+    PLAN_LOST = "the checkpoint has lost what its newest batch reads, and not that it is done"
+    LOG_BEHIND = "the log is a backup from before the newest batch of the checkpoint"
 
-
-OUTLIVING = (Fault.SLEEP_LONG, Fault.SLEEP_THROUGH)
-"""By which a zombie outlives batches."""
 
 _ANYWHERE = (Fault.CRASH_BEFORE, Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.TIME_OUT)
 _OF_TASKS = (Fault.DRIVER_DIES, Fault.STAGE_RETRY)
@@ -95,6 +100,8 @@ class Op:
         own: tuple[Fault, ...] = (Fault.CRASH_AFTER,) if changes else ()
         if lost:
             own += (Fault.LOST_BEFORE, Fault.LOST_AFTER) if changes else (Fault.LOST_BEFORE,)
+        if Fault.DELAYED in faults:
+            own += (Fault.DIES_IN_FLIGHT,)
         alone = (*_ANYWHERE, *own, *faults)
         beside_others = (*alone, Fault.PREEMPT)
         # Of drivers, then of tasks: alone, beside others.
@@ -111,6 +118,7 @@ class Actor:
         "dead",
         "ended_at",
         "is_task",
+        "machine",
         "name",
         "on_stage_retry",
         "on_suspicion",
@@ -120,9 +128,10 @@ class Actor:
         "wakes_at",
     )
 
-    def __init__(self, name: str, owner: Actor | None, body: Callable[[], None], hub: greenlet) -> None:
+    def __init__(self, name: str, owner: Actor | None, machine: int, body: Callable[[], None], hub: greenlet) -> None:
         self.name = name
         self.owner = owner
+        self.machine = machine
         self.is_task = owner is not None
         self.dead = False
         self.ended_at: int | None = None
@@ -207,6 +216,8 @@ class World:
         self.on_suspension: Callable[[], None] = lambda: None
         self.on_expiry: Callable[[], None] = lambda: None
         self.on_power_cut: Callable[[bool], None] = lambda _: None
+        self.on_machine_power_cut: Callable[[int], None] = lambda _: None
+        self.on_other: Callable[[Fault], None] = lambda _: None
         self.special: Fault | None = None  # a fault that the effect itself must know of
 
     # For the models: steps. -----------------------------------------------------------------------------------------
@@ -224,7 +235,7 @@ class World:
         if self.records_trace:
             self.trace.append(Step(actor.name, op.name, self._possible(actor, op) if self.is_disturbed else ()))
         if self._delayed and self._delayed[0][0] <= number:
-            self._delayed.pop(0)[1]()
+            self._arrive()
         if number < self.faults.next_step:
             if number > STEPS_AT_MOST:
                 raise Violation(f"does not end: {actor.name} is at {op.name}")
@@ -236,7 +247,7 @@ class World:
         return self._disturbed(actor, fault, op, effect, args)
 
     def _possible(self, actor: Actor, op: Op) -> tuple[Fault, ...]:
-        return op.possible[actor.is_task][len(self._actors) > 1]
+        return op.possible[actor.is_task][len(self._actors) > 1 or bool(self._delayed)]
 
     def _disturbed(  # noqa: C901, PLR0912  # one case a fault
         self, actor: Actor, fault: Fault, op: Op, effect: Callable[..., T], args: tuple[Any, ...]
@@ -255,6 +266,9 @@ class World:
             case Fault.DELAYED:
                 self.later(DELAY_STEPS, _ignoring_errors(effect, args))
                 raise op.lost()
+            case Fault.DIES_IN_FLIGHT:
+                self.later(IN_FLIGHT_STEPS, _ignoring_errors(effect, args))
+                self._die(actor)
             case Fault.SLEEP_SHORT:
                 self._sleep(actor, self.steps + SHORT_SLEEP_STEPS)
             case Fault.SLEEP_LONG:
@@ -262,7 +276,8 @@ class World:
             case Fault.SLEEP_THROUGH:
                 self._sleep(actor, FOR_EVER)
             case Fault.PREEMPT:
-                self._wake_sleeper()
+                if not self._wake_sleeper():
+                    self._arrive()
                 self._yield(actor)
             case Fault.STAGE_RETRY | Fault.DRIVER_DIES:
                 self._befall_driver(actor, fault)
@@ -278,8 +293,16 @@ class World:
                     other.dead = True
                 self.on_power_cut(fault is Fault.POWER_CUT_KEEPS_NAMES)
                 raise Killed
+            case Fault.MACHINE_POWER_CUT:
+                CRASH_POINTS.add(_real_code())
+                for other in self._actors:
+                    other.dead |= other.machine == actor.machine
+                self.on_machine_power_cut(actor.machine)
+                raise Killed
             case Fault.SLOW_MARKERS | Fault.MARKER_LEFT_OUT | Fault.MARKER_LEFT_OUT_LATE | Fault.EPOCHS_RUN_OUT:
                 self.special = fault
+            case _:
+                self.on_other(fault)
         try:
             return effect(*args)
         finally:
@@ -327,9 +350,28 @@ class World:
         self._delayed.append((self.steps + steps, effect))
         self._delayed.sort(key=lambda due: due[0])
 
+    def _arrive(self) -> bool:
+        """What is due next of what comes late."""
+        if self._delayed:
+            self._delayed.pop(0)[1]()
+            return True
+        return False
+
+    def end_all(self) -> None:
+        """Every process is ended, and what they had sent has arrived."""
+        for actor in self._actors:
+            actor.dead = True
+        while self._arrive():
+            pass
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether only the current actor lives, and nothing comes late."""
+        return not self._delayed and all(other.dead or other is self.current for other in self._actors)
+
     # The scheduler. -------------------------------------------------------------------------------------------------
 
-    def start(self, name: str, body: Callable[[], None], owner: Actor | None = None, *, first: bool = False) -> Actor:
+    def start(self, name: str, body: Callable[[], None], owner: Actor | None = None, machine: int = 0) -> Actor:
         """A new process."""
 
         def routine() -> None:
@@ -345,8 +387,8 @@ class World:
                 actor.dead = True
                 actor.ended_at = self.steps
 
-        actor = Actor(name, owner, routine, self._hub)
-        self._actors.insert(0 if first else len(self._actors), actor)
+        actor = Actor(name, owner, machine, routine, self._hub)
+        self._actors.append(actor)
         return actor
 
     def alive(self, actor: Actor) -> bool:
@@ -385,10 +427,7 @@ class World:
             self.current = None
 
     def _wake(self) -> bool:
-        if self._delayed:
-            self._delayed.pop(0)[1]()
-            return True
-        return self._wake_sleeper()
+        return self._arrive() or self._wake_sleeper()
 
     def _wake_sleeper(self) -> bool:
         """The one that would wake next, or went to sleep first."""
