@@ -517,7 +517,14 @@ MUTANTS = (
         )
         for kind, function, old, new, scenario, in_turn in (
             ("decide", "decided", "reads=reads", "reads=None", ONE, (DEAD, BEHIND)),
-            ("open", "opened", 'return _next(tail, "open",', 'return _next(tail, "open", reads=None,', ONE, (DEAD, BEHIND)),
+            (
+                "open",
+                "opened",
+                'return _next(tail, "open",',
+                'return _next(tail, "open", reads=None,',
+                ONE,
+                (DEAD, BEHIND),
+            ),
             ("complete", "completed", "unresolved=()", "unresolved=(), reads=None", replace(RESTING, runs=2), ()),
             ("close", "closed", "unresolved=()", "unresolved=(), reads=None", replace(ONE, runs=2), ()),
             (

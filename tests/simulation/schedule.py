@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,7 +146,7 @@ def _until_answered(
     _what: str,
     call: Callable[..., ResultT],
     *arguments: object,
-    tell: object = None,  # noqa: ARG001
+    tell: object = None,
     patience_s: float | None = None,
 ) -> ResultT:
     """As much of tenacity as the real code uses: a third of the time of a run would go into its own. Whose patience has
@@ -278,9 +277,7 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
         checkpoint,
         log,
         lambda: _sinks_of(scenario, broker, disk),
-        Cluster(
-            scenario.partitions, scenario.machines, scenario.runs, scenario.rests, scenario.stage_retries_count_on
-        ),
+        Cluster(scenario.partitions, scenario.machines, scenario.runs, scenario.rests, scenario.stage_retries_count_on),
         scenario.batches,
         SimulatedStage(disk, _OS) if scenario.stage else None,
     )

@@ -85,7 +85,7 @@ class Cluster:
 class Spark:
     """The cluster that runs one query on one checkpoint."""
 
-    def __init__(  # noqa: PLR0917  # all that a cluster has
+    def __init__(  # all that a cluster has
         self,
         world: World,
         ledger: Ledger,
@@ -226,7 +226,7 @@ class Driver:
                 return
             self._rest()
 
-    def _fails(self) -> bool:  # noqa: C901, PLR0911  # one case an error
+    def _fails(self) -> bool:  # noqa: C901  # one case an error
         """Run the query to its end, or to the first error. Whether it is to be started again in this process."""
         try:
             self._query()
