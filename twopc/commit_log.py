@@ -45,6 +45,18 @@ def read_tail(store: LogStore) -> tuple[int, Entry] | None:
     return None
 
 
+def read_decision(store: LogStore, batch_id: int) -> Entry | None:
+    """The newest kept entry of which ``batch_id`` is the newest decided batch, or None where it is pruned."""
+    for slot in reversed(store.slots()):
+        with contextlib.suppress(FileNotFoundError):  # pruned since, as all before it
+            entry = parse(store.read(slot), _where(store, slot))
+            if entry.decided is None or entry.decided < batch_id:
+                break
+            if entry.decided == batch_id:
+                return entry
+    return None
+
+
 def _where(store: LogStore, slot: int) -> str:
     return f"{store.url.rstrip('/')}/{entry_name(slot)}"
 

@@ -28,13 +28,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from twopc import notices
-from twopc.commit_log import CommitLog
+from twopc.commit_log import CommitLog, read_decision
 from twopc.entries import Decision, Entry
 from twopc.errors import (
     ConfigurationError,
     Fenced,
     LogMismatch,
     OperatorRequired,
+    OutcomeUnknown,
     Refused,
     Retriable,
     RoundAborted,
@@ -148,8 +149,7 @@ class Coordinator:
             self._figures = Figures()
             if self._phase is Phase.CLOSED:
                 self._open()
-            if is_decided(batch_id, self._log.tail.decided, self._first_batch_id, self._store.url):
-                require_same_reads(batch_id, self._log.tail.reads, reads, self._store.url)
+            if is_known(batch_id, reads, self._log.tail, self._first_batch_id, self._store):
                 return self._finished(batch_id, True, {})
             committables = self._run(Round(self._log.incarnation, batch_id), phase_one, reads, began_s)
             if self._resting is not None:
@@ -289,6 +289,8 @@ class Coordinator:
         return committables
 
     def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], started: float) -> list[Vote]:
+        for sink in self._sinks.values():
+            sink.begin_round(round)
         self._enter(Phase.PRE_COMMITTING, round.batch_id, started)
         return list(phase_one(round))
 
@@ -420,7 +422,7 @@ class Coordinator:
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
         try:
-            self._until_answered(what, sink.commit, committable)
+            self._until_answered(what, self._commit_once, sink, committable, recovered)
         except TransactionLost as error:
             if committable.staged and sink.stage is None:
                 raise TransactionLost(
@@ -429,6 +431,16 @@ class Coordinator:
                 ) from error
             raise
         self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
+
+    def _commit_once(self, sink: TwoPhaseCommitSink[Any], committable: Committable, recovered: bool) -> None:
+        try:
+            sink.commit(committable)
+        except OutcomeUnknown as error:
+            if recovered or not error.was_refused_at_first:
+                raise
+            # Decided by this incarnation, asked for by this process alone, and by no newer coordinator: not committed.
+            self._log.verify()
+            raise TransactionLost(f"{error} It was never committed, so somebody else has rolled it back.") from error
 
     def _sweep(self, recovered: bool) -> None:
         """Abort what is open and undecided, and remove the copies that nothing will ask for.
@@ -511,6 +523,26 @@ class Coordinator:
         return batch
 
 
+def is_known(batch_id: int, reads: JsonValue, tail: Entry, first_batch_id: int, store: LogStore) -> bool:
+    """Whether the log in ``store``, with the newest entry ``tail``, has decided the batch that the query is at.
+
+    An earlier batch than the newest decided is known by what it reads, as long as its entry is kept. A query whose
+    checkpoint is several batches behind goes through them one by one, so that its state is where it would have been.
+
+    Raises:
+        LogMismatch: the batch can't come now, or is decided with other ``reads``.
+    """
+    if tail.decided is not None and batch_id < tail.decided and reads is not None:
+        earlier = read_decision(store, batch_id)
+        if earlier is not None and earlier.reads is not None:
+            require_same_reads(batch_id, earlier.reads, reads, store.url)
+            return True
+    if not is_decided(batch_id, tail.decided, first_batch_id, store.url):
+        return False
+    require_same_reads(batch_id, tail.reads, reads, store.url)
+    return True
+
+
 def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> bool:
     """Whether ``log``, which has decided up to ``newest``, has decided the batch that the query is at. Upholds: each
     batch is decided at most once, and in order.
@@ -527,10 +559,16 @@ def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str)
             " log was deleted: restore it, or what it had decided is written twice. Or the query had another sink"
             f" before: then start this log with first_batch_id={batch_id}."
         )
+    way_out = (
+        "'twopc checkpoint repair' writes what the checkpoint lacks back, as far as the log keeps it; else restore a"
+        " newer checkpoint"
+        if batch_id < newest
+        else "restore the log that was replaced"
+    )
     raise LogMismatch(
         f"the query is at batch {batch_id}, and its commit log at {log} has decided batch {newest}, so only {newest} or"
-        f" {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of the same age: restore"
-        " the one that was replaced, or start both anew."
+        f" {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of the same age:"
+        f" {way_out}, or start both anew."
     )
 
 

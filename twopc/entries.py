@@ -29,6 +29,10 @@ FORMAT = 1
 LONGEST_DECISION = 32 * 1024 * 1024
 """In bytes; the decision of 70 000 files, each of a task, or of twice as many of a few. A longer one is not written."""
 
+MOST_TRANSACTIONS = 100_000
+"""Of one decision, which has some 300 bytes for each then. A batch that is certain to have more is refused before its
+tasks begin, rather than after each time that they have written it."""
+
 LONGEST_ENTRY = 2 * LONGEST_DECISION
 """What is longer no coordinator wrote, and is not parsed: that takes many times its length in memory. The entries that
 carry a decision on differ from it by little."""

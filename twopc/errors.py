@@ -6,9 +6,10 @@ TwoPhaseCommitError
 ├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
 ├── InDoubt                 start again: whether the batch is decided is not known here; recovery reads it from the log
 ├── Fenced                  stop: a newer coordinator has this log and goes on
-├── Refused                 correct the input and start again: nothing was written
+├── Refused                 correct the input and start again: nothing was decided
 │   ├── ConfigurationError  an option, a plugin or a name
 │   ├── SchemaMismatch      a column or a type that a sink can't write
+│   ├── RecordRefused       a record that a sink can't write, however often it is tried
 │   ├── LogMismatch         the log belongs to another query, or the batch is not the next one
 │   └── PoolExhausted       every transactional id that this batch could use is in doubt
 └── OperatorRequired        call a person: going on could lose or double records
@@ -40,7 +41,7 @@ class Fenced(TwoPhaseCommitError):
 
 
 class Refused(TwoPhaseCommitError):
-    """The input was refused before anything was written. Correct it and start again."""
+    """The input was refused before anything was decided. Correct it and start again: the same input fails again."""
 
 
 class ConfigurationError(Refused):
@@ -49,6 +50,55 @@ class ConfigurationError(Refused):
 
 class SchemaMismatch(Refused):
     """A column is missing, unknown or of a type that the sink can't write."""
+
+
+class RecordRefused(Refused):
+    """A record that can't be written as it is, or not to where it is to go. Its message shows no value of it.
+
+    A sink raises it with the record's position in the record batch; the participant adds where that batch comes from.
+
+    Args:
+        reason: what is wrong, and what to do.
+
+    Attributes:
+        sink: the name of the sink.
+        task: which of the batch's partitions held the record.
+        record: its position among the records that this task wrote to the sink, from 0.
+        topic: where it was to go.
+        partition: which partition of the topic.
+        column: what holds the value at fault.
+
+    Each is None where it is not known.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        sink: str | None = None,
+        task: int | None = None,
+        record: int | None = None,
+        topic: str | None = None,
+        partition: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.sink = sink
+        self.task = task
+        self.record = record
+        self.topic = topic
+        self.partition = partition
+        self.column = column
+
+    def locate(self, sink: str, task: int, before: int) -> None:
+        """Add the sink's name, the task, and the number of records that the task wrote before the record batch."""
+        self.sink, self.task = sink, task
+        self.record = None if self.record is None else before + self.record
+
+    def __str__(self) -> str:
+        names = ("sink", "task", "record", "topic", "partition", "column")
+        where = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
+        return f"{', '.join(where)}: {self.args[0]}" if where else str(self.args[0])
 
 
 class LogMismatch(Refused):
@@ -68,7 +118,16 @@ class TransactionLost(OperatorRequired):
 
 
 class OutcomeUnknown(OperatorRequired):
-    """The target can't say whether a decided transaction was committed or rolled back."""
+    """The target can't say whether a decided transaction was committed or rolled back.
+
+    Attributes:
+        was_refused_at_first: this process has asked for the commit once, and the target refused it. So the transaction
+            was rolled back, if no other process can have asked for its commit.
+    """
+
+    def __init__(self, message: str = "", *, was_refused_at_first: bool = False) -> None:
+        super().__init__(message)
+        self.was_refused_at_first = was_refused_at_first
 
 
 class CorruptLog(OperatorRequired):

@@ -135,7 +135,7 @@ def lease(pool: str, round: RoundNumbers, not_before: RoundNumbers | None = None
                 slot.write(_to_json(use))
                 return Lease(pool, use, slot)
             slot.close()
-    except (OSError, ImportError) as error:
+    except (OSError, ImportError, AttributeError) as error:  # Windows has neither such locks nor user ids
         _warn(f"{type(error).__name__}: {error}")
         return Lease(pool, Use(secrets.token_hex(8), _boot(), round, is_begun=False), None)
     raise PoolExhausted(
@@ -149,7 +149,7 @@ def open_slot(pool: str, number: int) -> Slot | None:
 
     Raises:
         OSError: there is no folder for it, or it is not this user's.
-        ImportError: this system has no such locks.
+        ImportError, AttributeError: this system has no such locks, or no such users.
     """
     folder = _folder(pool)
     try:
@@ -165,7 +165,7 @@ class _File:
 
     @classmethod
     def locked(cls, path: Path) -> _File | None:
-        import fcntl  # Windows has none
+        import fcntl
 
         file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         _require_own(path, os.fstat(file._file.fileno()))

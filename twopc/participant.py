@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from twopc.errors import RecordRefused
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import StagedCopy
@@ -60,7 +62,8 @@ class Participant:
             self._schemas[sink] = batch.schema
         if sink not in self._transactions:
             self._begin(sink, batch.schema)
-        self._sinks[sink].write(self._transactions[sink], batch)
+        with self._locating(sink):
+            self._sinks[sink].write(self._transactions[sink], batch)
         if sink in self._copies:
             self._copies[sink].write(batch)
         self._transactions[sink].records += batch.num_rows
@@ -76,10 +79,21 @@ class Participant:
     def pre_commit(self) -> Vote:
         """Pre-commit every transaction begun. From here on only the coordinator decides what becomes of them."""
         staged = {name: copy.finish() for name, copy in self._copies.items()}
-        return {
-            name: replace(self._sinks[name].pre_commit(live), staged=staged.get(name), bytes=live.bytes)
-            for name, live in self._transactions.items()
-        }
+        vote = {}
+        for name, live in self._transactions.items():
+            with self._locating(name):
+                committable = self._sinks[name].pre_commit(live)
+            vote[name] = replace(committable, staged=staged.get(name), bytes=live.bytes)
+        return vote
+
+    @contextlib.contextmanager
+    def _locating(self, sink: str) -> Iterator[None]:
+        """Complete a ``RecordRefused`` of ``sink`` by what only the participant knows."""
+        try:
+            yield
+        except RecordRefused as refused:
+            refused.locate(sink, self._attempt[1], self._transactions[sink].records)
+            raise
 
     def __enter__(self) -> Self:
         return self

@@ -49,9 +49,20 @@ def differences(decided: JsonValue, now: JsonValue, path: str = "") -> Iterator[
 
 
 def told(found: Sequence[Difference]) -> str:
-    """The first differences, for a message."""
+    """The first differences, for a message; and in all, how far apart what is numbered is, such as partitions."""
     rest = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(map(str, found[:_SHOWN])) + rest
+    sums = (f"; {path}: {sum(apart):+} in all" for path, apart in _numbered(found).items() if len(apart) > 1)
+    return "; ".join(map(str, found[:_SHOWN])) + rest + "".join(sums)
+
+
+def _numbered(found: Sequence[Difference]) -> dict[str, list[float]]:
+    """How far apart the two sides are at each number below a path."""
+    apart: dict[str, list[float]] = {}
+    for each in found:
+        path, _, key = each.path.rpartition(".")
+        if key.isdecimal() and _is_number(each.decided) and _is_number(each.now):
+            apart.setdefault(path, []).append(each.now - each.decided)  # type: ignore[operator]  # both are numbers
+    return apart
 
 
 def _below(path: str, key: str) -> str:

@@ -51,4 +51,4 @@ def until_answered(
     return retrying(call, *arguments)
 
 
-_WAIT = tenacity.wait_exponential(multiplier=0.01, max=5) + tenacity.wait_random(0, 0.01)
+_WAIT = tenacity.wait_exponential(multiplier=0.01, max=1) + tenacity.wait_random(0, 0.01)

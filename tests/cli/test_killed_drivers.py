@@ -116,6 +116,24 @@ def test_what_an_older_incarnation_left_is_undecided_and_of_no_running_driver(sh
     assert row["verdict"] == "undecided"
 
 
+def test_orphans_are_rolled_back_beside_a_driver_that_goes_on(shop: Any, run: Any, look: Any) -> None:
+    """Its newest round may be under way, and what is decided is its business, too."""
+    shop.drive("deciding")
+    [of_newest, _] = sorted((shop.target / "_twopc").iterdir())
+    orphan = of_newest.with_name(of_newest.name.replace(".archive.1.1.", ".archive.1.0.9"))
+    orphan.write_bytes(of_newest.read_bytes())
+    before = shop.snapshot()
+    dry = look("resolve", shop.log, "--sinks", shop.sinks, "--orphans", "--dry-run", "--json")
+    assert sorted(row["verdict"] for row in dry.json["plan"]) == ["current"] * 2 + ["ended"] * 2 + ["undecided"]
+    assert shop.snapshot() == before
+
+    done = run("resolve", shop.log, "--sinks", shop.sinks, "--orphans", "--json")
+    assert (done.code, len(done.json["aborted"]), done.json["committed"]) == (0, 1, [])
+    assert shop.snapshot() == {path: data for path, data in before.items() if path != str(orphan)}
+    table = run("resolve", shop.log, "--sinks", shop.sinks, "--orphans")
+    assert "0 orphans were rolled back. No driver was fenced." in table.out
+
+
 @pytest.mark.parametrize("kill_at", ["deciding", "committing", "first commit"])
 def test_a_dry_run_changes_nothing_and_resolve_does_what_it_showed(
     kill_at: str, shop: Any, run: Any, look: Any

@@ -19,6 +19,7 @@ from tests.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka import control
+from twopc_kafka.connections import OfProcess
 from twopc_kafka.options import WRITERS
 
 pytestmark = pytest.mark.kafka
@@ -196,7 +197,7 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     [secret] = [name for name in as_granted if name.endswith(("_password", "_secret"))]
     hidden = [as_granted[secret], wrong]
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
-    monkeypatch.setattr(control, "_controls", {})  # this test sees the connection being made
+    monkeypatch.setattr(control, "_controls", OfProcess())  # this test sees the connection being made
     topic = make_topic(on=second_broker.broker)
     librdkafka = {"writer": "librdkafka", "debug": "all"}
     right = make_sink(topic, **as_granted, **librdkafka)

@@ -43,6 +43,7 @@ def test_bootstrap_servers_are_needed(servers: str) -> None:
         "delivery.report.only.error",
         "statistics.interval.ms",
         "metadata.broker.list",
+        "allow.auto.create.topics",
         "logger",
     ],
 )
@@ -113,6 +114,20 @@ def test_what_is_no_address_is_refused(servers: str) -> None:
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
 def test_a_wait_without_end_is_refused(name: str) -> None:
     assert "'message.timeout.ms' must not be 0" in refusal(**{name: "0"})
+
+
+@pytest.mark.parametrize("value", ["00", "0.5", "1e3", "-1", ""])
+def test_a_wait_that_librdkafka_would_read_as_another_is_refused(value: str) -> None:
+    assert "'message.timeout.ms' must " in refusal(message_timeout_ms=value)
+
+
+@pytest.mark.parametrize("timeout", ["0", 0, "999", -5, "1.5", 2**31])
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "none"])
+def test_a_wrong_transaction_timeout_is_blamed_on_no_other_option(timeout: Any, delivery: str) -> None:
+    message = refusal(transaction_timeout_ms=timeout, delivery=delivery)
+    assert "transaction.timeout.ms" in message
+    assert "message.timeout.ms" not in message
+    assert message == message.strip()
 
 
 def test_an_empty_topic_is_refused() -> None:

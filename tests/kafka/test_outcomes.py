@@ -30,8 +30,9 @@ def known(version: int) -> dict[tuple[str, int], Outcome]:
     """(state, epochs since) → the outcome. What is not here can't be told."""
     told = {("Ongoing", 0): Outcome.ONGOING}
     told |= {(state, since): Outcome.ENDING for state in ENDING for since in (0, 1)}
-    # A commit up to version 4 leaves the epoch alone, a later one raises it by one.
-    told |= {("CompleteCommit", 0 if version <= 4 else 1): Outcome.COMMITTED}
+    # A commit up to version 4 leaves the epoch alone, a later one raises it by one; unless the cluster's version of
+    # transactions was lowered, and it was committed by 4.
+    told |= {("CompleteCommit", since): Outcome.COMMITTED for since in ((0,) if version <= 4 else (0, 1))}
     # Rolled back by its own writer: the epoch stays. By a time-out, or an abort of version 5: one more.
     told |= {("CompleteAbort", since): Outcome.ROLLED_BACK for since in (0, 1)}
     return told
@@ -64,6 +65,10 @@ def test_only_no_error_ends_a_transaction_without_a_further_question() -> None:
 )
 def test_an_error_that_follows_a_roll_back_as_well_as_a_commit_means_describe(error: str) -> None:
     assert ANSWERS[error] is Answer.DESCRIBE
+
+
+def test_a_version_that_kafka_began_to_end_a_transaction_by_and_could_not_leaves_it_stuck() -> None:
+    assert [error for error, answer in ANSWERS.items() if answer is Answer.STUCK] == ["UNSUPPORTED_VERSION"]
 
 
 def test_markers_that_are_being_written_mean_the_same_call_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import signal
 import subprocess
@@ -24,9 +25,10 @@ import twopc
 from tests.kafka.access import allow, as_user
 from tests.kafka.progress_loop import BATCHES, PARTITIONS, RECORDS, At, Job, run, values
 from twopc import Committable, Coordinator, Participant, Round, Vote
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
+from twopc_kafka import control, progress
 from twopc_kafka.progress import KafkaProgressSink
 
 pytestmark = pytest.mark.kafka
@@ -347,6 +349,69 @@ def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, 
         group.sink().validate(schema)
     member.close()
     group.sink().validate(schema)
+
+
+@pytest.fixture
+def joined(group: Group, wait: Any) -> Callable[[], Any]:
+    """Have somebody join the group."""
+
+    def join() -> Any:
+        member = confluent_kafka.Consumer({"bootstrap.servers": group.topic.servers, "group.id": group.name})
+        member.subscribe([group.topic.name])
+        wait.until("it is a member", lambda: member.poll(0.1) is None and bool(member.assignment()))
+        return member
+
+    return join
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "has got members" in record.getMessage()]
+
+
+def test_a_member_that_joins_while_the_query_runs_is_warned_of_once_each_time(
+    group: Group,
+    joined: Callable[[], Any],
+    wait: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "MEMBERS_INTERVAL_S", 0.0)
+    sink = group.sink()
+    sink.validate(group.batch({}).schema)
+    batches = itertools.count()
+
+    def runs_a_batch() -> None:
+        batch_id = next(batches)
+        committable = group.pre_commit(sink, {0: batch_id}, Round(1, batch_id))
+        wait.repeated(lambda: sink.commit(committable))
+        sink.complete(batch_id, [committable])
+
+    for times in (1, 2):
+        runs_a_batch()
+        assert len(warnings_of(caplog)) == times - 1
+        member = joined()
+        for _ in range(3):
+            runs_a_batch()
+        assert len(warnings_of(caplog)) == times
+        member.close()
+        runs_a_batch()
+    assert group.name in warnings_of(caplog)[0]
+    assert "'group.id'" in warnings_of(caplog)[0]
+
+
+def test_members_are_looked_for_seldom_and_no_batch_fails_of_it(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[str] = []
+
+    def has_members(_: object, name: str) -> NoReturn:
+        looks.append(name)
+        raise Retriable("the cluster did not answer")
+
+    sink = group.sink()
+    sink.require_valid(group.batch({}).schema)
+    monkeypatch.setattr(control.Control, "has_members", has_members)
+    for batch_id in range(5):
+        group.pre_commit(sink, {0: 5}, Round(1, batch_id))
+    assert looks == [group.name]
 
 
 def test_offsets_of_a_topic_that_this_cluster_does_not_have_are_refused_by_name(group: Group) -> None:

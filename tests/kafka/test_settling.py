@@ -16,7 +16,7 @@ import pytest
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_kafka import KafkaSink
-from twopc_kafka.control import Control
+from twopc_kafka.control import Control, name_beside
 from twopc_kafka.offsets import COLUMNS
 from twopc_kafka.outcomes import TransactionState
 from twopc_kafka.progress import KafkaProgressSink
@@ -364,6 +364,38 @@ def test_coordinators_that_another_thread_forgets_meanwhile_are_known_to_this_on
     control.close()
     for left in sink.recover():
         sink.abort(left)
+
+
+@pytest.mark.parametrize("start", ["twopc.a.b.probe", "x", "prefix.of.0123456789.sink-" * 4])
+@pytest.mark.parametrize("name", ["twopc.84b703e52d86.orders.7.3.1999.0", "a", "Aa", "polygenelubricants"])
+def test_a_name_beside_another_is_in_the_same_partition_of_the_transaction_log(name: str, start: str) -> None:
+    beside = name_beside(name, start)
+    assert beside.startswith(start)
+    assert len(beside) == len(start) + 7
+    assert hash_of_java(beside) == hash_of_java(name)
+
+
+def hash_of_java(text: str) -> int:
+    """``String.hashCode``, as its documentation defines it: s[0]*31^(n-1) + ... + s[n-1], in 32 bits with a sign."""
+    total: int = sum(ord(character) * 31 ** (len(text) - 1 - place) for place, character in enumerate(text))
+    return (total + 2**31) % 2**32 - 2**31
+
+
+def test_the_hash_is_javas() -> None:
+    assert hash_of_java("polygenelubricants") == -(2**31)  # a word that is known for it
+
+
+def test_what_a_coordinator_says_is_proven_by_a_write_that_leaves_nothing_open(
+    topic: Any, make_sink: Any, pre_commit: Any
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    name, scope = committable.transaction_id, sink.transactional_ids.scope
+    assert sink._control.describe_proven([name, f"{name}0"], scope) == sink._control.describe([name])
+    assert [found.transaction_id for found in sink.recover()] == [name]
+    written = name_beside(name, f"{scope}probe")
+    assert sink._control.describe([written])[written].state == "Empty"
+    sink.abort(committable)
 
 
 def test_threads_that_ask_at_once_share_one_connection(topic: Any) -> None:

@@ -17,7 +17,7 @@ from tests.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
 from twopc_kafka.control import Control
-from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions
+from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions, Seen
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.sink import KafkaSink
@@ -284,14 +284,20 @@ class ModelControl(Control):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._step = broker.world.step
-        self.end_txn_version = broker.end_txn_version
         self.leaders = ModelLeaders(broker)
+
+    @property
+    def transaction_version(self) -> int:
+        return 2 if self._broker.end_txn_version >= EPOCH_BUMPING_END_TXN else 0
 
     def largest_timeout_ms(self) -> int | None:
         return self._step(ASK, lambda: TIMEOUT_MS)
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         return self._step(DESCRIBE, self._broker.describe, transactional_ids)
+
+    def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
+        return self.describe(transactional_ids) if transactional_ids else {}
 
     def list_ongoing(self, scope: str) -> list[str]:
         return self._step(LIST, self._broker.list_ongoing, scope)
@@ -312,8 +318,8 @@ class ModelLeaders(Leaders):
         self._broker = broker
         self._step = broker.world.step
 
-    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> list[OpenInPartition]:
-        return self._step(LEADER, self._broker.open_transactions) if partitions or topic else []
+    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
+        return Seen(self._step(LEADER, self._broker.open_transactions)) if partitions or topic else Seen()
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         return self._step(MARK, self._broker.mark, *transaction.identity, commit)
@@ -368,6 +374,10 @@ class SimulatedKafkaSink(KafkaSink):
         self._broker = broker
         self._to_model = ModelControl(broker)
         self._written_to = {}
+        self._away = {}
+        self._may_hang = False
+        self._not_before = None
+        self._asked_to_commit = set()
 
     @property
     def _control(self) -> Control:

@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "seal vetoes nothing",
-        (Edit(f"{KAFKA}.seal", "if state is None or state != TransactionState(", "if False and (state,"),),
+        (Edit(f"{KAFKA}.seal", "if state is None or not _is_ongoing(", "if False and (state,"),),
     ),
     Mutant(
         "a commit comes before the decision",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +16,11 @@ from pyspark.sql.types import StructType
 
 from twopc import Committable
 from twopc.commit_log import read_tail
-from twopc.errors import Fenced, LogMismatch
+from twopc.errors import ConfigurationError, Fenced, LogMismatch
 from twopc.log_store import open_store
 from twopc.spark.data_source import StreamWriter
 from twopc.spark.relay import PhaseOne, Target, TaskVote
+from twopc.transaction import JsonValue
 from twopc_files.sink import FileSink
 
 SCHEMA = pa.schema({"id": pa.int64()})
@@ -104,3 +106,71 @@ def test_a_task_of_another_query_writes_nothing(target: Target, task: Any) -> No
     with pytest.raises(LogMismatch, match="this is query another-query, and its checkpoint folder is of query a-query"):
         writer.write(iter([RECORDS]))
     assert staged(target) == 0
+
+
+# What the batch reads, by the checkpoint. -------------------------------------------------------------------------
+
+
+def plan(target: Target, batch_id: int, end: int) -> None:
+    """What Spark writes to the checkpoint before it plans a batch."""
+    assert target.checkpoint
+    offsets = Path(target.checkpoint) / "offsets"
+    offsets.mkdir(parents=True, exist_ok=True)
+    text = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":5,"conf":{{}}}}\n{{"orders":{{"0":{end}}}}}'
+    (offsets / str(batch_id)).write_text(text)
+
+
+def reads(end: int) -> JsonValue:
+    metadata: JsonValue = {"batchWatermarkMs": 0, "batchTimestampMs": 5, "conf": {}}
+    return {"sources": [{"orders": {"0": end}}], "metadata": metadata, "version": "v1"}
+
+
+@pytest.fixture
+def planned(target: Target, tmp_path: Path) -> Target:
+    """A query's, whose batch 0 is planned to end at 100."""
+    query = replace(target, checkpoint=str(tmp_path / "checkpoint"))
+    plan(query, 0, 100)
+    return query
+
+
+def test_a_decision_has_what_the_batch_reads(planned: Target, task: Any) -> None:
+    planned.finish(0, written(planned.open(SCHEMA)))
+    newest = read_tail(open_store(planned.log))
+    assert newest is not None
+    assert newest[1].reads == reads(100)
+
+
+def test_only_the_first_partition_returns_what_the_batch_reads(planned: Target, task: Any) -> None:
+    phase_one = planned.open(SCHEMA)
+    votes = []
+    for partition in (1, 0, 2):
+        task._partitionId, task._taskAttemptId = partition, partition
+        votes += written(phase_one)
+    assert [vote.reads for vote in votes] == [None, reads(100), None]
+    planned.finish(0, votes)
+    assert archived(planned) == 3
+
+
+def test_a_decided_batch_that_is_planned_again_from_elsewhere_is_refused_before_its_tasks(
+    planned: Target, task: Any
+) -> None:
+    planned.finish(0, written(planned.open(SCHEMA)))
+    plan(planned, 0, 300)
+    with pytest.raises(LogMismatch, match=r"sources\.0\.orders\.0: decided 100, now 300 \(\+200\)"):
+        planned.open(SCHEMA)
+    plan(planned, 0, 100)
+    planned.finish(0, written(planned.open(SCHEMA)))  # as Spark repeats it
+    assert archived(planned) == 1
+
+
+def test_a_task_of_another_batch_than_was_planned_writes_nothing(planned: Target, task: Any) -> None:
+    with pytest.raises(LogMismatch, match="a task of batch 1, and the newest batch in the checkpoint was 0"):
+        written(planned.open(SCHEMA), 1)
+    assert staged(planned) == 0
+
+
+def test_a_checkpoint_that_can_not_be_read_is_refused_before_the_log_is_opened(planned: Target) -> None:
+    shutil.rmtree(str(planned.checkpoint))
+    with pytest.raises(ConfigurationError, match="offsets does not say what the batch reads"):
+        planned.open(SCHEMA)
+    assert read_tail(open_store(planned.log)) is None

@@ -54,8 +54,15 @@ def lines() -> Iterator[str]:
                 yield from _described(f"{name}.{public}", getattr(value, public))
         else:
             yield from _described(name, value)
-    for command in sorted(cli.commands):
-        yield " ".join(["twopc", command, *sorted(map(_parameter, cli.commands[command].params))])
+    yield from _commands("twopc", cli)
+
+
+def _commands(name: str, command: click.Command) -> Iterator[str]:
+    if isinstance(command, click.Group):
+        for each in sorted(command.commands):
+            yield from _commands(f"{name} {each}", command.commands[each])
+    else:
+        yield " ".join([name, *sorted(map(_parameter, command.params))])
 
 
 def _names(module: ModuleType) -> list[str]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote
-from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc.testing import MemorySink, MemoryTarget
 
 ROUND = Round(2, 7)
@@ -185,3 +185,33 @@ def test_a_killed_task_aborts_nothing_because_it_may_be_dead_already(sinks: dict
 def test_a_sink_that_no_coordinator_has_bound_says_so() -> None:
     with pytest.raises(ConfigurationError, match="pass it to a Coordinator"):
         Participant({"a": MemorySink(MemoryTarget())}, ROUND, partition=0).write("a", ROWS)
+
+
+def refusing(monkeypatch: pytest.MonkeyPatch, step: str, record: int | None) -> None:
+    def refuse(*_: object) -> None:
+        raise RecordRefused("it is null", record=record)
+
+    monkeypatch.setattr(MemorySink, step, refuse)
+
+
+def test_a_record_that_a_sink_refuses_is_located_among_all_that_the_task_wrote_to_it(
+    sinks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    participant = Participant(sinks, ROUND, partition=4)
+    for name in ("b", "a", "a", "a"):
+        participant.write(name, ROWS)
+    refusing(monkeypatch, "write", record=1)
+    with pytest.raises(RecordRefused) as refused:
+        participant.write("a", ROWS)
+    assert (refused.value.sink, refused.value.task, refused.value.record) == ("a", 4, 7)
+
+
+def test_a_record_that_is_refused_only_when_all_are_written_has_its_sink_and_its_task(
+    sinks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing(monkeypatch, "pre_commit", record=None)
+    participant = Participant(sinks, ROUND, partition=4)
+    participant.write("b", ROWS)
+    with pytest.raises(RecordRefused) as refused:
+        participant.pre_commit()
+    assert (refused.value.sink, refused.value.task, refused.value.record) == ("b", 4, None)

@@ -30,6 +30,7 @@ def test_every_error_says_by_its_base_what_to_do() -> None:
         "Refused": "TwoPhaseCommitError",
         "ConfigurationError": "Refused",
         "SchemaMismatch": "Refused",
+        "RecordRefused": "Refused",
         "LogMismatch": "Refused",
         "PoolExhausted": "Refused",
         "OperatorRequired": "TwoPhaseCommitError",

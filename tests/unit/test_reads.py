@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.test_coordinator import World, never, write_all
-from twopc.commit_log import read_tail
+from twopc.commit_log import ENTRIES_KEPT, read_tail
 from twopc.errors import LogMismatch
 from twopc.reads import differences, told
 from twopc.transaction import JsonValue
@@ -48,6 +48,12 @@ def test_a_message_of_many_differences_counts_the_rest() -> None:
     found = list(differences({str(n): n for n in range(15)}, {}))
     assert len(found) == 15
     assert told(found).endswith("; and 5 more")
+
+
+def test_a_message_says_how_far_apart_the_partitions_of_a_topic_are_in_all() -> None:
+    decided: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7, "2": 5}}], "watermark": 5}
+    now: JsonValue = {"sources": [{"orders": {"0": 90, "1": 47, "2": 5}}], "watermark": 6}
+    assert told(list(differences(decided, now))).endswith("now 6 (+1); sources.0.orders: +30 in all")
 
 
 def test_a_decided_batch_that_comes_again_with_the_same_input_is_not_written_again(world: World) -> None:
@@ -95,3 +101,44 @@ def test_a_batch_whose_input_nobody_tells_is_known_by_its_number_without_a_warni
     decide(world, 0, None)
     assert world.coordinator().run(0, never).already_decided
     assert not caplog.records
+
+
+# An earlier batch than the newest decided, of a checkpoint that is several batches behind. ---------------------------
+
+
+def of_batch(batch_id: int) -> JsonValue:
+    return {"sources": [{"orders": {"0": 100 * batch_id}}]}
+
+
+def test_earlier_batches_that_come_again_with_the_same_input_are_known_one_by_one(world: World) -> None:
+    for batch_id in range(3):
+        decide(world, batch_id, of_batch(batch_id))
+    coordinator = world.coordinator()
+    for batch_id in (0, 1, 2):
+        assert coordinator.run(batch_id, never, reads=of_batch(batch_id)).already_decided
+    assert not coordinator.run(3, write_all(coordinator), reads=of_batch(3)).already_decided
+    assert world.visible("a") == [f"{batch_id}-{n}" for batch_id in range(4) for n in range(2)]
+
+
+def test_an_earlier_batch_with_other_input_is_refused(world: World) -> None:
+    for batch_id in range(3):
+        decide(world, batch_id, of_batch(batch_id))
+    with pytest.raises(LogMismatch, match=r"batch 1 is decided .*decided 100, now 200 \(\+100\)"):
+        world.coordinator().run(1, never, reads=of_batch(2))
+
+
+@pytest.mark.parametrize(("decided", "now"), [(None, AT_100), (AT_100, None)])
+def test_an_earlier_batch_is_never_known_by_its_number_alone(world: World, decided: JsonValue, now: JsonValue) -> None:
+    decide(world, 0, decided)
+    decide(world, 1, AT_300)
+    with pytest.raises(LogMismatch, match=r"is at batch 0, .*twopc checkpoint repair"):
+        world.coordinator().run(0, never, reads=now)
+
+
+def test_an_earlier_batch_is_known_as_long_as_its_entry_is_kept(world: World) -> None:
+    coordinator = world.coordinator()
+    for batch_id in range(2 * ENTRIES_KEPT):
+        coordinator.run(batch_id, write_all(coordinator), reads=of_batch(batch_id))
+    assert coordinator.run(2 * ENTRIES_KEPT - 3, never, reads=of_batch(2 * ENTRIES_KEPT - 3)).already_decided
+    with pytest.raises(LogMismatch, match="is at batch 0, "):
+        coordinator.run(0, never, reads=of_batch(0))

@@ -12,12 +12,12 @@ import pytest
 
 import twopc
 from twopc import Coordinator, Participant
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc.staging import Stage
 from twopc.testing import MemorySink, MemoryTarget
-from twopc.transaction import Transaction
+from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 
 
@@ -188,6 +188,51 @@ def test_a_decided_batch_that_cannot_be_written_again_now_is_tried_again_and_nev
 def test_a_decided_batch_whose_records_are_refused_when_written_again_is_for_an_operator(world: World) -> None:
     with pytest.raises(OperatorRequired, match=r"batch 0, incarnation 1 is decided .* refuses its records: no topic"):
         replayed(world, ConfigurationError("no topic"), times=1)
+
+
+class Usurped(ForgetfulSink):
+    """Of a target in which somebody else began under the name of what is decided: it refuses, and can't say more."""
+
+    def __init__(self, target: MemoryTarget, refuses_at_first: bool) -> None:
+        super().__init__(target)
+        self.refuses_at_first = refuses_at_first
+        self.is_usurped = True
+
+    def commit(self, committable: Committable) -> None:
+        if self.is_usurped:
+            self.is_usurped = False
+            self.target.open.pop(committable.transaction_id)
+            raise OutcomeUnknown("its epoch has moved on", was_refused_at_first=self.refuses_at_first)
+        super().commit(committable)
+
+
+@pytest.mark.parametrize("refuses_at_first", [True, False])
+def test_what_somebody_elses_begin_ended_is_written_again_if_no_commit_can_have_come_before(
+    world: World, refuses_at_first: bool
+) -> None:
+    sinks = {"a": Usurped(world.targets["a"], refuses_at_first)}
+    coordinator = Coordinator(sinks, world.log, "query", stage=f"file://{world.stage}", commits_at_once=1)
+
+    def phase_one(round: Round) -> Iterator[dict[str, Any]]:
+        with Participant(sinks, round, 0) as participant:
+            participant.write("a", pa.record_batch({"value": ["0-0"]}))
+            yield participant.pre_commit()
+
+    if refuses_at_first:
+        coordinator.run(0, phase_one)
+        assert world.visible("a") == ["0-0"]
+    else:
+        with pytest.raises(OutcomeUnknown, match="moved on"):
+            coordinator.run(0, phase_one)
+
+
+def test_what_a_driver_before_may_have_committed_is_not_written_again(world: World) -> None:
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run(0)
+    sinks = {"a": Usurped(world.targets["a"], True), "b": MemorySink(world.targets["b"])}
+    with pytest.raises(OutcomeUnknown, match="moved on"):
+        Coordinator(sinks, world.log, "query", stage=f"file://{world.stage}").recover()
 
 
 def test_without_a_stage_the_query_stops_and_nothing_else_is_left_undone(world: World) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 import twopc
+from twopc.cli.checkpoint import Repair
 from twopc.cli.doctor import examined, examined_log
 from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import History, read_history
@@ -25,9 +26,11 @@ from twopc.cli.recovery import Recovery, Work
 from twopc.cli.report import (
     Document,
     Report,
+    draw_checkpoint,
     draw_findings,
     draw_page,
     draw_recovery,
+    draw_repair,
     draw_status,
     draw_transactions,
     say,
@@ -45,6 +48,7 @@ TIMEOUT_S = 60.0
 """Longer than a client takes to find out that nobody is there (10 s), and than most brokers take to restart."""
 
 _log = click.argument("log")
+_checkpoint = click.argument("checkpoint")
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 _sinks = click.option(
     "--sinks",
@@ -73,8 +77,8 @@ def cli() -> None:
 
     LOG is the URL or path that the query was given as 'log'.
 
-    Exit codes: 0 fine, 1 something is in doubt, 2 wrong usage, 3 refused and nothing changed, 4 a person must decide,
-    5 fenced by a newer driver, 6 a target did not answer.
+    Exit codes: 0 fine, 1 something is in doubt or to be repaired, 2 wrong usage, 3 refused and nothing changed, 4 a
+    person must decide, 5 fenced by a newer driver, 6 a target did not answer.
     """
 
 
@@ -193,24 +197,38 @@ def transactions(log: str, sink: str, sinks_file: Path, timeout_s: float, as_jso
 @_log
 @_sinks
 @_stage
+@click.option("--orphans", is_flag=True, help="Only roll back what no driver can decide any more, and fence none.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @_yes
 @_timeout
 @_json
 def resolve(
-    log: str, sinks_file: Path, stage: str | None, dry_run: bool, yes: bool, timeout_s: float, as_json: bool
+    *,
+    log: str,
+    sinks_file: Path,
+    stage: str | None,
+    orphans: bool,
+    dry_run: bool,
+    yes: bool,
+    timeout_s: float,
+    as_json: bool,
 ) -> None:
     """Do what the query's recovery would do, without the query: commit what is decided, abort the rest.
 
-    This opens a new incarnation of the log, so a driver that still runs is fenced and stops.
+    This opens a new incarnation of the log, so a driver that still runs is fenced and stops. With --orphans it does
+    not: only transactions of rounds that are over are rolled back, and the query goes on.
     """
 
     def run(report: Report, redact: Redaction) -> None:
         report.document |= {"dry_run": dry_run, "opened": None, "committed": [], "replayed": [], "aborted": []}
+        report.document |= {"orphans": orphans}
         with _recovery(log, sinks_file, stage, timeout_s, report, redact) as (history, recovery, waiting):
             if dry_run:
                 is_work = report.document["plan"] or history.tail.unresolved
                 report.code = ExitCode.IN_DOUBT if is_work else ExitCode.FINE
+                return
+            if orphans:
+                waiting.call("rolling back orphans", recovery.end_orphans)
                 return
             if not (report.document["plan"] or history.tail.unresolved or report.document["leftover_copies"]):
                 return
@@ -285,6 +303,54 @@ def abandon(
                 say(f"all of batch {batch_id} is committed: nothing had to be given up, and nothing was.")
 
     _shown(log, as_json, draw_recovery, run)
+
+
+@cli.group(name="checkpoint")
+def checkpoint_group() -> None:
+    """Compare a query's checkpoint with its log, and write back what it lacks.
+
+    CHECKPOINT is the URL or path that the query was given as 'checkpointLocation'.
+    """
+
+
+@checkpoint_group.command(name="compare")
+@_checkpoint
+@_log
+@_json
+def compare_checkpoint(checkpoint: str, log: str, as_json: bool) -> None:
+    """Show whether a checkpoint and a log are of the same age, and what repair would do. Changes nothing."""
+
+    def run(report: Report, _: Redaction) -> None:
+        report.document |= {"checkpoint": checkpoint}
+        Repair(checkpoint, log, report)
+
+    _shown(log, as_json, draw_checkpoint, run)
+
+
+@checkpoint_group.command(name="repair")
+@_checkpoint
+@_log
+@_yes
+@_json
+def repair_checkpoint(checkpoint: str, log: str, yes: bool, as_json: bool) -> None:
+    """Write what a checkpoint lacks back from the log, so that the query goes on exactly where it was.
+
+    The query must not run. A copy of what is replaced stays in the checkpoint, where Spark does not look.
+    """
+
+    def run(report: Report, _: Redaction) -> None:
+        report.document |= {"checkpoint": checkpoint, "repaired": False}
+        repair = Repair(checkpoint, log, report)
+        report.code = ExitCode.FINE
+        if not repair.plan.changes:
+            return
+        if not as_json:
+            report.show(as_json, draw_checkpoint)
+        _ask(repair.question, yes, "Nothing was changed.")
+        repair.run()
+        report.code = ExitCode.FINE
+
+    _shown(log, as_json, draw_repair, run)
 
 
 # What the commands share. -----------------------------------------------------------------------------------------

@@ -14,11 +14,12 @@ from fsspec.core import url_to_fs
 import twopc
 from twopc import Coordinator
 from twopc.cli.history import History
-from twopc.cli.verdicts import Judged, judge
+from twopc.cli.verdicts import Judged, Verdict, judge
 from twopc.commit_log import CommitLog, read_tail
 from twopc.entries import check_prefixes, opened
 from twopc.errors import ConfigurationError, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
+from twopc.plugins import notify
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import Stage
@@ -143,6 +144,19 @@ class Recovery:
     def log(self) -> CommitLog | None:
         """The log, once it is open."""
         return getattr(self._coordinator, "_log", None)
+
+    def end_orphans(self) -> None:
+        """Roll back every open transaction of a round that is over, and open no incarnation. What may be of the round
+        that runs stays: ``look`` reads the log after it has listed, so what it calls undecided nobody can decide.
+
+        Raises:
+            TwoPhaseCommitError: a target could not roll one back.
+        """
+        for row in self.look():
+            if row.verdict is Verdict.UNDECIDED:
+                abort = self._sinks[row.sink].abort
+                until_answered(f"abort of {row.committable.transaction_id}", abort, row.committable)
+                notify(TransactionAborted(row.sink, row.committable, recovered=True))
 
     def run(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest, close. Raises like ``Coordinator.run``."""

@@ -175,12 +175,81 @@ def draw_recovery(console: Console, document: Document) -> None:
         rows = [(r["sink"], r["transaction_id"], _count(r["records"])) for r in lost]
         by = f"by {document['by']}" if document["noted"] else "NOT given up"
         console.print(_table(f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows))
-    if "error" in document:
-        return
+    if "error" not in document:
+        console.print(_recovered(document))
+
+
+def _recovered(document: Document) -> str:
+    if document.get("orphans"):
+        return f"{len(document['aborted'])} orphans were rolled back. No driver was fenced."
     if document.get("opened") is None:
-        console.print("Nothing to resolve; nothing was changed.")
-    else:
-        console.print(f"Nothing is in doubt any more. Incarnation {document['opened']} is closed.")
+        return "Nothing to resolve; nothing was changed."
+    return f"Nothing is in doubt any more. Incarnation {document['opened']} is closed."
+
+
+def draw_checkpoint(console: Console, document: Document) -> None:
+    """A checkpoint beside its log, and what repair does about it."""
+    if "planned" not in document:
+        return
+    kept = document["kept_from"]
+    console.print(
+        _facts(
+            {
+                "log": f"{document['log']}: decided batch {_batch(document['decided'])}, {document['written_at']}",
+                "": "does not tell what batches read" if kept is None else f"tells what batches read from {kept} on",
+                "checkpoint": f"{document['checkpoint']}: planned batch {_batch(document['planned'])},"
+                f" noted batch {_batch(document['noted'])} as done",
+                "query": f"{document['query_id']}, {'with' if document['has_state'] else 'without'} state",
+            }
+        )
+    )
+    rows = [(batch_id, "", "decided", "not planned") for batch_id in document["missing"]]
+    rows += [("", path, "", "cut off") for path in document["cut_off"]]
+    rows += [
+        (mismatch["batch_id"], each["path"], _json(each["decided"]), _json(each["planned"]))
+        for mismatch in document["mismatches"]
+        for each in mismatch["differences"]
+    ]
+    if rows:
+        console.print(_table("Differences", ("batch", "where", "log", "checkpoint"), rows))
+    for mismatch in document["mismatches"]:
+        for source, count in mismatch["records"].items():
+            way = f"{count} records later" if count > 0 else f"{-count} records earlier"
+            console.print(f"Batch {mismatch['batch_id']} of the checkpoint ends {way} in source {source}.")
+    if document.get("changes"):
+        changes = [(change["action"], change["path"]) for change in document["changes"]]
+        console.print(_table("What repair does", ("", "file"), changes))
+    if "changes" in document:
+        console.print(_going_on(document))
+
+
+def draw_repair(console: Console, document: Document) -> None:
+    """What was done, below what was shown before the question."""
+    if not document.get("changes"):
+        draw_checkpoint(console, document)
+    elif document["repaired"]:
+        console.print(f"Repaired. What was replaced is in {document['put_aside']}.")
+
+
+def _going_on(document: Document) -> str:
+    batch_id, remaining = document["goes_on_with"], document["remaining"]
+    if batch_id is None:
+        return (
+            "The query goes on with a new batch." if document["changes"] else "Nothing to repair: they belong together."
+        )
+    text = f"The query goes on with batch {batch_id}, which it evaluates once more and does not write again."
+    if not document["changes"]:
+        text = f"Nothing to repair. {text}"
+    if remaining:
+        text += (
+            f" It then stops with LogMismatch: its state takes every batch, one by one. Repair and start it {remaining}"
+            " more times."
+        )
+    return text
+
+
+def _json(value: object) -> str:
+    return "-" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def draw_findings(console: Console, document: Document) -> None:

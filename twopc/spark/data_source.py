@@ -73,10 +73,7 @@ class TwoPhaseCommitDataSource(DataSource):
         target, batch_id = batch_target(self.options)
         if batch_id is None:
             logger.warning("a batch write without 'batch_id' is written again when it is repeated")
-        phase_one = target.open(arrow_schema(schema))
-        newest = phase_one.incarnation.decided
-        following = target.first_batch_id if newest is None else newest + 1
-        return BatchWriter(target, phase_one, following if batch_id is None else batch_id)
+        return BatchWriter(target, target.open(arrow_schema(schema), batch_id))
 
 
 # Spark 4.1 and later hand Arrow batches to those who ask for them by this base class.
@@ -114,17 +111,15 @@ class StreamWriter(_StreamWriter):  # type: ignore[misc]  # a base class by vers
 class BatchWriter(DataSourceArrowWriter):
     """One batch write."""
 
-    def __init__(self, target: Target, phase_one: PhaseOne, batch_id: int) -> None:
-        phase_one.is_decided(batch_id)  # a number that can't come now is refused before the tasks
+    def __init__(self, target: Target, phase_one: PhaseOne) -> None:
         self._target = target
         self._phase_one = phase_one
-        self._batch_id = batch_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskVote:
-        return self._phase_one.write(self._batch_id, iterator)
+        return self._phase_one.write(self._phase_one.batch_id, iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        self._target.finish(self._batch_id, messages)
+        self._target.finish(self._phase_one.batch_id, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
         self._target.recover(messages)

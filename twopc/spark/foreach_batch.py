@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 from pyspark import SparkContext
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from twopc.coordinator import Coordinator
@@ -20,7 +20,9 @@ from twopc.participant import Participant, Vote
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import refusals
+from twopc.spark.batch_input import BatchInput
 from twopc.spark.columns import ALL, projected
+from twopc.spark.plans import Plans
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
 from twopc.spark.record_batches import limited_by_rows
 from twopc.spark.shipped import Shipped
@@ -44,6 +46,8 @@ def foreach_batch(
     stage: str | Stage | None = None,
     first_batch_id: int = 0,
     progress: Sink | None = None,
+    coalesce: bool = True,
+    uncapped: bool = True,
 ) -> ForeachBatch:
     """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
 
@@ -57,6 +61,10 @@ def foreach_batch(
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
         progress: a sink of backend ``kafka-progress``, or None: in each batch's decision a consumer group gets the
             offsets at which the query's Kafka sources end with it. It is committed after all ``sinks``.
+        coalesce: write a batch that is likely to be small on no more tasks than there are cores, where its plan is
+            nothing but sources, columns and filters. Each task saved is 10 to 20 ms.
+        uncapped: end Arrow record batches by Spark's limit of rows alone, where records are small and only the sinks
+            run Python. Spark's check of its limit of bytes may take longer than everything else.
 
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.
@@ -65,7 +73,8 @@ def foreach_batch(
     if progress is not None and _PROGRESS in named:
         raise ConfigurationError(f"{_PROGRESS!r} is the name of 'progress' in the log: give that sink another")
     targets = {name: _target(target) for name, target in named.items()}
-    return ForeachBatch(targets, log, stage, first_batch_id, None if progress is None else _target(progress).sink)
+    progress = None if progress is None else _target(progress).sink
+    return ForeachBatch(targets, log, stage, first_batch_id, progress, coalesce, uncapped)
 
 
 @dataclass(frozen=True)
@@ -95,15 +104,21 @@ class ForeachBatch:
         stage: str | Stage | None,
         first_batch_id: int,
         progress: Sink | None,
+        coalesce: bool,
+        uncapped: bool,
     ) -> None:
         self._targets = dict(targets)
         self._log = log
         self._stage = stage
         self._first_batch_id = first_batch_id
         self._progress = progress
+        self._coalesce = coalesce
+        self._uncapped = uncapped
+        self._plans = Plans()
         self._last_progress: BatchFinished | None = None
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
+        self._input: BatchInput | None = None
         self._record_bytes = 0.0
         self.turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
@@ -129,21 +144,25 @@ class ForeachBatch:
         coordinator = self._coordinator_of(query_id)
         frame, columns = projected(batch, {name: target.columns for name, target in self._targets.items()})
         self._validate(columns.schemas(frame))
-        frame = on_few_tasks(frame, self._last_progress)
+        plan = self._plans.of(frame, query_id)
+        plan.refuse_too_many_tasks(batch_id, len(self._targets))
+        frame = on_few_tasks(frame, plan) if self._coalesce else frame
         offsets = end_offsets(batch.sparkSession, query_id) if self._progress else None
         names = ", ".join(self._targets)
 
         def phase_one(round: Round) -> list[Vote]:
             task = Task(Shipped.of(self._sinks()), columns, round)
             description = f"twopc: pre-commit batch {batch_id} of {names}"
-            by_rows = limited_by_rows(batch.sparkSession, self._record_bytes)
+            record_bytes = self._record_bytes if self._uncapped and not plan.python else 0
+            by_rows = limited_by_rows(batch.sparkSession, record_bytes)
             with _described(context, description), by_rows, refusals.of_tasks():
                 rows = frame.mapInArrow(task, VOTE_SCHEMA).collect()
             self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
-        self._last_progress = coordinator.run(batch_id, phase_one)
+        reads = self._input_of(batch.sparkSession, query_id).reads(batch_id)
+        self._last_progress = coordinator.run(batch_id, phase_one, reads=reads)
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
@@ -177,9 +196,14 @@ class ForeachBatch:
 
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
-            self._query_id, self._coordinator = query_id, self._new_coordinator(query_id)
+            self._query_id, self._coordinator, self._input = query_id, self._new_coordinator(query_id), None
         writers[query_id] = self
         return self._coordinator
+
+    def _input_of(self, session: SparkSession, query_id: str) -> BatchInput:
+        if self._input is None or not self._input.is_active:
+            self._input = BatchInput(session, query_id)
+        return self._input
 
     def _sinks(self) -> dict[str, Sink]:
         return {name: target.sink for name, target in self._targets.items()}
@@ -189,7 +213,8 @@ class ForeachBatch:
         return Coordinator(sinks, self._log, query_id, self._first_batch_id, self._stage)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return ForeachBatch, (self._targets, self._log, self._stage, self._first_batch_id, self._progress)
+        given = (self._targets, self._log, self._stage, self._first_batch_id, self._progress)
+        return ForeachBatch, (*given, self._coalesce, self._uncapped)
 
 
 def _query_id(context: SparkContext) -> str:

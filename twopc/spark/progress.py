@@ -29,15 +29,15 @@ def end_offsets(session: SparkSession, query_id: str) -> pa.RecordBatch:
     Raises:
         ConfigurationError: none of its sources is Kafka.
     """
-    query = _running(session, query_id)
-    sources = list(_each(query.sources()))
+    query = running_query(session, query_id)
+    sources = list(each(query.sources()))
     if not any(_is_kafka(source) for source in sources):
         raise ConfigurationError(
             "'progress' is for queries that read from Kafka, and the sources of this one are"
             f" {', '.join(source.toString() for source in sources)}. Nothing was written. Leave it out."
         )
     found: dict[tuple[str, int], int] = {}
-    for pair in _each(query.availableOffsets()):
+    for pair in each(query.availableOffsets()):
         source, end = pair.productElement(0), pair.productElement(1)
         for topic, partitions in (json.loads(end.json()) if _is_kafka(source) else {}).items():
             for number, offset in partitions.items():
@@ -47,7 +47,7 @@ def end_offsets(session: SparkSession, query_id: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, OFFSETS_SCHEMA)
 
 
-def _running(session: SparkSession, query_id: str) -> Any:
+def running_query(session: SparkSession, query_id: str) -> Any:
     """The JVM's query. A batch has a session of its own, whose ``streams`` is empty."""
     jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
     shared = session._jsparkSession.sharedState()  # noqa: SLF001  # the same
@@ -58,7 +58,7 @@ def _is_kafka(source: Any) -> bool:
     return str(source.getClass().getName()).startswith(_KAFKA)
 
 
-def _each(collection: Any) -> Iterator[Any]:
+def each(collection: Any) -> Iterator[Any]:
     """The elements of one of Scala's collections."""
     iterator = collection.iterator()
     while iterator.hasNext():

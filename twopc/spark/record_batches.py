@@ -3,6 +3,10 @@
 For the second Spark adds up the whole record batch before every row (BatchedPythonArrowInput.writeSizedBatch). That
 took three quarters of the JVM's time where records were small, and there the limit of rows is by far the nearer one:
 see docs/performance.md.
+
+Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to 4.2).
+There is no limit for one of them alone. So the limit is lifted only in jobs in which nothing else runs Python: rows of
+another size may go to the user's functions.
 """
 
 from __future__ import annotations
@@ -23,19 +27,25 @@ _MARGIN = 4
 
 @contextlib.contextmanager
 def limited_by_rows(session: SparkSession, record_bytes: float) -> Iterator[None]:
-    """Inside, jobs of ``session`` have the limit of rows alone, where that is as good as both.
+    """Inside, jobs of this thread have the limit of rows alone, where that is as good as both.
 
-    ``record_bytes``: the largest mean size of the records of one record batch so far, in bytes of Arrow; 0 where there
-    was none, and then both limits stay.
+    A limit of bytes that the user has set stays. ``record_bytes``: the largest mean size of the records of one record
+    batch so far, in bytes of Arrow; 0 where that is not known, and then both limits stay.
     """
-    settings = session._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers, whatever their spelling
-    rows, limit = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
-    # Where Spark is to have no limit of rows, that is 0 or below.
-    if not 0 < rows * record_bytes * _MARGIN <= limit:
+    context = session.sparkContext
+    # Spark copies what was set in a session into the properties of its jobs, over what stands there.
+    if not record_bytes or context.getLocalProperty(_BYTES) is not None or not _rows_are_nearer(session, record_bytes):
         yield
         return
-    session.conf.set(_BYTES, _NO_LIMIT)
+    context.setLocalProperty(_BYTES, str(_NO_LIMIT))
     try:
         yield
     finally:
-        session.conf.set(_BYTES, limit)
+        context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
+
+
+def _rows_are_nearer(session: SparkSession, record_bytes: float) -> bool:
+    settings = session._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers, whatever their spelling
+    rows, limit = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
+    # Where Spark is to have no limit of rows, that is 0 or below.
+    return bool(0 < rows * record_bytes * _MARGIN <= limit)

@@ -17,14 +17,17 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from twopc.checkpoint.folder import CheckpointFolder
 from twopc.commit_log import CommitLog
-from twopc.coordinator import Coordinator, is_decided
+from twopc.coordinator import Coordinator, is_known
+from twopc.errors import LogMismatch
 from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
 from twopc.plugins import create_sink
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.shipped import Shipped
+from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 
 logger = logging.getLogger(__name__)
@@ -40,60 +43,76 @@ class Incarnation:
     Attributes:
         log_id: the log's, which tells it from one that took its place.
         number: the one that the log counts.
-        decided: the newest batch that was decided then, or None. No other can be before ``finish``.
         began_s: a reading of the driver's ``time.perf_counter`` before any task began.
     """
 
     log_id: str
     number: int
-    decided: int | None
     began_s: float
 
 
 @dataclass(frozen=True)
 class TaskVote(WriterCommitMessage):
-    """What a task returns. ``vote`` is empty where it wrote nothing."""
+    """What a task returns. ``vote`` is empty where it wrote nothing, and ``reads`` but in partition 0's: every batch
+    has one."""
 
     incarnation: Incarnation
     vote: Vote
+    reads: JsonValue
 
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """What travels to the tasks."""
+    """What travels to the tasks.
+
+    Attributes:
+        sinks: by name.
+        incarnation: the round's.
+        batch_id: the batch that was planned.
+        reads: what it reads, or None in a batch write.
+        is_decided: whether it was decided before this round. No other batch can be before ``finish``.
+    """
 
     sinks: Shipped
     incarnation: Incarnation
-    first_batch_id: int
-    log: str
-
-    def is_decided(self, batch_id: int) -> bool:
-        """Whether the batch is decided already. Raises LogMismatch where it can't come now."""
-        return is_decided(batch_id, self.incarnation.decided, self.first_batch_id, self.log)
+    batch_id: int
+    reads: JsonValue
+    is_decided: bool
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
 
         A decided batch is evaluated and not written: Spark's state store and watermark advance only with the
         evaluation, and after a crash must be where they would be without one.
+
+        Raises:
+            LogMismatch: it is another batch than the one that was planned, so what it reads was not compared.
         """
         context = TaskContext.get()
         assert context is not None
-        if self.is_decided(batch_id):
+        if batch_id != self.batch_id:
+            raise LogMismatch(
+                f"this is a task of batch {batch_id}, and the newest batch in the checkpoint was {self.batch_id} when"
+                " it was planned. Nothing was written. Does another driver write to the same checkpoint? Stop all but"
+                " one, and start the query again."
+            )
+        reads = self.reads if context.partitionId() == 0 else None
+        if self.is_decided:
             for _ in batches:
                 pass
-            return TaskVote(self.incarnation, {})
+            return TaskVote(self.incarnation, {}, reads)
         round = Round(self.incarnation.number, batch_id)
         sinks = self.sinks.arrived()
         with Participant(sinks, round, context.partitionId(), context.taskAttemptId()) as participant:
             for batch in batches:
                 participant.write(SINK, batch)
-            return TaskVote(self.incarnation, participant.pre_commit())
+            return TaskVote(self.incarnation, participant.pre_commit(), reads)
 
 
 @dataclass(frozen=True)
 class Target:
-    """All that a process needs to make the coordinator. ``options`` are the sink's, which may hold credentials."""
+    """All that a process needs to make the coordinator. ``options`` are the sink's, which may hold credentials, and
+    ``checkpoint`` the query's folder, or None for batch writes."""
 
     backend: str
     options: Mapping[str, str] = field(repr=False)
@@ -101,28 +120,39 @@ class Target:
     owner: str
     stage: str | None
     first_batch_id: int
+    checkpoint: str | None = None
 
-    def open(self, schema: pa.Schema) -> PhaseOne:
+    def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
 
+        The batch is the newest that the query's checkpoint has: Spark writes what it reads there just before. In a
+        batch write it is ``batch_id``, or the log's next.
+
         Raises:
+            LogMismatch: the batch can't come now, or was decided with other input.
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
+        batch_id, reads = (batch_id, None) if self.checkpoint is None else CheckpointFolder(self.checkpoint).newest()
         sink = create_sink(self.backend, self.options)
         until_answered("look at what the sink writes to", sink.require_valid, schema)
         try:
             tail = self._coordinator(sink).recover()
         finally:
             sink.close()
-        incarnation = Incarnation(tail.log_id, tail.incarnation, tail.decided, time.perf_counter())
-        return PhaseOne(Shipped.of({SINK: sink}), incarnation, self.first_batch_id, self.log)
+        if batch_id is None:
+            batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
+        is_decided = is_known(batch_id, reads, tail, self.first_batch_id, open_store(self.log))
+        incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter())
+        return PhaseOne(Shipped.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
         """Seal, decide and commit what the tasks pre-committed. Raises like ``Coordinator.run``."""
         [incarnation] = {message.incarnation for message in messages}
         with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
             coordinator.resume(incarnation.log_id, incarnation.number)
-            coordinator.run(batch_id, lambda _: [message.vote for message in messages], began_s=incarnation.began_s)
+            votes = [message.vote for message in messages]
+            reads = next((message.reads for message in messages if message.reads is not None), None)
+            coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=incarnation.began_s)
         # Leaving it has closed the log: nobody tells a data source when its query ends.
 
     def recover(self, messages: Sequence[TaskVote | None]) -> None:

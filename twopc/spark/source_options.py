@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
+from dataclasses import replace
 
-import fsspec
-
+from twopc.checkpoint.folder import CheckpointFolder, url
 from twopc.errors import ConfigurationError
 from twopc.options import Option, names
 from twopc.spark.relay import Target
@@ -42,7 +40,6 @@ OPTIONS = (
 """All others are the sink's own."""
 
 _OWN = {name.lower() for name in names(OPTIONS)}
-_HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 
 
 def stream_target(options: Mapping[str, str]) -> Target:
@@ -59,8 +56,9 @@ def stream_target(options: Mapping[str, str]) -> Target:
             "format('twopc') needs the option 'checkpointLocation', as it finds the query's id there. A folder from"
             " spark.sql.streaming.checkpointLocation can't be seen from here: name it with .option(...)."
         )
-    folder = _url(checkpoint).rstrip("/")
-    return _target(options, options.get("log") or f"{folder}/{_LOG_FOLDER}", _query_id(folder))
+    folder = CheckpointFolder(checkpoint)
+    log = options.get("log") or f"{folder.url}/{_LOG_FOLDER}"
+    return replace(_target(options, log, folder.query_id()), checkpoint=folder.url)
 
 
 def batch_target(options: Mapping[str, str]) -> tuple[Target, int | None]:
@@ -83,9 +81,9 @@ def _target(options: Mapping[str, str], log: str, owner: str) -> Target:
     return Target(
         backend=backend,
         options={name: value for name, value in options.items() if name not in _OWN},
-        log=_url(log),
+        log=url(log),
         owner=owner,
-        stage=_url(options["stage"]) if "stage" in options else None,
+        stage=url(options["stage"]) if "stage" in options else None,
         first_batch_id=_number(options, "first_batch_id") if "first_batch_id" in options else 0,
     )
 
@@ -95,21 +93,3 @@ def _number(options: Mapping[str, str], name: str) -> int:
     if not text.isdecimal():
         raise ConfigurationError(f"the option {name!r} is a number from 0 on, not {text!r}")
     return int(text)
-
-
-def _url(location: str) -> str:
-    """Hadoop's spelling, file:/data, is none that fsspec knows."""
-    return _HADOOP.sub(r"\1:///", location, count=1)
-
-
-def _query_id(checkpoint: str) -> str:
-    """Spark writes it before the first batch and nobody after."""
-    try:
-        with fsspec.open(f"{checkpoint}/metadata", "r") as file:
-            return str(json.load(file)["id"])
-    except Exception as error:
-        raise ConfigurationError(
-            f"the query's id can't be read from {checkpoint}/metadata ({type(error).__name__}: {error}). Python must"
-            " be able to read the checkpoint folder: install fsspec's package for that store, or use foreach_batch,"
-            " which needs no such thing."
-        ) from error

@@ -29,6 +29,7 @@ writers: WeakValueDictionary[str, ForeachBatch] = WeakValueDictionary()
 
 _LOOK_AGAIN_S = 0.02
 _INTERRUPT = "java.lang.InterruptedException"
+_INTERRUPTED_READING = ("java.io.InterruptedIOException", "java.nio.channels.ClosedByInterruptException")
 _CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
 
 
@@ -100,7 +101,7 @@ def interrupts_as_spark_knows_them(batch_id: int) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ if isinstance(error, RoundAborted) else error
         thrown = cause.java_exception.toString() if isinstance(cause, Py4JJavaError) else ""
-        if not thrown.startswith((_INTERRUPT, _CANCELLED)):
+        if not thrown.startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED)):
             raise
         raise RoundAborted(
             f"batch {batch_id} was broken off: its query was stopped, or its job cancelled. The query's next start goes"

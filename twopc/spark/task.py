@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from twopc.participant import Participant, Vote
+from twopc.spark import refusals
 from twopc.spark.columns import Columns
 from twopc.spark.shipped import Shipped
 from twopc.transaction import Committable
@@ -30,6 +31,10 @@ class Task:
     round: Round
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with refusals.in_task():
+            yield self._returned(batches)
+
+    def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
         sinks, record_bytes = self.sinks.arrived(), 0.0
@@ -40,7 +45,7 @@ class Task:
                 for name, part in self.columns.apart(batch):
                     participant.write(name, part)
             vote = participant.pre_commit()
-        yield pa.RecordBatch.from_pylist([{"vote": _dump(vote), "record_bytes": record_bytes}])
+        return pa.RecordBatch.from_pylist([{"vote": _dump(vote), "record_bytes": record_bytes}])
 
 
 def _dump(vote: Vote) -> str:

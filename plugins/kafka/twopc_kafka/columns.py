@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from twopc.errors import RoundAborted, SchemaMismatch
+from twopc.errors import SchemaMismatch
+from twopc_kafka.arrow.records import binary
 
 COLUMNS = ("value", "key", "topic", "partition", "headers", "timestamp")
 
@@ -92,16 +93,13 @@ def _fits(name: str, kind: pa.DataType) -> bool:
 
 
 def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
-    """The batch as positional arguments of ``confluent_kafka.Producer.produce``, a record each.
-
-    Raises:
-        RoundAborted: a record has no topic, or a header no key.
-    """
+    """A batch that ``check_values`` let through as positional arguments of ``confluent_kafka.Producer.produce``, a
+    record each."""
     present = set(batch.schema.names)
     columns: list[Iterable[Any]] = [
-        repeat(topic) if topic is not None else _topics(batch),
-        batch.column("value").to_pylist(),
-        batch.column("key").to_pylist() if "key" in present else repeat(None),
+        repeat(topic) if topic is not None else batch.column("topic").to_pylist(),
+        binary(batch.column("value")).to_pylist(),  # as bytes: text from Spark may be no UTF-8
+        binary(batch.column("key")).to_pylist() if "key" in present else repeat(None),
     ]
     if present & {"partition", "headers", "timestamp"}:  # each column costs time on every record
         columns += [
@@ -112,18 +110,6 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
     return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' has one for each record
-
-
-def _topics(batch: pa.RecordBatch) -> list[str]:
-    topics: list[str] = batch.column("topic").to_pylist()
-    if batch.column("topic").null_count:
-        raise RoundAborted(
-            f"record {topics.index(None)} of a batch has a null in column 'topic', and the kafka sink has no option"  # type: ignore[arg-type]
-            " 'topic'. Filter such records or set the option."
-        )
-    if any("\0" in topic for topic in topics):
-        raise RoundAborted("a record's column 'topic' has a NUL in it, which no topic's name can have")
-    return topics
 
 
 def _or(column: pa.Array, default: int) -> list[int]:
@@ -137,11 +123,5 @@ def _epoch_ms(column: pa.Array) -> pa.Array:
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:
-    for position, headers in enumerate(column.to_pylist()):
-        # librdkafka would cut a key off at its NUL.
-        if headers is not None and any(h is None or h["key"] is None or "\0" in h["key"] for h in headers):
-            raise RoundAborted(
-                f"record {position} of a batch has a header without a key, or with a NUL in it, in column 'headers',"
-                " which can't be written. Filter such headers."
-            )
+    for headers in column.to_pylist():
         yield None if headers is None else [(header["key"], header["value"]) for header in headers]

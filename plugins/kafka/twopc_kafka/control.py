@@ -10,13 +10,12 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kafka.errors
-from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.groups import ListGroupsRequest
@@ -26,6 +25,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc_kafka.connections import OfProcess, connections
 from twopc_kafka.leaders import Leaders
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.tokens import require_token
@@ -38,15 +38,21 @@ CONNECT_TIMEOUT_MS = 10_000
 That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
 a refused login for a lost connection, as the brokers close it at once."""
 
-_RECONNECT_BACKOFF_MAX_MS = 1_000
-"""A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
+PATIENCE_MS = 3_000
+"""How long a broker may be silent before the call counts as not answered: repeated, it finds out who has taken over."""
 
-_ANSWER_MAX_BYTES = 2**31 - 1
-"""kafka-python's own limit of 1 MB does not do for the list of 10 000 transactions."""
+SILENCES = 3
+"""After so many a broker may be just slow, and has twice the time with each, up to 'socket.timeout.ms': by then the
+others have left it out if it is gone (broker.session.timeout.ms, 9 s by default)."""
 
-_REQUESTS_UNDER_WAY = 1_000
-"""For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
+_PROOF_MS = PATIENCE_MS // 2
+"""How long a coordinator may wait for its replicas to have what it must write, before it says that they have not."""
 
+RECENT_S = 1.0
+"""How old what brokers told of their features may be: nobody lowers transaction.version twice a second."""
+
+_BUMPS_EPOCHS = 2  # the transaction.version by which a transaction's end raises the producer's epoch (KIP-890)
+_TAKES_NEW_FIELDS = 1  # the one whose log can hold what EndTxn 5 notes
 _BROKER = 4  # DescribeConfigs' type of resource
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
@@ -56,17 +62,6 @@ _GRANTS_NO_TIMEOUT = 6  # the version of InitProducerId that asks for two-phase 
 _FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
 ResultT = TypeVar("ResultT")
-
-
-def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> KafkaConnectionManager:
-    """A connection to each broker, when it is needed."""
-    return KafkaConnectionManager(
-        net,
-        max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
-        reconnect_backoff_max_ms=_RECONNECT_BACKOFF_MAX_MS,
-        receive_message_max_bytes=_ANSWER_MAX_BYTES,
-        **properties,
-    )
 
 
 class Control:
@@ -85,9 +80,17 @@ class Control:
         self._net.start()
         self._manager = connections(self._net, properties)
         self._coordinators: dict[str, int] = {}
+        self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
+        self._silences: dict[int, int] = {}  # since a broker's last answer
+        self._doubted: int | None = None
         self._knows_brokers = False
         self.is_refused = False
         """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether to ask it anything more."""
+        return not self.is_refused
 
     def close(self) -> None:
         """Close the connections."""
@@ -104,11 +107,18 @@ class Control:
         """Whether anybody reads as a member of the consumer group, by either of Kafka's protocols."""
         return self.run(self._has_members, group)
 
-    @functools.cached_property
+    @property
     def end_txn_version(self) -> int:
         """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
         so that a late write of the ended transaction is fenced; else 4."""
-        return self.run(self._end_txn_version)
+        bumps = self.transaction_version >= _BUMPS_EPOCHS
+        return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+
+    @property
+    def transaction_version(self) -> int:
+        """The cluster's finalised ``transaction.version``, which may be lowered and raised while it runs. As a broker
+        told it a second ago or less."""
+        return self.run(self._transaction_version)
 
     @property
     def release(self) -> str:
@@ -130,6 +140,19 @@ class Control:
         """The state of each id that the cluster knows."""
         return self.run(self._describe, transactional_ids) if transactional_ids else {}
 
+    def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
+        """The same, as surely as it was at the time of the call or later. ``scope`` starts names that this principal
+        may use, and is to keep one for each of these ids.
+
+        A broker that is cut off from the others takes itself for the coordinator until it hears that it is none, and
+        knows nothing of what its successor does: its "unknown id" is of the past. Neither time nor the word of other
+        brokers proves the contrary, as nobody knows when a broker last heard anything. A write does. Before it is
+        asked, each coordinator has to write to the id's own partition of ``__transaction_state``: an epoch for a name
+        that Java hashes to the same number. That is answered when all in-sync replicas have it, and a successor would
+        be one of them and follow no longer. So whatever was acknowledged before that write is in the answer after it.
+        """
+        return self.run(self._describe_proven, transactional_ids, scope) if transactional_ids else {}
+
     @functools.cached_property
     def leaders(self) -> Leaders:
         """The leaders of partitions, over this connection."""
@@ -144,7 +167,8 @@ class Control:
         return self.run(self._list, scope, [], producer_ids)
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
-        """Commit or abort the transaction ``(producer_id, epoch)``.
+        """Commit or abort the transaction ``(producer_id, epoch)``, by this version of EndTxn, or by 4 where the
+        coordinator's ``transaction.version`` is 0: it could neither do it by 5 nor get over having been asked to.
 
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
@@ -155,7 +179,10 @@ class Control:
         """Run a coroutine that asks brokers."""
         try:
             if not self._knows_brokers:
-                self._find_brokers()
+                if self._is_connected():
+                    self._manager.run(self.metadata)
+                else:
+                    self._find_brokers()
                 self._knows_brokers = True
             return self._manager.run(asked, *args)  # type: ignore[no-any-return]
         except kafka.errors.SaslAuthenticationFailedError as error:
@@ -171,8 +198,10 @@ class Control:
             raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
         except (kafka.errors.KafkaError, OSError) as error:
             # Brokers may have gone, with what they coordinated, or come back elsewhere: the next call asks anew.
-            self._knows_brokers = False
+            refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is there
+            self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
             self._coordinators.clear()
+            self._versions.clear()
             raise Retriable(f"the cluster did not answer: {_told(error)}") from error
 
     def send(self, request: Any, node: int | None = None) -> Any:
@@ -181,7 +210,29 @@ class Control:
         Returns:
             What to await for the response.
         """
-        return self._manager.send(request, node_id=node)
+        return self._manager.call_soon(self._answer, request, node)
+
+    async def _answer(self, request: Any, node: int | None) -> Any:
+        node = self._anybody() if node is None else node
+        silences = self._silences.get(node, 0)
+        longest_ms = self._manager.config["request_timeout_ms"]
+        patience_ms = min(PATIENCE_MS * 2 ** max(0, silences - SILENCES), longest_ms)
+        try:
+            answer = await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
+        except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
+            self._silences[node] = silences + 1
+            self._doubted = node
+            raise
+        self._silences.pop(node, None)
+        return answer
+
+    def _anybody(self) -> Any:
+        """A broker that is likely to answer: not the one in doubt, where there is another."""
+        node = self._manager.least_loaded_node()
+        if node != self._doubted:
+            return node
+        others = [other for other in self._brokers() if other != node and not self._manager.connection_delay(other)]
+        return others[0] if others else node
 
     def _find_brokers(self) -> None:
         """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
@@ -199,10 +250,8 @@ class Control:
     # How. -------------------------------------------------------------------------------------------------------
 
     async def _unknown_topics(self, topics: list[str]) -> list[str]:
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        response = await self._manager.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
         missing = []
-        for topic in response.topics:
+        for topic in (await self.metadata(topics)).topics:
             error = kafka.errors.for_code(topic.error_code)
             if error in (kafka.errors.UnknownTopicOrPartitionError, kafka.errors.InvalidTopicError):
                 missing.append(topic.name)
@@ -214,24 +263,32 @@ class Control:
         [(_, coordinator)] = await self._find([group], CoordinatorType.GROUP)
         self._raise(kafka.errors.for_code(coordinator.error_code), group)
         # DescribeGroups does not know the groups of the newer protocol (KIP-848).
-        response = await self._manager.send(ListGroupsRequest(min_version=_LISTS_STATES), node_id=coordinator.node_id)
+        response = await self.send(ListGroupsRequest(min_version=_LISTS_STATES), coordinator.node_id)
         self._raise(kafka.errors.for_code(response.error_code), group)
         return any(
             listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS for listed in response.groups
         )
 
-    async def _end_txn_version(self) -> int:
+    async def _transaction_version(self, node: int | None = None) -> int:
+        """As this broker told it lately, or any."""
+        oldest = time.monotonic() - RECENT_S
+        seen = [version for of, (version, at) in self._versions.items() if node in (None, of) and at > oldest]
+        return min(seen) if seen else await self._ask_transaction_version(self._anybody() if node is None else node)
+
+    async def _ask_transaction_version(self, node: int) -> int:
+        at = time.monotonic()
         request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
-        response = await self._manager.send(request)
+        response = await self.send(request, node)
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
-        bumps = levels.get("transaction.version", 0) >= 2
-        return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+        version: int = levels.get("transaction.version", 0)
+        self._versions[node] = version, at
+        return version
 
     async def _release(self) -> tuple[int, ...]:
         return self._manager.broker_version  # type: ignore[no-any-return]
 
     async def _largest_timeout_ms(self) -> int | None:
-        broker = self._brokers()[0]
+        broker = self._anybody()
         return await self.setting(_LARGEST_TIMEOUT, _BROKER, str(broker), broker)
 
     async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
@@ -239,7 +296,7 @@ class Control:
         resource = DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=kind, resource_name=of, configuration_keys=[name]
         )
-        response = await self._manager.send(DescribeConfigsRequest(resources=[resource]), node_id=node)
+        response = await self.send(DescribeConfigsRequest(resources=[resource]), node)
         for result in response.results:
             self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")
             for config in result.configs:
@@ -251,7 +308,7 @@ class Control:
         if self._manager.broker_version_data.api_version(InitProducerIdRequest) < _GRANTS_NO_TIMEOUT:
             return False
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
-        response = await self._manager.send(init_producer_id(transactional_id, None), node_id=node)
+        response = await self.send(init_producer_id(transactional_id, None), node)
         error = kafka.errors.for_code(response.error_code)
         if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # the right, or the brokers' setting
             return False
@@ -259,13 +316,29 @@ class Control:
         return True
 
     async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+        return await self._describe_at(await self.coordinators_of(transactional_ids))
+
+    async def _describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
+        coordinators = await self.coordinators_of(transactional_ids)
+        written = {
+            name: self.send(init_producer_id(name_beside(name, f"{scope}probe"), _PROOF_MS), node)
+            for name, node in coordinators.items()
+        }
+        for name, node in coordinators.items():
+            error = kafka.errors.for_code((await written[name]).error_code)
+            if error is not kafka.errors.NoError:
+                self._doubted = node
+                self._coordinators.clear()
+                raise Retriable(f"broker {node} has not proved that it coordinates {name} now: {error.message}")
+        return await self._describe_at(coordinators)
+
+    async def _describe_at(self, coordinators: Mapping[str, int]) -> dict[str, TransactionState]:
         at: dict[int, list[str]] = defaultdict(list)
-        for name, node in (await self.coordinators_of(transactional_ids)).items():
+        for name, node in coordinators.items():
             at[node].append(name)
-        asked = [
-            self._manager.send(DescribeTransactionsRequest(transactional_ids=names), node_id=node)
-            for node, names in at.items()
-        ]
+        asked = [self.send(DescribeTransactionsRequest(transactional_ids=names), node) for node, names in at.items()]
+        for node in at:  # what ends them needs it next, and so it costs no time
+            self._manager.call_soon(self._transaction_version, node)
         described = {}
         for future in asked:
             for state in (await future).transaction_states:
@@ -289,11 +362,11 @@ class Control:
             filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
 
         def ask(nodes: Iterable[int]) -> dict[int, Any]:
-            return {node: self._manager.send(ListTransactionsRequest(**filters), node) for node in nodes}
+            return {node: self.send(ListTransactionsRequest(**filters), node) for node in nodes}
 
         asked = ask(self._brokers())
         # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
-        await self._manager.cluster.refresh_metadata()
+        await self.metadata()
         brokers = self._brokers()
         asked |= ask(node for node in brokers if node not in asked)
         found = []
@@ -303,11 +376,28 @@ class Control:
             found += [state.transactional_id for state in response.transaction_states]
         return sorted(name for name in found if name.startswith(scope))
 
+    async def metadata(self, topics: Iterable[str] = ()) -> Any:
+        """Within ``run``: a broker's answer about topics, of which it creates none; and the brokers that it names are
+        known from here on. Not kafka-python's own refresh, which may be waiting for a broker that is silent."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        response = await self.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+        known = {(broker.node_id, broker.host, broker.port) for broker in self._manager.cluster.brokers()}
+        if known != {(broker.node_id, broker.host, broker.port) for broker in response.brokers}:
+            self._manager.cluster.update_metadata(response)
+        return response
+
+    def _is_connected(self) -> bool:
+        """Whether a broker that was there lately can tell which there are now."""
+        known = self._brokers()
+        return any(connection.node_id in known for connection in self._manager.least_used_connections())
+
     def _brokers(self) -> list[int]:
         return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        if await self._transaction_version(node) < _TAKES_NEW_FIELDS:
+            version = min(version, EPOCH_BUMPING_END_TXN - 1)
         request = EndTxnRequest(
             transactional_id=transactional_id,
             producer_id=producer_id,
@@ -316,7 +406,7 @@ class Control:
             min_version=version if version >= EPOCH_BUMPING_END_TXN else 0,
             max_version=version,
         )
-        response = await self._manager.send(request, node_id=node)
+        response = await self.send(request, node)
         error = kafka.errors.for_code(response.error_code)
         if error is kafka.errors.NotCoordinatorError:
             self._coordinators.pop(transactional_id, None)
@@ -335,12 +425,12 @@ class Control:
     async def _find(self, names: list[str], kind: CoordinatorType) -> list[tuple[str, Any]]:
         if names and self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK:
             request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=_FINDS_IN_BULK)
-            response = await self._manager.send(request)
+            response = await self.send(request)
             return [(coordinator.key, coordinator) for coordinator in response.coordinators]
         requests = [
             FindCoordinatorRequest(key_type=kind.value, key=name, max_version=_FINDS_IN_BULK - 1) for name in names
         ]
-        return [(name, await self._manager.send(request)) for name, request in zip(names, requests, strict=True)]
+        return [(name, await self.send(request)) for name, request in zip(names, requests, strict=True)]
 
     def _raise(self, error: type[kafka.errors.BrokerResponseError], name: str) -> None:
         if error is kafka.errors.NotCoordinatorError:
@@ -361,6 +451,23 @@ def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProdu
             **common, transaction_timeout_ms=1, enable2_pc=True, min_version=_GRANTS_NO_TIMEOUT
         )
     return InitProducerIdRequest(**common, transaction_timeout_ms=timeout_ms, max_version=_GRANTS_NO_TIMEOUT - 1)
+
+
+_DIGITS = 7  # 31 ** 7 is more than 2 ** 32
+_FIRST = ord("A")  # of 31 letters in a row, which are the digits
+
+
+def name_beside(name: str, start: str) -> str:
+    """A name that begins with ``start`` and that Kafka keeps in the same partition as ``name``, however many there are:
+    both have the same ``String.hashCode``."""
+    missing = (_java_hash(name) - _java_hash(start + chr(_FIRST) * _DIGITS)) % 2**32
+    digits = [missing // 31**place % 31 for place in reversed(range(_DIGITS))]
+    return start + "".join(chr(_FIRST + digit) for digit in digits)
+
+
+def _java_hash(text: str) -> int:
+    """As a number without sign."""
+    return functools.reduce(lambda value, character: (31 * value + ord(character)) % 2**32, text, 0)
 
 
 def denied(reason: str) -> OperatorRequired:
@@ -385,18 +492,10 @@ class _HidesCredentials(logging.Filter):
 for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
 
-_controls: dict[tuple[tuple[str, Any], ...], Control] = {}
-_connecting = threading.Lock()  # phase two's threads ask at once, and one connection set is enough for all
+_controls: OfProcess[Control] = OfProcess()  # phase two's threads ask at once, and one connection set is enough for all
 
 
 def connect(properties: Mapping[str, Any]) -> Control:
     """The control connection of this process to the cluster that ``properties`` (kafka-python's) name."""
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
-    key = tuple(sorted(frozen.items()))
-    with _connecting:
-        control = _controls.get(key)
-        if control is None or control.is_refused:
-            if control is not None:
-                control.close()
-            _controls[key] = control = Control(properties)
-        return control
+    return _controls.get(tuple(sorted(frozen.items())), lambda: Control(properties))

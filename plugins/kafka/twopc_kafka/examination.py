@@ -59,6 +59,19 @@ async def _replication(control: Control, topic: str) -> tuple[int, int]:
     return min(len(partition.replica_nodes) for partition in found.partitions), in_sync or 1
 
 
+def leaders(control: Control, topic: str) -> Finding:
+    """Whether every partition can be written to."""
+    what = f"every partition of topic {topic!r} has a leader"
+    away = sorted(f"{name}-{number}" for name, number in control.leaders.away(topic))
+    if not away:
+        return Finding.passed(what)
+    return Finding.warned(
+        what,
+        f"{', '.join(away)} has none, so a batch that writes there fails or waits, and what hangs there can't be seen."
+        " Bring the brokers of its replicas back.",
+    )
+
+
 def may_write_markers(control: Control) -> Finding:
     """Whether this principal may mend what Kafka leaves open. It is asked, as trying it would change something."""
     what = "by what the brokers tell, this principal may write a marker that Kafka leaves out (KAFKA-20734)"

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import kafka.errors
 from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest
-from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
 
 from twopc.errors import OperatorRequired, Retriable
@@ -31,6 +31,12 @@ logger = logging.getLogger(__name__)
 Partitions: TypeAlias = "Mapping[str, Collection[int]]"
 """Topic → numbers of its partitions."""
 
+TopicPartition: TypeAlias = "tuple[str, int]"
+
+RECENT_S = 1.0
+"""How old metadata may be for finding leaders: a sweep follows right after the batch is complete. Who does not lead any
+more says so, and is looked up anew."""
+
 _END = -1  # ListOffsets' timestamp of the end that a reader of this isolation level may read to
 _ISOLATION = 2  # the version of ListOffsets that knows isolation levels
 _RAISES_EPOCH = 2  # the version of transactions whose markers have an epoch of their own; older brokers take it, too
@@ -38,7 +44,7 @@ _RAISES_EPOCH = 2  # the version of transactions whose markers have an epoch of 
 _BY_KAFKAS_TOOL = "Or have kafka-transactions.sh abort it there."
 _UNLESS_COMMITTED = "Don't have kafka-transactions.sh abort it: its records would be lost."
 
-ResultT = TypeVar("ResultT")
+_NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -61,24 +67,75 @@ class OpenInPartition:
         return f"{self.topic}-{self.partition} from offset {self.start_offset}"
 
 
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition, as metadata has it.
+
+    Attributes:
+        node: the broker, or -1 for none.
+        epoch: rises with every change of leader, to none as well. -1 where it is not known.
+    """
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Why a partition could not be asked.
+
+    Attributes:
+        reason: for people.
+        leader: as which it is away. While it stays without a leader in one epoch, nobody has written to it.
+    """
+
+    reason: str = field(compare=False)
+    leader: Leader
+
+    @property
+    def stays_unwritten(self) -> bool:
+        """Whether nobody can write to the partition as long as this is so."""
+        return self.leader.node < 0 <= self.leader.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the leaders of partitions had open, and the partitions that could not be asked."""
+
+    open: Sequence[OpenInPartition] = ()
+    away: Mapping[TopicPartition, Away] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """What metadata told of a topic, and when by ``time.monotonic``."""
+
+    leaders: Mapping[int, Leader]
+    seen_at: float
+
+
 class Leaders:
     """Asks the leader of each partition, over a control connection, and raises what that does."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
-        self._known: dict[tuple[str, int], int] = {}
+        self._topics: dict[str, _Topic] = {}
 
-    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> list[OpenInPartition]:
+    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
         """Every transaction that was open in ``partitions``, or anywhere in ``topic``, at some moment of this call, and
-        maybe more.
+        maybe more; but for the partitions that could not be asked.
 
         What does not exist has none. What this principal may not READ or DESCRIBE is left out, with a warning.
         """
-        return self._run(self._open_transactions, partitions, topic)
+        return self._control.run(self._open_transactions, partitions, topic)
+
+    def away(self, topic: str) -> Mapping[TopicPartition, Away]:
+        """The partitions of ``topic`` that have no leader."""
+        return self._control.run(self._away, topic)
 
     def may_read(self, topic: str) -> bool:
         """Whether this principal may READ it, on which ``open_transactions`` depends."""
-        return self._run(self._may_read, topic)
+        return self._control.run(self._may_read, topic)
 
     def end(self, transaction: OpenInPartition, name: str, commit: bool) -> None:
         """Write the marker that is missing. Its epoch lets it end this transaction and no later one.
@@ -114,46 +171,26 @@ class Leaders:
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
         """
-        return self._run(self._write_marker, transaction, commit)
-
-    def _run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
-        try:
-            return self._control.run(asked, *args)
-        except Retriable:
-            self._known.clear()  # leaders may have moved
-            raise
+        return self._control.run(self._write_marker, transaction, commit)
 
     # How. -------------------------------------------------------------------------------------------------------
 
-    async def _behind(self, partitions: Partitions) -> Partitions:
-        """Those that committed readers can't read to the end: something is open there. Both ends are asked for at once:
-        whichever is told first, where they are the same, nothing was open when the end for committed readers was told.
-        """
-        asked = [
-            await self._send(partitions, functools.partial(_ends, level))
-            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
-        ]
-        ends, readable = [
-            {(topic, partition.partition_index): partition.offset for topic, partition in await self._answers(requests)}
-            for requests in asked
-        ]
-        behind: dict[str, list[int]] = defaultdict(list)
-        for (topic, number), offset in readable.items():
-            if offset < ends.get((topic, number), 0):
-                behind[topic].append(number)
-        return behind
+    async def _open_transactions(self, partitions: Partitions, topic: str | None) -> Seen:
+        led_by = await self._led_by(partitions, topic, RECENT_S)
+        seen = await self._seen(led_by)
+        if not seen.away:
+            return seen
+        newest = await self._led_by(partitions, topic, max_age_s=0)
+        moved = {partition: leader for partition, leader in newest.items() if led_by.get(partition) != leader}
+        again = await self._seen({partition: moved[partition] for partition in seen.away.keys() & moved.keys()})
+        still = {partition: away for partition, away in seen.away.items() if newest.get(partition) == away.leader}
+        return Seen([*seen.open, *again.open], {**still, **again.away})
 
-    async def _may_read(self, topic: str) -> bool:
-        return bool(await self._ask(await self._all_of(topic), _producers))
-
-    async def _all_of(self, topic: str) -> Partitions:
-        return {topic: [number for _, number in await self._find([topic])]}
-
-    async def _open_transactions(self, partitions: Partitions, topic: str | None) -> list[OpenInPartition]:
-        if topic is not None:
-            partitions = {**partitions, **await self._all_of(topic)}
-        behind = await self._behind(partitions)
-        return [
+    async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
+        away = _leaderless(led_by)
+        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
+        behind = await self._behind(asked, away)
+        open_ = [
             OpenInPartition(
                 topic,
                 partition.partition_index,
@@ -162,10 +199,39 @@ class Leaders:
                 producer.coordinator_epoch,
                 producer.current_txn_start_offset,
             )
-            for topic, partition in await self._ask(behind, _producers)
+            for topic, partition in await self._ask(behind, _producers, away)
             for producer in partition.active_producers
             if producer.current_txn_start_offset >= 0
         ]
+        return Seen(open_, away)
+
+    async def _behind(
+        self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
+    ) -> dict[TopicPartition, Leader]:
+        """Those that committed readers can't read to the end: something is open there. Both ends are asked for at once:
+        whichever is told first, where they are the same, nothing was open when the end for committed readers was told.
+        """
+        asked = [
+            self._send(led_by, functools.partial(_ends, level))
+            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+        ]
+        ends, readable = [
+            {
+                (topic, partition.partition_index): partition.offset
+                for topic, partition in await self._answers(requests, led_by, away)
+            }
+            for requests in asked
+        ]
+        return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
+
+    async def _may_read(self, topic: str) -> bool:
+        led_by = await self._led_by({}, topic, max_age_s=0)
+        away = _leaderless(led_by)
+        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
+        return bool(await self._ask(asked, _producers, away)) or away.keys() == led_by.keys()
+
+    async def _away(self, topic: str) -> Mapping[TopicPartition, Away]:
+        return _leaderless(await self._led_by({}, topic, max_age_s=0))
 
     async def _write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         marker = WriteTxnMarkersRequest.WritableTxnMarker
@@ -182,60 +248,107 @@ class Leaders:
                 )
             ]
         )
-        for node in await self._by_leader({transaction.topic: [transaction.partition]}):
-            [of_marker] = (await self._control.send(request, node)).markers
+        led_by = await self._led_by({transaction.topic: [transaction.partition]}, None, max_age_s=0)
+        for leader in led_by.values():
+            [of_marker] = (await self._control.send(request, leader.node)).markers
             return str(kafka.errors.for_code(of_marker.topics[0].partitions[0].error_code).message)
         return "NO_ERROR"  # the topic was deleted
 
-    async def _ask(self, partitions: Partitions, request: Callable[[Partitions], Any]) -> list[tuple[str, Any]]:
-        return await self._answers(await self._send(partitions, request))
+    async def _ask(
+        self,
+        led_by: Mapping[TopicPartition, Leader],
+        request: Callable[[Partitions], Any],
+        away: dict[TopicPartition, Away],
+    ) -> list[tuple[str, Any]]:
+        return await self._answers(self._send(led_by, request), led_by, away)
 
-    async def _send(self, partitions: Partitions, request: Callable[[Partitions], Any]) -> list[Any]:
+    def _send(
+        self, led_by: Mapping[TopicPartition, Leader], request: Callable[[Partitions], Any]
+    ) -> list[tuple[int, Partitions, Any]]:
         """Ask the leaders, each of its own, and don't wait."""
-        by_leader = await self._by_leader(partitions)
-        return [self._control.send(request(numbers), node) for node, numbers in by_leader.items()]
+        by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for (topic, number), leader in led_by.items():
+            by_leader[leader.node][topic].append(number)
+        return [(node, numbers, self._control.send(request(numbers), node)) for node, numbers in by_leader.items()]
 
-    async def _answers(self, asked: Iterable[Any]) -> list[tuple[str, Any]]:
-        """What they answer of each partition, with its topic; but for those that this principal may not read."""
+    async def _answers(
+        self,
+        asked: Iterable[tuple[int, Partitions, Any]],
+        led_by: Mapping[TopicPartition, Leader],
+        away: dict[TopicPartition, Away],
+    ) -> list[tuple[str, Any]]:
+        """What they answer of each partition, with its topic; but for those that this principal may not read. Those
+        that can't be asked now are put into ``away``."""
         answered = []
-        for future in asked:
-            for topic in (await future).topics:
+        for node, numbers, future in asked:
+            try:
+                topics = (await future).topics
+            except _NO_ANSWER as silence:
+                reason = f"broker {node}, which leads it, gave no answer ({type(silence).__name__})"
+                for partition in _each(numbers):
+                    away[partition] = Away(reason, led_by[partition])
+                continue
+            for topic in topics:
                 for partition in topic.partitions:
                     error = kafka.errors.for_code(partition.error_code)
                     if issubclass(error, kafka.errors.AuthorizationError):
                         _warn_of_missing_right("READ", topic.name)
                     elif error is not kafka.errors.NoError:
-                        raise error(topic.name)
+                        of = topic.name, partition.partition_index
+                        away[of] = Away(f"broker {node} answered {error.message}", led_by[of])
                     else:
                         answered.append((topic.name, partition))
         return answered
 
-    async def _by_leader(self, partitions: Partitions) -> dict[int, dict[str, list[int]]]:
-        wanted = [(topic, number) for topic, numbers in partitions.items() for number in numbers]
-        if unknown := {topic for topic, number in wanted if (topic, number) not in self._known}:
-            await self._find(unknown)
-        of: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for topic, number in wanted:
-            if (topic, number) in self._known:  # else it was deleted, and nothing is open in it
-                of[self._known[topic, number]][topic].append(number)
-        return of
+    async def _led_by(
+        self, partitions: Partitions, topic: str | None, max_age_s: float
+    ) -> dict[TopicPartition, Leader]:
+        """The leader of each of ``partitions`` that exists, and of all that ``topic`` has."""
+        topics = await self._look_up({*partitions, *([] if topic is None else [topic])}, max_age_s)
+        return {
+            (name, number): leader
+            for name, found in topics.items()
+            for number, leader in found.leaders.items()
+            if name == topic or number in partitions[name]
+        }
 
-    async def _find(self, topics: Iterable[str]) -> list[tuple[str, int]]:
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        response = await self._control.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
-        found = {}
-        for topic in response.topics:
-            error = kafka.errors.for_code(topic.error_code)
-            if issubclass(error, kafka.errors.AuthorizationError):
-                _warn_of_missing_right("DESCRIBE", topic.name)
-            elif error not in (kafka.errors.NoError, kafka.errors.UnknownTopicOrPartitionError):
-                raise error(topic.name)
-            for partition in topic.partitions:
-                if partition.error_code:
-                    raise kafka.errors.for_code(partition.error_code)(f"{topic.name}-{partition.partition_index}")
-                found[topic.name, partition.partition_index] = partition.leader_id
-        self._known |= found
-        return list(found)
+    async def _look_up(self, topics: Iterable[str], max_age_s: float) -> dict[str, _Topic]:
+        """Those that exist. What was told of them is at most so old."""
+        now = time.monotonic()
+        kept = {name: found for name in topics if (found := self._topics.get(name)) and now - found.seen_at < max_age_s}
+        if wanted := [name for name in topics if name not in kept]:
+            response = await self._control.metadata(wanted)
+            told = {topic.name: _Topic(_leaders(topic), now) for topic in response.topics if _exists(topic)}
+            self._topics |= told
+            kept |= told
+        return kept
+
+
+def _exists(topic: Any) -> bool:
+    """Whether the brokers have it, and let this principal see it."""
+    error = kafka.errors.for_code(topic.error_code)
+    if issubclass(error, kafka.errors.AuthorizationError):
+        _warn_of_missing_right("DESCRIBE", topic.name)
+        return False
+    if error not in (kafka.errors.NoError, kafka.errors.UnknownTopicOrPartitionError):
+        raise error(topic.name)
+    return error is kafka.errors.NoError
+
+
+def _leaders(topic: Any) -> dict[int, Leader]:
+    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # others hide a leader, such as one of another listener
+    return {
+        found.partition_index: Leader(found.leader_id, found.leader_epoch if found.error_code in without else -1)
+        for found in topic.partitions
+    }
+
+
+def _leaderless(led_by: Mapping[TopicPartition, Leader]) -> dict[TopicPartition, Away]:
+    return {partition: Away("it has no leader", leader) for partition, leader in led_by.items() if leader.node < 0}
+
+
+def _each(partitions: Partitions) -> Iterable[TopicPartition]:
+    return ((topic, number) for topic, numbers in partitions.items() for number in numbers)
 
 
 def _producers(partitions: Partitions) -> DescribeProducersRequest:

@@ -13,8 +13,8 @@ from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
 from twopc.errors import ConfigurationError, RoundAborted
-from twopc_kafka.arrow.answers import Answer, meaning
-from twopc_kafka.arrow.cluster import NotSent, Patience, Unanswered, connect, failure, roll_back
+from twopc_kafka.arrow.answers import Answer, failure, meaning
+from twopc_kafka.arrow.cluster import NotSent, Patience, Unanswered, connect, roll_back
 from twopc_kafka.arrow.settings import settings
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writer import ProducerIdentity

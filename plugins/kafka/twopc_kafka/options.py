@@ -6,7 +6,6 @@ same brokers as the same principal, so an option that only one of them could hon
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,7 @@ from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
 from twopc.options import Option
-from twopc_kafka.arrow.settings import HONOURED, settings
+from twopc_kafka.arrow.settings import HONOURED, MESSAGE_BYTES, settings
 from twopc_kafka.tokens import OAUTHBEARER, check_tokens, token_provider
 from twopc_kafka.tokens import OPTIONS as TOKEN_OPTIONS
 
@@ -129,10 +128,19 @@ PROGRESS_OPTIONS = (Option("group.id", "text", "needed: a consumer group of the 
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
     "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
+    "allow.auto.create.topics": "the sink creates no topic",
     "logger": "librdkafka logs to the logger 'twopc_kafka.writer'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
 }
+
+_READ_HERE = (
+    "transaction.timeout.ms",
+    "message.timeout.ms",
+    "topic.metadata.propagation.max.ms",
+    "message.max.bytes",
+)
+"""Numbers of librdkafka's that the sink reads, too."""
 
 # librdkafka's name → kafka-python's name and type.
 _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -188,6 +196,11 @@ class KafkaOptions:
     @property
     def bootstrap_servers(self) -> str:
         return str(self.properties["bootstrap.servers"])
+
+    @property
+    def message_bytes(self) -> int:
+        """The most that a record may take, alone in a batch."""
+        return int(self.properties.get("message.max.bytes", MESSAGE_BYTES))
 
     @property
     def transaction_timeout_ms(self) -> int:
@@ -284,11 +297,14 @@ def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, An
     merged = {**DEFAULTS, **idempotence, **properties}
     if "delivery.timeout.ms" in merged:  # librdkafka's other name of it: the default must not stand beside it
         merged["message.timeout.ms"] = merged.pop("delivery.timeout.ms")
-    elif "message.timeout.ms" not in properties:  # librdkafka refuses one that is longer than the transaction's
-        with contextlib.suppress(ValueError):  # what is no number, librdkafka refuses by its name
-            merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
-    if str(merged["message.timeout.ms"]) == "0":
+    for name in _READ_HERE:
+        if not str(merged.get(name, 0)).strip().isdecimal():  # of '1.5' librdkafka takes the 1
+            raise ConfigurationError(f"{name!r} must be a whole number")
+    if int(merged["message.timeout.ms"]) == 0:
         raise ConfigurationError("'message.timeout.ms' must not be 0: a task would wait for a lost broker for ever")
+    if not {"message.timeout.ms", "delivery.timeout.ms"} & properties.keys():
+        # librdkafka refuses one that is longer than the transaction's.
+        merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
     return merged
 
 
@@ -354,7 +370,7 @@ def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], deliver
 def wrong_options(message: str) -> ConfigurationError:
     """The error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong option:
     they are left out, and the error that told them must not be the cause."""
-    without_values = re.sub(r'value "[^"]*"', "value", message)
+    without_values = re.sub(r'value "[^"]*"', "value", message.strip())
     return ConfigurationError(f"the kafka sink's options are wrong: {without_values}")
 
 

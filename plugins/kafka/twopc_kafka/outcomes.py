@@ -31,6 +31,7 @@ class Answer(Enum):
     REPEAT = "repeat"
     DESCRIBE = "describe"
     DENIED = "denied"
+    STUCK = "stuck"
 
 
 ANSWERS: dict[str, Answer] = {
@@ -48,6 +49,7 @@ ANSWERS: dict[str, Answer] = {
     "INVALID_PRODUCER_ID_MAPPING": Answer.DESCRIBE,
     "TRANSACTIONAL_ID_AUTHORIZATION_FAILED": Answer.DENIED,
     "CLUSTER_AUTHORIZATION_FAILED": Answer.DENIED,
+    "UNSUPPORTED_VERSION": Answer.STUCK,
 }
 """EndTxn's error → what to do. An error that is not here says nothing certain: describe."""
 
@@ -63,7 +65,8 @@ class TransactionState:
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
-    """What became of the transaction ``(producer_id, epoch)`` that was to be ended by ``end_txn_version``.
+    """What became of the transaction ``(producer_id, epoch)`` that was to be ended by ``end_txn_version``, or was ended
+    by 4 as ``transaction.version`` had been lowered.
 
     ``described`` is what its id's coordinator says now; None where it does not know the id.
     """
@@ -75,7 +78,7 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
             return Outcome.ONGOING
         case "PrepareCommit" | "PrepareAbort" | "PrepareEpochFence", at if at in (epoch, epoch + 1):
             return Outcome.ENDING
-        case "CompleteCommit", at if at == ended_by_us:
+        case "CompleteCommit", at if at in (epoch, ended_by_us):
             return Outcome.COMMITTED
         case "CompleteAbort", at if at in (epoch, epoch + 1):
             return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch alone; by time-out or by us

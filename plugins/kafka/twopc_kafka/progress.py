@@ -6,11 +6,15 @@ offset committed without one would have no such condition, and an old driver tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.errors import ConfigurationError, SchemaMismatch, TwoPhaseCommitError
 from twopc.findings import Finding
+from twopc.transaction import Committable
 from twopc_kafka import examination
 from twopc_kafka.offsets import COLUMNS, OffsetsWriter
 from twopc_kafka.options import ARROW
@@ -19,6 +23,11 @@ from twopc_kafka.writer import ProducerIdentity
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+MEMBERS_INTERVAL_S = 60.0
+"""How often a running query looks whether its group has got members."""
 
 _OF_RECORDS = ("topic", "delivery", "writer")
 
@@ -50,6 +59,8 @@ class KafkaProgressSink(KafkaSink):
             if name in given:
                 raise ConfigurationError(f"{name!r} can't be set on a kafka-progress sink, which writes no records")
         super().__init__({**given, "writer": ARROW})
+        self._looked_for_members_at = -math.inf
+        self._has_members = False
 
     def _writer(self, name: str) -> OffsetsWriter:
         return OffsetsWriter(self._options, name, self._group)
@@ -58,6 +69,32 @@ class KafkaProgressSink(KafkaSink):
         if {field.name: str(field.type) for field in schema} != COLUMNS:
             raise SchemaMismatch(f"the kafka-progress sink takes the columns {COLUMNS}, not {schema.names}")
         self._require_own_group()
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        """Like any other, and warn of members that have joined the group since the query started."""
+        self._look_for_members()
+        return super().seal(committables, age_s)
+
+    def _look_for_members(self) -> None:
+        now = time.monotonic()
+        if now - self._looked_for_members_at < MEMBERS_INTERVAL_S:
+            return
+        self._looked_for_members_at = now
+        try:
+            has_members = self._control.has_members(self._group)
+        except TwoPhaseCommitError as error:  # no reason to stop a batch
+            logger.debug("consumer group %s could not be looked at: %s", self._group, error)
+            return
+        if has_members and not self._has_members:
+            logger.warning(
+                "consumer group %r (the option 'group.id') has got members since the query started. This query goes on"
+                " to commit its own offsets to it, so that they lose their place. Give those readers, or this query, a"
+                " group of their own.",
+                self._group,
+            )
+        elif self._has_members and not has_members:
+            logger.info("consumer group %r has no members any more", self._group)
+        self._has_members = has_members
 
     def _require_own_group(self) -> None:
         if self._control.has_members(self._group):

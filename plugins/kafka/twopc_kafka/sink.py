@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.findings import Finding, Result
 from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
@@ -23,10 +23,19 @@ from twopc_kafka import examination
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.leaders import Leaders, OpenInPartition
+from twopc_kafka.leaders import Away, Leaders, OpenInPartition, TopicPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
-from twopc_kafka.outcomes import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
+from twopc_kafka.outcomes import (
+    ANSWERS,
+    EPOCH_BUMPING_END_TXN,
+    Answer,
+    Outcome,
+    TransactionState,
+    hangs,
+    outcome,
+)
+from twopc_kafka.values import no_such_topic
 from twopc_kafka.writer import ProducerIdentity, Writer, timeout_refused
 
 if TYPE_CHECKING:
@@ -38,6 +47,12 @@ MARKERS_TIMEOUT_S = 1.0
 """They take 1 to 3 ms. A person is told of what takes this long, and the call repeated."""
 
 MARKERS_INTERVAL_S = 0.001
+
+STUCK_S = 10.0
+"""How long a transaction that may never end is watched before a person is called, who must act before its time-out."""
+
+_MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
+_IF_IT_STAYS = f"If it stays so: if transaction.version was lowered below 1 lately, {_MEND}"
 
 _HANGING = "hanging"  # in the handle of what hangs: where
 
@@ -83,6 +98,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._options = parse_options(options)
         self.prefix = self._options.prefix
         self._written_to: dict[str, set[int]] = {}
+        self._away: dict[TopicPartition, Away] = {}
+        self._may_hang = False
+        self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
+        self._not_before: Round | None = None  # a name that was last used in an earlier round is not to be used now
 
     @property
     def _is_transactional(self) -> bool:
@@ -100,7 +119,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
         # What is written again is decided under another name, whose end must be seen until the log names this one.
-        not_before = transaction_id.round if transaction_id.replay else None
+        not_before = transaction_id.round if transaction_id.replay else self._not_before
         lease = self.transactional_ids.lease(transaction_id.round, not_before)
         try:
             writer = self._writer(lease.name)
@@ -174,10 +193,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _require_topic(self) -> None:
         topic = self._options.topic
         if topic is not None and self._control.unknown_topics([topic]):
-            raise ConfigurationError(
-                f"topic {topic!r} (the option 'topic') does not exist at {self._options.bootstrap_servers}."
-                " Create it with the partitions that you want; the sink creates none."
-            )
+            raise no_such_topic(topic, self._options.bootstrap_servers)
 
     def examine(self) -> Iterator[Finding]:
         is_of_use = True
@@ -210,6 +226,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         is_there = Finding.of(f"topic {topic!r} is there", self._require_topic)
         yield is_there
         if is_there.result is Result.PASSED:
+            yield examination.leaders(self._control, topic)
             yield examination.replication(self._control, topic)
             yield examination.hanging(self._control, topic)
 
@@ -232,12 +249,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return committables
         if any(_has_timeout(committable) for committable in committables):
             self._refuse_too_old(age_s)
-        described = self._control.describe([committable.transaction_id for committable in committables])
+        described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
-            if state is None or state != TransactionState("Ongoing", *_identity(committable)):
+            if state is None or not _is_ongoing(state, committable):
                 raise RoundAborted(
                     f"transaction {committable.transaction_id} can't be committed any more: it was pre-committed as"
                     f" (producer id, epoch) {_identity(committable)} and is now {state or 'unknown to the broker'}."
@@ -249,6 +266,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             }
             sealed.append(replace(committable, handle={**committable.handle, **sealing}))
         return sealed
+
+    def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
+        """A state that would be a veto is proven: better to ask again than to run the batch again."""
+        described = self._control.describe([committable.transaction_id for committable in committables])
+        doubtful = [c.transaction_id for c in committables if not _is_ongoing(described.get(c.transaction_id), c)]
+        for name in doubtful:
+            described.pop(name, None)
+        return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -269,26 +294,67 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def commit(self, committable: Committable) -> None:
         if not committable.handle:
             return  # delivered without a transaction
-        (producer_id, epoch), version = _identity(committable), _version(committable)
+        identity, version = _identity(committable), _version(committable)
         name = self._name(committable)
-        error = self._control.end(name, producer_id, epoch, commit=True, version=version)
+        is_first = identity not in self._asked_to_commit
+        self._asked_to_commit.add(identity)
+        error = self._control.end(name, *identity, commit=True, version=version)
         match ANSWERS.get(error, Answer.DESCRIBE):
             case Answer.DONE:
+                self._asked_to_commit.discard(identity)
                 return
             case Answer.REPEAT:
+                self._refuse_stuck(committable)
                 raise Retriable(f"the broker answered {error}")
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
-        self._judge(committable, error, self._control.describe([name]).get(name))
+            case Answer.STUCK:
+                raise _stuck(name)
+        self._judge(committable, error, self._state(committable), is_first)
 
-    def _judge(self, committable: Committable, error: str, state: TransactionState | None) -> None:
+    def _state(self, committable: Committable) -> TransactionState | None:
+        """What its coordinator says. What would end the query is proven: that a transaction is committed is final, and
+        that it is not yet is asked again; that it is unknown, or was rolled back, may be a word of the past."""
+        name = committable.transaction_id
+        state = self._control.describe([name]).get(name)
+        if outcome(state, *_identity(committable), _version(committable)) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
+            state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
+        return state
+
+    def _refuse_stuck(self, committable: Committable) -> None:
+        """Find out whether ``transaction.version`` was lowered to 0 while Kafka was ending a transaction by a version
+        of EndTxn that needs more. Its coordinator then stays where it was: before the end, or with all markers written
+        and unable to note it.
+
+        Raises:
+            OperatorRequired: it was. Nothing but what the message says helps, and the transaction may time out.
+        """
+        if _version(committable, 0) < EPOCH_BUMPING_END_TXN or self._control.transaction_version > 0:
+            return
+        name, deadline = committable.transaction_id, time.monotonic() + STUCK_S
+        while self._is_stuck(committable, self._control.describe([name]).get(name)):
+            if time.monotonic() > deadline:
+                raise _stuck(name)
+            time.sleep(STUCK_S / 10)
+
+    def _is_stuck(self, committable: Committable, state: TransactionState | None) -> bool:
+        match self._outcome(state, committable):
+            case Outcome.ONGOING:
+                return True
+            case Outcome.ENDING:
+                return state is not None and not state.partitions
+            case _:
+                return False
+
+    def _judge(self, committable: Committable, error: str, state: TransactionState | None, is_first: bool) -> None:
         name, records = committable.transaction_id, committable.records
         decided = f"transaction {name} ({records} records) is decided"
         match outcome(state, *_identity(committable), _version(committable)):
             case Outcome.COMMITTED:
                 return
             case Outcome.ONGOING | Outcome.ENDING:
-                raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+                self._refuse_stuck(committable)
+                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {_IF_IT_STAYS}")
             case Outcome.ROLLED_BACK:
                 timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
                 why = f"it waited longer for its commit than {timeout}"
@@ -298,7 +364,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Outcome.UNKNOWN:
                 raise OutcomeUnknown(
                     f"{decided}, and Kafka can't say what became of it: it answered {error}, and its id is now"
-                    f" {state or 'unknown'}. Read the topic to see whether the records are there before going on."
+                    f" {state or 'unknown'}. Read the topic to see whether the records are there before going on.",
+                    was_refused_at_first=is_first,
                 )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
@@ -308,9 +375,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._wait_for_markers(ended)
         partitions = _partitions(ended)
         names = {_identity(committable): committable.transaction_id for committable in ended}
-        for open_ in self._leaders.open_transactions(partitions):
+        seen = self._leaders.open_transactions(partitions)
+        for open_ in seen.open:
             if open_.identity in names:
                 self._leaders.end(open_, names[open_.identity], commit=True)
+        if seen.away:
+            raise Retriable(
+                f"whether Kafka has written all markers of the batch can't be seen while {_told(seen.away)}. It wrote"
+                " there: bring the brokers of that partition back"
+            )
         for topic, numbers in partitions.items():
             self._written_to.setdefault(topic, set()).update(numbers)
 
@@ -318,7 +391,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         deadline = time.monotonic() + MARKERS_TIMEOUT_S
         while ended := self._without_markers(ended):
             if time.monotonic() > deadline:
-                raise Retriable(f"Kafka has not written the markers of {ended[0].transaction_id} yet")
+                self._refuse_stuck(ended[0])
+                name = ended[0].transaction_id
+                raise Retriable(f"Kafka has not written the markers of {name} yet. {_IF_IT_STAYS}")
             time.sleep(MARKERS_INTERVAL_S)
 
     def _without_markers(self, ended: Sequence[Committable]) -> list[Committable]:
@@ -348,9 +423,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 return
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
+            case Answer.STUCK:
+                raise _stuck(name)
         state = self._control.describe([name]).get(name)
-        if state == TransactionState("Ongoing", *_identity(committable)):
-            raise Retriable(f"the broker answered {error} and describes the transaction as {state}")
+        if _is_ongoing(state, committable):
+            raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {_IF_IT_STAYS}")
 
     def _name(self, committable: Committable) -> str:
         """It. Raises CorruptLog where it is none of this sink's: others' are open on the same brokers."""
@@ -371,7 +448,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _hanging(self) -> list[Committable]:
         """What was rolled back but for a partition of which Kafka left out the marker. Upholds: what is not decided is
         never visible. It would be with the next commit of its producer there."""
-        while open_ := self._open_in_partitions():
+        away: dict[TopicPartition, Away] = {}
+        while open_ := self._open_in_partitions(away):
             # What is being rolled back may hang when that has ended.
             ending = [
                 transaction
@@ -381,24 +459,73 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             if not ending:
                 break
             self._wait_for_markers(ending)
+        self._note(away)
         version = self._control.end_txn_version
         return [transaction for transaction, state in open_ if hangs(state, _identity(transaction)[1], version)]
 
-    def _open_in_partitions(self) -> list[tuple[Committable, TransactionState]]:
-        """What this log has open where it may have written, and what its coordinator knew of its id before."""
+    def _open_in_partitions(self, away: dict[TopicPartition, Away]) -> list[tuple[Committable, TransactionState]]:
+        """What this log has open where it may have written, and what its coordinator knew of its id before. Partitions
+        that can't be asked are put into ``away``."""
         where = self._written_to, self._options.topic
-        open_ = self._leaders.open_transactions(*where)
-        if not open_:
+        before = self._leaders.open_transactions(*where)
+        away |= before.away
+        if not before.open:
             return []
-        listed = self._control.list_of_producers(self.transactional_ids.scope, [each.producer_id for each in open_])
+        producers = [each.producer_id for each in before.open]
+        listed = self._control.list_of_producers(self.transactional_ids.scope, producers)
         of_producer = {state.producer_id: (name, state) for name, state in self._owned(listed)}
         # Once more, as its coordinator must be seen to have ended it before a partition is seen to have it open.
-        still_open = set(open_).intersection(self._leaders.open_transactions(*where))
+        after = self._leaders.open_transactions(*where)
+        away |= after.away
+        still_open = set(before.open).intersection(after.open)
         found = [(each, *of_producer[each.producer_id]) for each in still_open if each.producer_id in of_producer]
         return [(Committable(name, _handle_of(each)), state) for each, name, state in found]
 
+    def _note(self, away: Mapping[TopicPartition, Away]) -> None:
+        """Tell which partitions can't be asked, and whether anything may hang there that was not seen before."""
+        for (topic, number), reason in away.items():
+            if (topic, number) not in self._away:
+                logger.warning(
+                    "partition %s-%d can't be asked what hangs there: %s. Batches that don't write to it go on; those"
+                    " that do wait. It is asked with every sweep, and until it answers no name of a transaction that"
+                    " may have written there is used again",
+                    topic,
+                    number,
+                    reason.reason,
+                )
+        for topic, number in self._away.keys() - away.keys():
+            logger.warning("partition %s-%d can be asked again", topic, number)
+        self._may_hang |= any(not now.stays_unwritten or self._away.get(of) != now for of, now in away.items())
+        self._away = dict(away)
+
+    def begin_round(self, round: Round) -> None:
+        """On the coordinator, after the last sweep and before a participant of ``round`` begins: see to it that none
+        begins under a name of which something may hang where it was not seen. Upholds: what was rolled back does not
+        become visible with a later commit of its producer.
+
+        Such a name was used before. Where no partition was written to since the round that was last noted, as it has no
+        leader in the same epoch, the names used since then may come again: so there are not more and more of them.
+        """
+        if not self._away:
+            self._not_before = None
+        elif self._may_hang:
+            self._not_before = round
+        self._may_hang = False
+
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
         return self._control.describe([name for name in listed if self.transactional_ids.owns_leased(name)]).items()
+
+
+def _stuck(name: str) -> OperatorRequired:
+    return OperatorRequired(
+        f"Kafka can't end transaction {name}: transaction.version was lowered below 1 meanwhile, and its coordinator"
+        f" does not get over that. Nothing is lost yet. Before the transaction times out, {_MEND}, one after the other;"
+        " then start again: recovery goes on where this stopped."
+    )
+
+
+def _is_ongoing(state: TransactionState | None, committable: Committable) -> bool:
+    return state == TransactionState("Ongoing", *_identity(committable))
 
 
 def _identity(committable: Committable) -> tuple[int, int]:
@@ -424,6 +551,12 @@ def _number(committable: Committable, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST[name]:
         raise OutcomeUnknown(f"the record of transaction {committable.transaction_id} has no {name}: {value!r}")
     return value
+
+
+def _told(away: Mapping[TopicPartition, Away]) -> str:
+    (topic, number), first = min(away.items(), key=lambda each: each[0])
+    others = f" (and {len(away) - 1} other partitions)" if len(away) > 1 else ""
+    return f"partition {topic}-{number} can't be asked: {first.reason}{others}"
 
 
 def _partitions(ended: Iterable[Committable]) -> dict[str, Collection[int]]:

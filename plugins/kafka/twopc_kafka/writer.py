@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 
-from twopc.errors import ConfigurationError, Retriable, RoundAborted
+from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc_kafka.arrow.answers import UNKNOWN_TOPIC, Answer, failure, meaning, records_refused
 from twopc_kafka.columns import records
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
+from twopc_kafka.values import check_values
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,6 +34,15 @@ ABORT_TIMEOUT_S = 10.0
 
 IDENTITY_TIMEOUT_S = 10.0
 """How long the statistics that tell the producer's epoch may take; they come every 5 ms."""
+
+KNOWN_TOPIC_S = 60.0
+"""How long a process need not look again for a topic that was there."""
+
+LOOK_UP_TIMEOUT_S = 5.0
+"""How long one look for a topic may take."""
+
+PAUSE_S = 0.1
+"""How long to wait for room in the queue, or before the next look for a topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +58,14 @@ class _Reports:
     its threads and its memory until the next garbage collection finds the two."""
 
     def __init__(self) -> None:
-        self.failures: list[tuple[confluent_kafka.KafkaError, str]] = []
+        self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
         self.statistics = ""
 
     def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
-            self.failures.append((error, str(message.topic())))
+            partition = message.partition()
+            known = partition is not None and partition >= 0
+            self.failures.append((error, str(message.topic()), partition if known else None))
 
     def keep_statistics(self, statistics: str) -> None:
         self.statistics = statistics
@@ -82,13 +95,14 @@ class Writer:
                 # Without a limit of its own librdkafka would ask a broker that is gone for ever.
                 self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
-            except confluent_kafka.KafkaException as error:
-                raise self._refused(error.args[0]) from error
+            except (confluent_kafka.KafkaException, SystemError) as raised:
+                raise self._refused(_of_librdkafka(raised)) from raised
 
     def _properties(self) -> dict[str, Any]:
         properties = dict(self._options.properties)
         # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
         properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
+        properties |= {"allow.auto.create.topics": False}  # else a misspelt topic would be created by asking for it
         if self._transactional:
             properties |= {"transactional.id": self._transactional_id}
             # The producer tells its own id and epoch in its statistics and nowhere else. To ask the broker instead
@@ -102,23 +116,80 @@ class Writer:
         """Hand a batch over for sending.
 
         Raises:
+            RecordRefused: a record can never be written.
             RoundAborted: a record was not delivered, of this batch or one before; or another producer took over.
         """
+        check_values(batch, self._options, self._partitions)
         produce, poll = self._producer.produce, self._producer.poll
-        for record in records(batch, self._options.topic):
-            while True:
+        for position, record in enumerate(records(batch, self._options.topic)):
+            try:
                 try:
                     produce(*record)
-                    break
                 except BufferError:
-                    self._served(poll, 0.1)  # full: wait for the broker
-                except confluent_kafka.KafkaException as error:
-                    # A record that failed before makes every later one fail by _STATE: tell of the first.
-                    self._served(poll, 0)
-                    self._raise_failures()
-                    raise self._not_delivered(error.args[0], record[0]) from error
+                    self._produce_when_there_is_room(record, position)
+            except confluent_kafka.KafkaException as error:
+                # A record that failed before makes every later one fail by _STATE: tell of the first.
+                self._served(poll, 0)
+                self._raise_failures()
+                raise self._not_delivered(error.args[0], record[0], None) from error
         self._served(poll, 0)
         self._raise_failures()
+
+    def _produce_when_there_is_room(self, record: tuple[Any, ...], position: int) -> None:
+        while True:
+            is_empty = not len(self._producer)
+            if not is_empty:
+                self._served(self._producer.poll, PAUSE_S)
+            try:
+                self._producer.produce(*record)
+            except BufferError:
+                if is_empty:  # no waiting helps
+                    room = self._options.properties["queue.buffering.max.kbytes"]
+                    raise RecordRefused(
+                        f"it is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise that option.",
+                        record=position,
+                    ) from None
+            else:
+                return
+
+    def _partitions(self, topic: str, highest: int) -> int:
+        """How many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do, unless it
+        is older, or has no partition ``highest``."""
+        place = self._options.bootstrap_servers, topic
+        count, known_at = _known_topics.get(place, (0, 0.0))
+        if count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
+            count = self._look_up(topic)
+            if count:
+                _known_topics[place] = count, time.monotonic()
+        return count
+
+    def _look_up(self, topic: str) -> int:
+        properties, started = self._options.properties, time.monotonic()
+        what = f"to find topic {topic!r} at {self._options.bootstrap_servers}"
+        while True:
+            error, count = self._ask_for(topic)
+            if error is None:
+                return count
+            answer, is_brokers = meaning(error.code()), error.code() >= confluent_kafka.KafkaError.UNKNOWN
+            if is_brokers and answer.answer is not Answer.REPEAT:
+                raise failure(answer, f"{what} was refused")
+            limit = "topic.metadata.propagation.max.ms" if is_brokers else "message.timeout.ms"
+            if time.monotonic() - started > int(properties[limit]) / 1000:
+                if answer is UNKNOWN_TOPIC:
+                    return 0
+                raise RoundAborted(
+                    f"{what} failed for {properties[limit]} ms: {error.str()} ({error.name()}). Is the broker up?"
+                    f" {limit!r} bounds the wait."
+                )
+            self._served(self._producer.poll, PAUSE_S)
+
+    def _ask_for(self, topic: str) -> tuple[confluent_kafka.KafkaError | None, int]:
+        timeout_s = min(LOOK_UP_TIMEOUT_S, int(self._options.properties["message.timeout.ms"]) / 1000)
+        try:
+            found = self._producer.list_topics(topic, timeout_s).topics[topic]
+        except confluent_kafka.KafkaException as error:
+            return error.args[0], 0
+        return found.error, len(found.partitions)
 
     def finish(self) -> ProducerIdentity | None:
         """Wait until every record is acknowledged by the broker.
@@ -195,9 +266,13 @@ class Writer:
         if self._reports.failures:
             raise self._not_delivered(*self._reports.failures[0])
 
-    def _not_delivered(self, error: confluent_kafka.KafkaError, topic: str) -> RoundAborted:
+    def _not_delivered(
+        self, error: confluent_kafka.KafkaError, topic: str, partition: int | None
+    ) -> TwoPhaseCommitError:
         if error.fatal() or error.code() in _FENCED:
             return self._broken(error)
+        if meaning(error.code()).answer is Answer.REFUSED:
+            return records_refused(meaning(error.code()), self._options.bootstrap_servers, topic, partition)
         return RoundAborted(
             f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
             f" the first, to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
@@ -221,6 +296,9 @@ class Writer:
         )
 
 
+_known_topics: dict[tuple[str, str], tuple[int, float]] = {}
+"""Of this process: brokers and topic → how many partitions it has, and when that was known."""
+
 _FENCED = (
     confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
     confluent_kafka.KafkaError.PRODUCER_FENCED,
@@ -230,10 +308,13 @@ _FENCED = (
 
 def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
     """The error that was raised. confluent-kafka raises a fatal one amid callbacks. A further callback then runs with
-    an exception pending, which Python makes the cause of a SystemError."""
+    an exception pending, which Python makes the cause of a SystemError. One without a cause means that confluent-kafka
+    stopped without saying why."""
     error: BaseException | None = raised
     while isinstance(error, SystemError):
         error = error.__cause__
+    if error is None:
+        return confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, str(raised))  # noqa: SLF001  # its name
     if not isinstance(error, confluent_kafka.KafkaException):
         raise raised
     return error.args[0]  # type: ignore[no-any-return]
@@ -242,15 +323,12 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
 def _advice(error: confluent_kafka.KafkaError) -> str:
     code = confluent_kafka.KafkaError
     return {
-        code.MSG_SIZE_TOO_LARGE: "Raise 'message.max.bytes' of the sink and the topic's max.message.bytes.",
         code.TOPIC_AUTHORIZATION_FAILED: "Grant this principal WRITE on the topic.",
         code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the 'transactional.id.prefix'.",
         code._MSG_TIMED_OUT: "Is the broker up? 'message.timeout.ms' bounds the wait.",  # noqa: SLF001
         code._TIMED_OUT: "Is the broker up, and is 'bootstrap.servers' right?"  # noqa: SLF001
         " 'message.timeout.ms' bounds the wait.",
         code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
-        code.TOPIC_EXCEPTION: "No topic can have this name.",
-        code._UNKNOWN_PARTITION: "Column 'partition' names one that the topic does not have.",  # noqa: SLF001
         **dict.fromkeys(_FENCED, "Is another driver of this query running? If not, the batch can be run again."),
     }.get(error.code(), "The batch can be run again.")
 

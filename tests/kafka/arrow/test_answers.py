@@ -23,7 +23,7 @@ from kafka.protocol.producer import (
 )
 
 from twopc import Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
 from twopc_kafka import control
 from twopc_kafka.arrow import cluster as cluster_module
 from twopc_kafka.arrow import sending
@@ -31,7 +31,12 @@ from twopc_kafka.arrow.answers import MEANINGS, Answer, meaning
 from twopc_kafka.arrow.cluster import Cluster, NotSent, Unanswered
 from twopc_kafka.arrow.produce import Produce
 
-RAISED = {Answer.RUN_AGAIN: RoundAborted, Answer.CORRECT: ConfigurationError, Answer.DENIED: OperatorRequired}
+RAISED = {
+    Answer.RUN_AGAIN: RoundAborted,
+    Answer.CORRECT: ConfigurationError,
+    Answer.REFUSED: RecordRefused,
+    Answer.DENIED: OperatorRequired,
+}
 
 # Of the errors that Kafka's own documents and code give for the three requests (4.3).
 PRODUCE = (2, 3, 5, 6, 7, 10, 13, 17, 18, 19, 20, 21, 29, 31, 32, 35, 42, 43)
@@ -188,7 +193,7 @@ def test_what_is_held_for_the_broker_is_bounded(
 
 
 REPEATED = [code for code, each in MEANINGS.items() if each.answer is Answer.REPEAT]
-FAILING = [(code, meaning(code)) for code in (-1, 10, 20, 45, 46, 47, 87, 90, 120, 76, 29, 53)]
+FAILING = [(code, meaning(code)) for code in (-1, 2, 10, 17, 18, 20, 32, 45, 46, 47, 87, 90, 120, 76, 29, 53)]
 
 
 @pytest.mark.kafka
@@ -212,7 +217,8 @@ def test_what_is_not_repeated_fails_the_task_with_its_name_and_advice(
     broker_answers(ProduceRequest, code)
     with pytest.raises(RAISED[told.answer], match=told.name) as refused:
         written(make_sink(topic, writer="arrow"), "a")
-    assert "partition 0 of topic" in str(refused.value)
+    assert f"topic {topic.name!r}" in str(refused.value)
+    assert "partition 0" in str(refused.value)
     assert told.advice in str(refused.value) or told.answer is Answer.DENIED
 
 

@@ -12,7 +12,7 @@ import pytest
 from kafka.partitioner.default import murmur2
 
 from twopc import Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
 from twopc_kafka.arrow import cluster as cluster_module
 from twopc_kafka.arrow.compression import NUMBERS
 from twopc_kafka.arrow.writer import ArrowWriter
@@ -192,12 +192,12 @@ TOO_LARGE = "x" * 5000
 
 
 @pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
-def test_a_record_that_the_topic_does_not_take_makes_the_vote_no(
+def test_a_record_that_the_topic_does_not_take_is_refused(
     batches: list[list[str]], partitions_come: str, make_topic: Any, make_arrow_sink: Any
 ) -> None:
     topic = make_topic(config={"max.message.bytes": "2000"})
-    told = rf"partition 0 of topic '{topic.name}'.*MESSAGE_TOO_LARGE.*topic's max\.message\.bytes"
-    with pytest.raises(RoundAborted, match=told):
+    told = rf"topic '{topic.name}', partition 0: .*MESSAGE_TOO_LARGE.*topic's max\.message\.bytes"
+    with pytest.raises(RecordRefused, match=told):
         written(make_arrow_sink(topic), *(text(*values) for values in batches))
     topic.stays_empty()
 
@@ -206,52 +206,6 @@ def test_a_batch_size_below_the_topics_limit_lets_all_records_through(make_topic
     topic = make_topic(config={"max.message.bytes": "2000"})
     vote = written(make_arrow_sink(topic, batch_size=2000), text(*["x" * 500] * 50))
     assert vote.records == 50
-
-
-def test_a_record_beyond_message_max_bytes_makes_the_vote_no_before_it_is_sent(
-    topic: Any, make_arrow_sink: Any
-) -> None:
-    with pytest.raises(RoundAborted, match=r"record 1 .* too large: it takes \d+ bytes.*'message.max.bytes' = 1000000"):
-        written(make_arrow_sink(topic), text("a", "x" * 2_000_000))
-    assert topic.records("read_uncommitted") == []
-
-
-def test_a_partition_that_the_topic_does_not_have_makes_the_vote_no(topic: Any, make_arrow_sink: Any) -> None:
-    batch = pa.record_batch({"value": ["a"], "partition": pa.array([7], pa.int32())})
-    with pytest.raises(RoundAborted, match=r"Column 'partition' names one that the topic does not have"):
-        written(make_arrow_sink(topic), batch)
-
-
-def test_a_topic_that_a_column_names_and_that_does_not_exist_makes_the_vote_no(
-    topic: Any, make_arrow_sink: Any
-) -> None:
-    sink = make_arrow_sink(topic, topic=None, topic_metadata_propagation_max_ms=300)
-    with pytest.raises(RoundAborted, match=r"'no-such-topic'.*does not exist: create it"):
-        written(sink, pa.record_batch({"value": ["a"], "topic": ["no-such-topic"]}))
-
-
-def test_a_topic_with_an_impossible_name_stops_the_query(topic: Any, make_arrow_sink: Any) -> None:
-    sink = make_arrow_sink(topic, topic=None)
-    with pytest.raises(ConfigurationError, match=r"'not possible'.*INVALID_TOPIC_EXCEPTION.*column 'topic'"):
-        written(sink, pa.record_batch({"value": ["a"], "topic": ["not possible"]}))
-
-
-def test_a_null_topic_makes_the_vote_no(topic: Any, make_arrow_sink: Any) -> None:
-    batch = pa.record_batch({"value": ["a", "b"], "topic": [topic.name, None]})
-    with pytest.raises(RoundAborted, match="record 1 of a batch has a null in column 'topic'"):
-        written(make_arrow_sink(topic, topic=None), batch)
-
-
-def test_a_time_before_1970_makes_the_vote_no(topic: Any, make_arrow_sink: Any) -> None:
-    early = pa.array([0, -1], pa.timestamp("ms"))
-    with pytest.raises(RoundAborted, match="record 1 of a batch has a time before 1970"):
-        written(make_arrow_sink(topic), pa.record_batch({"value": ["a", "b"], "timestamp": early}))
-
-
-def test_a_record_that_the_topic_refuses_tells_the_brokers_reason(make_topic: Any, make_arrow_sink: Any) -> None:
-    compacted = make_topic(config={"cleanup.policy": "compact"})
-    with pytest.raises(RoundAborted, match=r"INVALID_RECORD.*compacted needs\s+keys"):
-        written(make_arrow_sink(compacted), text("a"))
 
 
 # Within bounded time. -------------------------------------------------------------------------------------------------

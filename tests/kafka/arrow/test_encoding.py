@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecords
 from kafka.record.util import encode_varint
 
-from twopc.errors import ConfigurationError, RoundAborted
+from twopc.errors import ConfigurationError
 from twopc_kafka.arrow import records, writer
-from twopc_kafka.arrow.batches import OVERHEAD_BYTES, in_runs, refuse_too_large
+from twopc_kafka.arrow.batches import OVERHEAD_BYTES, alone_bytes, in_runs
 from twopc_kafka.arrow.compression import NUMBERS, Compression
 from twopc_kafka.arrow.records import encoded_headers
-from twopc_kafka.arrow.settings import Limits
 from twopc_kafka.arrow.varints import rows, sizes, varints
 
 CODECS = sorted(NUMBERS)
@@ -118,13 +117,6 @@ def test_headers_of_a_slice_are_those_of_its_records(encoding: Any) -> None:
     assert encoded_headers(column.slice(1)).to_pylist() == whole[1:]
 
 
-@pytest.mark.parametrize("header", [None, {"key": None, "value": b"v"}])
-def test_a_header_without_a_key_makes_the_vote_no_and_names_its_record(encoding: Any, header: Any) -> None:
-    fine = {"key": "a", "value": b"v"}
-    with pytest.raises(RoundAborted, match="record 2 of a batch has a header without a key"):
-        encoded_headers(pa.array([[fine], None, [fine, header]], encoding.headers_type))
-
-
 # Batches. -------------------------------------------------------------------------------------------------------------
 
 
@@ -184,13 +176,12 @@ def test_a_codec_or_level_that_is_not_there_is_refused_by_its_option(codec: str,
         Compression(codec, level).check()
 
 
-def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_the_limit_and_the_setting(encoding: Any) -> None:
-    records = encoding.columns([encoding.Given(b"small"), encoding.Given(bytes(2000))])
-    [alone] = encoding.one_partition(records.slice(1, 2))
-    exact = len(alone.data)
-    refuse_too_large(records, Limits(100, exact))
-    with pytest.raises(RoundAborted, match=rf"record 1 .* takes {exact} bytes.*'message.max.bytes' = {exact - 1}"):
-        refuse_too_large(records, Limits(100, exact - 1))
+def test_the_size_of_a_record_that_travels_alone_is_known_to_the_byte(encoding: Any) -> None:
+    lengths = [0, 60, 61, 62, 63, 64, 8180, 8190, 100_000]
+    records = encoding.columns([encoding.Given(bytes(n), b"k" * n, (("h" * n, b"v"),)) for n in lengths])
+    for position, size in enumerate(alone_bytes(records).tolist()):
+        [alone] = encoding.one_partition(records.slice(position, position + 1))
+        assert len(alone.data) == size
 
 
 def test_what_is_encoded_at_a_time_is_bounded_in_bytes_and_in_number(

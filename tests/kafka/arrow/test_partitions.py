@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as reference
 
-from twopc.errors import RoundAborted
 from twopc_kafka.arrow.partitions import choose, grouped, murmur2
 
 # Kafka's own test of its hash: clients/src/test/java/org/apache/kafka/common/utils/UtilsTest.java.
@@ -51,16 +49,10 @@ def test_the_column_wins_over_the_key_and_the_key_over_the_sticky_partition() ->
     named = pa.array([None, 3, 4, None, None], pa.int32())
     by_key = [(reference(text) & 0x7FFFFFFF) % 7 for text in (b"a", b"")]
     sticky = np.full(5, 5)
-    assert choose("orders", 7, sticky, key, named).tolist() == [by_key[0], 3, 4, 5, by_key[1]]
-    assert choose("orders", 7, sticky, None, named).tolist() == [5, 3, 4, 5, 5]
-    assert choose("orders", 7, sticky, key, None).tolist() == [by_key[0], by_key[0], 5, 5, by_key[1]]
-    assert choose("orders", 7, sticky, None, None).tolist() == [5, 5, 5, 5, 5]
-
-
-@pytest.mark.parametrize("missing", [-1, 7, 2_000_000_000])
-def test_a_partition_that_is_not_there_makes_the_vote_no(missing: int) -> None:
-    with pytest.raises(RoundAborted, match=rf"record 1 .* partition {missing}, and topic 'orders' has 7 \(0 to 6\)"):
-        choose("orders", 7, np.zeros(2, np.int64), None, pa.array([6, missing], pa.int32()))
+    assert choose(7, sticky, key, named).tolist() == [by_key[0], 3, 4, 5, by_key[1]]
+    assert choose(7, sticky, None, named).tolist() == [5, 3, 4, 5, 5]
+    assert choose(7, sticky, key, None).tolist() == [by_key[0], by_key[0], 5, 5, by_key[1]]
+    assert choose(7, sticky, None, None).tolist() == [5, 5, 5, 5, 5]
 
 
 @settings(deadline=None)

@@ -14,6 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, TwoPhaseCommitError
+from twopc_kafka.control import denied
+
 
 class Answer(Enum):
     """What to do about an error code."""
@@ -22,6 +25,7 @@ class Answer(Enum):
     REPEAT = "repeat"  # the same request, after asking again who leads
     RUN_AGAIN = "run again"  # the task has failed, and the batch may be run again
     CORRECT = "correct"  # an option or a broker's setting: the query would fail again
+    REFUSED = "refused"  # these records, or the topic's settings: they would be refused again
     DENIED = "denied"  # a right is missing: the query would fail again
 
 
@@ -63,13 +67,13 @@ MEANINGS: dict[int, Meaning] = {
     2: Meaning("CORRUPT_MESSAGE", Answer.RUN_AGAIN, "A batch was changed on its way, or the topic needs keys (it is"
                " compacted) and a record has none."),
     7: Meaning("REQUEST_TIMED_OUT", Answer.RUN_AGAIN, "The replicas did not follow in time: are all brokers up?"),
-    10: Meaning("MESSAGE_TOO_LARGE", Answer.RUN_AGAIN, _TOO_LARGE),
+    10: Meaning("MESSAGE_TOO_LARGE", Answer.REFUSED, _TOO_LARGE),
     13: Meaning("NETWORK_EXCEPTION", Answer.RUN_AGAIN),
-    18: Meaning("RECORD_LIST_TOO_LARGE", Answer.RUN_AGAIN, "A batch is larger than the topic's segment.bytes: lower the"
-                " sink's 'batch.size'."),
+    18: Meaning("RECORD_LIST_TOO_LARGE", Answer.REFUSED, "A batch is larger than the topic's segment.bytes. Raise that;"
+               " or lower the sink's 'batch.size', which helps where a batch has several records."),
     20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", Answer.RUN_AGAIN, "The topic's min.insync.replicas fell out of sync"
                 " while it was written: are all brokers up?"),
-    32: Meaning("INVALID_TIMESTAMP", Answer.RUN_AGAIN, "Column 'timestamp' is too far from the broker's clock: see the"
+    32: Meaning("INVALID_TIMESTAMP", Answer.REFUSED, "Column 'timestamp' is too far from the broker's clock: see the"
                 " topic's message.timestamp.before.max.ms and message.timestamp.after.max.ms."),
     42: Meaning("INVALID_REQUEST", Answer.RUN_AGAIN, "Is 'transactional.id.prefix' used by producers of another kind?"),
     45: Meaning("OUT_OF_ORDER_SEQUENCE_NUMBER", Answer.RUN_AGAIN, "The broker lacks records that it had acknowledged:"
@@ -82,13 +86,13 @@ MEANINGS: dict[int, Meaning] = {
     55: Meaning("OPERATION_NOT_ATTEMPTED", Answer.RUN_AGAIN),
     56: Meaning("KAFKA_STORAGE_ERROR", Answer.RUN_AGAIN, "A broker's disk has failed: see its log."),
     59: Meaning("UNKNOWN_PRODUCER_ID", Answer.RUN_AGAIN),
-    87: Meaning("INVALID_RECORD", Answer.RUN_AGAIN, "The topic does not take such records: one that is compacted needs"
+    87: Meaning("INVALID_RECORD", Answer.REFUSED, "The topic does not take such records: one that is compacted needs"
                 " keys, and column 'timestamp' must be near the broker's clock."),
     90: Meaning("PRODUCER_FENCED", Answer.RUN_AGAIN, _NEWER_WRITER),
     100: Meaning("UNKNOWN_TOPIC_ID", Answer.RUN_AGAIN, "The topic was deleted and made again meanwhile."),
     120: Meaning("TRANSACTION_ABORTABLE", Answer.RUN_AGAIN),
     # Wrong until a person acts.
-    17: Meaning("INVALID_TOPIC_EXCEPTION", Answer.CORRECT, "The topic does not exist and could not by its name, or it"
+    17: Meaning("INVALID_TOPIC_EXCEPTION", Answer.REFUSED, "The topic does not exist and could not by its name, or it"
                 " is internal: give another, as the option or in column 'topic'."),
     21: Meaning("INVALID_REQUIRED_ACKS", Answer.CORRECT, "The broker does not take acks=all: is it a Kafka?"),
     35: Meaning("UNSUPPORTED_VERSION", Answer.CORRECT, "The brokers are too old: Kafka 3.0 or later is needed."),
@@ -108,3 +112,24 @@ MEANINGS: dict[int, Meaning] = {
 def meaning(code: int) -> Meaning:
     """What ``code`` means, also of one that a newer broker has added."""
     return MEANINGS.get(code, Meaning(f"error code {code}", Answer.RUN_AGAIN))
+
+
+UNKNOWN_TOPIC = MEANINGS[3]
+
+
+def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
+    """The error for an answer that ends the task."""
+    match what.answer:
+        case Answer.DENIED:
+            return denied(f"{happened}: {what.name}")
+        case Answer.CORRECT | Answer.REFUSED:
+            return ConfigurationError(f"{happened}: {what.name}. {what.advice}")
+        case _:
+            return RoundAborted(f"{happened}: {what.name}. {what.advice}")
+
+
+def records_refused(what: Meaning, servers: str, topic: str, partition: int | None) -> RecordRefused:
+    """The error for records that the brokers refuse. What they say of them is left out, as it may show a value."""
+    return RecordRefused(
+        f"the brokers at {servers} refuse records: {what.name}. {what.advice}", topic=topic, partition=partition
+    )

@@ -8,17 +8,19 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import google_crc32c
 import numpy as np
 
-from twopc.errors import RoundAborted
 from twopc_kafka.arrow.buffers import Bytes, joined, view
 from twopc_kafka.arrow.compression import NONE, Compression
 from twopc_kafka.arrow.records import Records
 from twopc_kafka.arrow.settings import Limits
 from twopc_kafka.arrow.varints import Integers, sizes
-from twopc_kafka.writer import ProducerIdentity
+
+if TYPE_CHECKING:
+    from twopc_kafka.writer import ProducerIdentity
 
 _BASE_OFFSET, _LEADER_EPOCH = 0, -1  # not known before the broker has appended the batch
 _MAGIC = 2
@@ -40,20 +42,10 @@ class RecordBatch:
     data: memoryview
 
 
-def refuse_too_large(records: Records, limits: Limits) -> None:
-    """Refuse what no batch can hold.
-
-    Raises:
-        RoundAborted: tells the record's size, the limit and the setting.
-    """
+def alone_bytes(records: Records) -> Integers:
+    """The size of the batch that each record makes when it is alone in it."""
     body = records.content_length + _ALONE_BYTES
-    alone = OVERHEAD_BYTES + sizes(body) + body
-    if alone.max(initial=0) > limits.message_bytes:
-        first = int(np.argmax(alone > limits.message_bytes))
-        raise RoundAborted(
-            f"record {first} of a batch is too large: it takes {alone[first]} bytes, more than 'message.max.bytes' ="
-            f" {limits.message_bytes}. Raise 'message.max.bytes' of the sink and the topic's max.message.bytes."
-        )
+    return OVERHEAD_BYTES + sizes(body) + body
 
 
 def room_for_records(limits: Limits) -> int:

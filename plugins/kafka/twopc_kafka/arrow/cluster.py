@@ -1,27 +1,32 @@
 """The connections to a cluster, kept over tasks, and what a writer asks of it before it sends.
 
-They are kafka-python's, as those of ``control`` are: it connects, logs in and correlates answers. There is no thread:
-the task's own drives them between two batches, and when it waits. A second one would send no sooner, as the system's
-socket buffers take what is written at once; but both would wait for each other's turn of the interpreter.
+They are kafka-python's, like those of ``control``: kafka-python connects, logs in and correlates answers. One thread
+per process drives them, whatever the tasks do. It cannot be the task's own: the system's socket buffers take only part
+of a large request at once, a new connection needs several round trips, and each answer has a deadline. None of that
+may wait until a slow plan has its next batch.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import kafka.errors
+from kafka.future import Future
 from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
-from twopc.errors import ConfigurationError, RoundAborted, TwoPhaseCommitError
-from twopc_kafka.arrow.answers import Answer, Meaning, meaning
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from twopc_kafka.arrow.answers import Answer, Meaning, failure, meaning
+from twopc_kafka.connections import OfProcess, connections
 from twopc_kafka.control import connect as control_of
-from twopc_kafka.control import connections, denied, init_producer_id
+from twopc_kafka.control import denied, init_producer_id
 from twopc_kafka.tokens import require_token
 from twopc_kafka.writer import ProducerIdentity, timeout_refused
 
@@ -30,6 +35,9 @@ CONTACT_TIMEOUT_MS = 5_000
 
 KNOWN_ALIVE_S = 1.0
 """So long after an answer a connection need not show it again: a small batch is written in less."""
+
+CHECK_INTERVAL_S = 1.0
+"""How often a task that waits for the thread checks that it is alive."""
 
 _IMPLICIT_PARTITIONS = 2  # the level of transaction.version from which a Produce adds its partitions (KIP-890)
 _ONE_COORDINATOR = 3  # the last version of FindCoordinator for one key
@@ -70,13 +78,18 @@ class Patience:
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._attempts = 0
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the next pause would raise."""
+        return time.monotonic() > self._deadline
+
     def pause_s(self, last: str) -> float:
         """How long to wait before the next attempt, when the ``last`` one failed like that.
 
         Raises:
             RoundAborted: time is up.
         """
-        if time.monotonic() > self._deadline:
+        if self.is_over:
             raise RoundAborted(f"{self._what} failed for {self._timeout_ms} ms: {last}")
         self._attempts += 1
         return pause_s(self._attempts)
@@ -87,67 +100,140 @@ def pause_s(attempts: int) -> float:
     return float(min(1.0, 0.01 * 2**attempts))
 
 
-class Cluster:
-    """One connection set, of one thread."""
+class _Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's event loop, which also reports whether a thread still runs it."""
 
-    def __init__(self, properties: Mapping[str, Any], timeout_ms: int) -> None:
-        self.servers = ", ".join(properties["bootstrap_servers"])
-        self._net = NetworkSelector(**properties)
-        self._manager = connections(self._net, properties)
-        self._answered_at: dict[int, float] = {}
+    def __init__(self, **properties: Any) -> None:
+        super().__init__(**properties, slow_task_threshold_secs=0)  # waiting for the interpreter is no defect
+        self._process = os.getpid()
+        self._has_ended = False
+
+    @property
+    def is_running(self) -> bool:
+        return not self._has_ended and self._process == os.getpid()  # threads do not follow into a forked process
+
+    def run_forever(self) -> None:
         try:
-            self._manager.bootstrap(timeout_ms)
+            super().run_forever()
+        finally:
+            self._has_ended = True
+
+
+class Cluster:
+    """The connections of this process to one cluster, and the thread that drives them.
+
+    Coroutines run in that thread. All other methods may be called from any thread.
+    """
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self.servers = ", ".join(properties["bootstrap_servers"])
+        self._properties = properties
+        self._net = _Loop(**properties)
+        self._manager = connections(self._net, properties)
+        self._net.start()
+        self._answered_at: dict[int, float] = {}
+        self._under_way: dict[int, int] = defaultdict(int)
+        self._contacts: dict[int, Future] = {}
+        self._is_refused = False
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether the next task may use it. kafka-python does not retry a login that was refused."""
+        return self._net.is_running and not self._is_refused
+
+    def close(self) -> None:
+        """Close the connections and end the thread. Tasks that wait for it fail."""
+        if self._net.is_running:
+            self._net.call_soon_threadsafe(self._manager.close)
+            self._net.stop()
+
+    def find_brokers(self, timeout_ms: int) -> None:
+        """Ask 'bootstrap.servers' for the list of brokers, unless it is known.
+
+        Raises:
+            RoundAborted: no broker answered in time.
+            OperatorRequired: the brokers refuse this principal.
+        """
+        if self._manager.bootstrapped:
+            return
+        try:
+            self.run(self._manager.bootstrap_async, timeout_ms)
+        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
+            raise self._refused(error) from error
         except kafka.errors.KafkaError as error:
-            self.close()
-            require_token(properties)
+            require_token(self._properties)
             raise RoundAborted(
                 f"no broker answered at {self.servers} within {timeout_ms} ms: {type(error).__name__}: {error}."
                 " Is the broker up, and is 'bootstrap.servers' right? 'message.timeout.ms' bounds the wait."
             ) from error
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._manager.close()
-        self._net.close()
-
     def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
-        """Run a coroutine, and whatever else is going on, until it has its result."""
-        return self._net.run(asked, *args)  # type: ignore[no-any-return]
+        """Run a coroutine in the thread and return its result.
 
-    def progress(self) -> None:
-        """Take in what has arrived and send what can be sent, without waiting for either."""
-        for _ in range(2):  # what was just started has its bytes written in the second turn
-            self._net.poll(timeout_ms=0)
-            self._net.drain()
+        Raises:
+            RoundAborted: the thread has ended.
+        """
+        self.check()
+        result, has_ended = self._net.call_soon_with_future(asked, *args), threading.Event()
+        result.add_both(lambda _: has_ended.set())
+        while not has_ended.wait(CHECK_INTERVAL_S):
+            self.check()
+        if result.exception is not None:
+            raise result.exception
+        return result.value  # type: ignore[no-any-return]
+
+    def check(self) -> None:
+        """Check that the thread is alive. A task that waits for the thread must call this from time to time.
+
+        Raises:
+            RoundAborted: the thread has ended.
+        """
+        if not self._net.is_running:
+            raise RoundAborted(
+                f"the thread that drives the connections to {self.servers} has ended (the log has the reason), or this"
+                " process was forked from the one that runs it. The batch can be run again."
+            )
 
     def spawn(self, asked: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        """Start a coroutine and don't wait for it."""
-        self._net.call_soon(lambda: asked(*args))
+        """Start a coroutine in the thread and do not wait for it.
+
+        Raises:
+            RoundAborted: the thread has ended.
+        """
+        self.check()
+        self._net.call_soon_threadsafe(lambda: asked(*args))
 
     async def sleep(self, delay_s: float) -> None:
         await self._net.sleep(delay_s)
 
     async def send(self, node: int, request: Any, timeout_ms: int | None = None) -> Any:
-        """The broker's answer to ``request``. Waits while the broker throttles this client.
+        """Send ``request`` and return the broker's answer. Waits while the broker throttles this client.
+
+        Brokers answer the requests of a connection in order, so ``timeout_ms`` applies only if no other request is
+        under way. Otherwise the connection's own timeout does.
 
         Raises:
-            NotSent: nothing has left.
-            Unanswered: the connection was lost, or time was up, after it may have left.
-            OperatorRequired: the broker does not let this principal in.
-            ConfigurationError: the broker does not know such requests.
+            NotSent: the request was not sent.
+            Unanswered: the connection was lost, or the broker fell silent, after the request may have been sent.
+            OperatorRequired: the broker refuses this principal.
+            ConfigurationError: the broker does not support the request.
         """
         connection = await self._connected(node)
         while connection.connected and connection.paused:
             await self.sleep(0.01)
         if not connection.connected:
             raise NotSent(f"broker {node} is not connected")
+        is_first = not self._under_way[node]
+        self._under_way[node] += 1
         try:
-            answer = await connection.send_request(request, request_timeout_ms=timeout_ms)
+            answer = await self._manager.answer(connection, request, timeout_ms if is_first else None)
         except kafka.errors.IncompatibleBrokerVersion as error:
-            raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
+            raise _too_old(error) from error
         except kafka.errors.KafkaError as error:
             self._answered_at.pop(node, None)
             raise Unanswered(f"broker {node}: {type(error).__name__}: {error}") from error
+        finally:
+            self._under_way[node] -= 1
         self._answered_at[node] = time.monotonic()
         return answer
 
@@ -155,21 +241,34 @@ class Cluster:
         try:
             return await self._manager.get_connection(node)
         except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
-            raise denied(str(error)) from error
+            raise self._refused(error) from error
         except (kafka.errors.KafkaError, OSError) as error:
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
 
+    def _refused(self, error: Exception) -> OperatorRequired:
+        self._is_refused = True
+        return denied(str(error))
+
     async def reach(self, node: int) -> None:
-        """``contact`` a broker that has not answered lately."""
-        if time.monotonic() - self._answered_at.get(node, -math.inf) > KNOWN_ALIVE_S:
+        """``contact`` a broker, unless it answered a moment ago or is about to answer another request."""
+        lately = time.monotonic() - self._answered_at.get(node, -math.inf) < KNOWN_ALIVE_S
+        if node in self._contacts or not (lately or self._under_way[node]):
             await self.contact(node)
 
     async def contact(self, node: int) -> Any:
-        """Make sure that ``node`` answers on its connection, which may have died unseen since the last task.
+        """Make sure that ``node`` answers on its connection, which may have died unnoticed while it was idle.
+
+        Callers at the same time share one request, so that none of them sends anything before it is answered.
 
         Raises:
-            NotSent: it does not, and the connection is closed.
+            NotSent: the broker did not answer. Its connection is closed.
         """
+        if node not in self._contacts:
+            self._contacts[node] = self._net.call_soon_with_future(self._contact, node)
+            self._contacts[node].add_both(lambda _: self._contacts.pop(node))
+        return await self._contacts[node]
+
+    async def _contact(self, node: int) -> Any:
         request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
         try:
             return await self.send(node, request, CONTACT_TIMEOUT_MS)
@@ -190,14 +289,17 @@ class Cluster:
         return meaning(found.error_code), [partition.leader_id for partition in partitions]
 
     async def _ask_any(self, request: Any) -> Any:
-        node = self._manager.least_loaded_node()
-        if node is None:  # all known ones failed lately: they may have moved
-            self._manager.bootstrap_async(CONTACT_TIMEOUT_MS)
-            raise NotSent("no broker that is known can be reached")
         try:
-            return await self.send(node, request, CONTACT_TIMEOUT_MS)
-        except Unanswered as error:
+            return await self._manager.send(request, request_timeout_ms=CONTACT_TIMEOUT_MS)
+        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
+            raise self._refused(error) from error
+        except kafka.errors.IncompatibleBrokerVersion as error:
+            raise _too_old(error) from error
+        except kafka.errors.NodeNotReadyError as error:  # all known ones failed lately: they may have moved
+            self._manager.bootstrap_async(CONTACT_TIMEOUT_MS)
             raise NotSent(str(error)) from error
+        except (kafka.errors.KafkaError, OSError) as error:
+            raise NotSent(f"no broker answered: {type(error).__name__}: {error}") from error
 
     async def begin(
         self, transactional_id: str, transaction_timeout_ms: int | None, timeout_ms: int
@@ -251,15 +353,8 @@ class Cluster:
         return response.error_code, response.node_id
 
 
-def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
-    """The error for an answer that ends the task."""
-    match what.answer:
-        case Answer.DENIED:
-            return denied(f"{happened}: {what.name}")
-        case Answer.CORRECT:
-            return ConfigurationError(f"{happened}: {what.name}. {what.advice}")
-        case _:
-            return RoundAborted(f"{happened}: {what.name}. {what.advice}")
+def _too_old(error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}")
 
 
 def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> None:
@@ -274,17 +369,17 @@ def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> No
     )
 
 
-_of_thread = threading.local()
+_clusters: OfProcess[Cluster] = OfProcess()
 
 
 def connect(properties: Mapping[str, Any], timeout_ms: int) -> Cluster:
-    """The connections of this thread to the cluster that ``properties`` (kafka-python's) name.
+    """The connections of this process to the cluster that ``properties`` (kafka-python's) name.
 
     Raises:
         RoundAborted: no broker answered in time.
+        OperatorRequired: the brokers refuse this principal.
     """
     key = tuple(sorted((name, str(value)) for name, value in properties.items()))
-    clusters: dict[object, Cluster] = _of_thread.__dict__.setdefault("clusters", {})
-    if key not in clusters:
-        clusters[key] = Cluster(properties, timeout_ms)
-    return clusters[key]
+    cluster = _clusters.get(key, lambda: Cluster(properties))
+    cluster.find_brokers(timeout_ms)
+    return cluster

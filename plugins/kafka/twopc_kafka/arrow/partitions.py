@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twopc.errors import RoundAborted
 from twopc_kafka.arrow.buffers import bytes_of, offsets_of
 from twopc_kafka.arrow.varints import Integers
 
@@ -25,18 +24,14 @@ _FACTOR = np.uint32(0x5BD1E995)
 _POSITIVE = np.uint32(0x7FFF_FFFF)
 
 
-def choose(topic: str, count: int, otherwise: Integers, key: pa.Array | None, named: pa.Array | None) -> Integers:
+def choose(count: int, otherwise: Integers, key: pa.Array | None, named: pa.Array | None) -> Integers:
     """The partition of each record.
 
     Args:
-        topic: what the records go to; for messages.
-        count: how many partitions it has.
+        count: how many partitions the topic has.
         otherwise: the partitions of records that have neither key nor partition.
         key: binary, or None where no record has one.
-        named: int32, the partitions that records name; or None where none does.
-
-    Raises:
-        RoundAborted: a record names a partition that is not there.
+        named: int32, the partitions that records name, all of which are there; or None where none does.
     """
     chosen = otherwise
     if key is not None:
@@ -44,18 +39,7 @@ def choose(topic: str, count: int, otherwise: Integers, key: pa.Array | None, na
         chosen = np.where(_valid(key), by_key, chosen)
     if named is not None:
         chosen = np.where(_valid(named), pc.fill_null(named, 0).to_numpy().astype(np.int64), chosen)
-        _refuse_missing(topic, count, chosen)
     return chosen
-
-
-def _refuse_missing(topic: str, count: int, chosen: Integers) -> None:
-    missing = (chosen < 0) | (chosen >= count)
-    if missing.any():
-        first = int(np.argmax(missing))
-        raise RoundAborted(
-            f"record {first} of a batch names partition {chosen[first]}, and topic {topic!r} has {count} (0 to"
-            f" {count - 1}). Column 'partition' names one that the topic does not have: correct it, or add partitions."
-        )
 
 
 def grouped(chosen: Integers) -> tuple[Integers, dict[int, slice]]:

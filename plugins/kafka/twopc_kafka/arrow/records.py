@@ -8,6 +8,7 @@ Source: the protocol guide's "Record" under "Record Batch".
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +18,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twopc.errors import RoundAborted
 from twopc_kafka.arrow.buffers import Bytes, bytes_of, offsets_of
 from twopc_kafka.arrow.varints import Integers, rows, sizes, varints
 
@@ -115,6 +115,30 @@ class Records:
 _NO_HEADERS = pa.array([b"\0"], pa.binary())
 
 
+def records_of(batch: pa.RecordBatch) -> Records:
+    """The records of a batch that ``check_values`` let through, all for one topic."""
+    present = set(batch.schema.names)
+    key = binary(batch.column("key")) if "key" in present else None
+    headers = batch.column("headers") if "headers" in present else None
+    return Records(
+        value=binary(batch.column("value")),
+        key=None if key is None or key.null_count == len(key) else key,
+        headers=None if headers is None or headers.null_count == len(headers) else encoded_headers(headers),
+        timestamp_ms=_timestamps(batch),
+    )
+
+
+def _timestamps(batch: pa.RecordBatch) -> Integers:
+    now = time.time_ns() // 1_000_000
+    if "timestamp" not in batch.schema.names:
+        return np.full(batch.num_rows, now)
+    column = batch.column("timestamp")
+    unit = pa.timestamp("ms", tz=column.type.tz)
+    milliseconds = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now)  # Kafka has no finer time
+    given: Integers = milliseconds.to_numpy()
+    return given
+
+
 def _lengths(column: pa.Array) -> Integers:
     lengths: Integers = pc.fill_null(pc.binary_length(column), NULL).to_numpy().astype(np.int64)
     return lengths
@@ -167,21 +191,11 @@ def binary(column: pa.Array) -> pa.Array:
 
 
 def encoded_headers(column: pa.Array) -> pa.Array:
-    """Headers, a list<struct<key, value>> for each record, as they stand in it: their number, then each of them.
-
-    Raises:
-        RoundAborted: a header has no key.
-    """
+    """Headers, a list<struct<key, value>> for each record, as they stand in it: their number, then each of them."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(counts)])
     headers = column.flatten()
     key, value = (binary(pc.struct_field(headers, [name])) for name in ("key", "value"))
-    if key.null_count:
-        first = pc.index(pc.is_null(key), True).as_py()  # Arrow's word for it
-        raise RoundAborted(
-            f"record {np.searchsorted(ends, first, side='right') - 1} of a batch has a header without a key in column"
-            " 'headers', which Kafka does not allow. Filter such headers."
-        )
     lengths = [rows([varints(_lengths(each))]) for each in (key, value)]
     every = interleave([(lengths[0], None), (key, None), (lengths[1], None), (value, None)], len(headers))
     offsets = np.frombuffer(every.buffers()[1], np.int32)[ends]

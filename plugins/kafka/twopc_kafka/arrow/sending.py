@@ -1,27 +1,38 @@
 """Batches on their way into one transaction: in order for each partition, in bounded memory, each at most once.
 
-Of each partition one batch is under way at a time, so that a repeat can't overtake or be overtaken. Those of several
-partitions share a request for each broker, and requests to a broker overlap; so does the task, which encodes the next
-batches while the brokers work.
+Each partition has one batch under way at a time, so that a repeat cannot overtake or be overtaken. Batches of several
+partitions share a request per broker, and requests to a broker overlap.
+
+All of this happens in the cluster's thread. The task encodes the next batches meanwhile, or waits for its plan; the
+sending does not depend on it. The task hands over what it has encoded in one step. It waits only while too many bytes
+are held, and at the end. Any error in the thread fails the transaction and wakes the task.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from kafka.future import Future
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from twopc.errors import RoundAborted
-from twopc_kafka.arrow.answers import Answer, Meaning, meaning
+from twopc_kafka.arrow.answers import UNKNOWN_TOPIC, Answer, Meaning, failure, meaning, records_refused
 from twopc_kafka.arrow.batches import RecordBatch
-from twopc_kafka.arrow.cluster import Cluster, NotSent, OpenTransaction, Patience, Unanswered, failure, pause_s
+from twopc_kafka.arrow.cluster import (
+    CHECK_INTERVAL_S,
+    Cluster,
+    NotSent,
+    OpenTransaction,
+    Patience,
+    Unanswered,
+    pause_s,
+)
 from twopc_kafka.arrow.produce import FIRST_COMPACT, Produce
 from twopc_kafka.arrow.settings import Settings
 
@@ -54,7 +65,7 @@ class Lane:
 
 
 class Sending:
-    """The sending half of one transaction."""
+    """The sending half of one transaction. Its coroutines run in the cluster's thread, and only they use the lanes."""
 
     def __init__(self, cluster: Cluster, transaction: OpenTransaction, settings: Settings) -> None:
         self._cluster = cluster
@@ -66,21 +77,23 @@ class Sending:
         self._leaders: dict[str, list[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._under_way: dict[int, int] = defaultdict(int)
-        self._held_bytes = 0
-        self._failure: Exception | None = None
         self._stopped = False
-        self._changed: Future | None = None
+        # Shared by both threads.
+        self._changed = threading.Condition()
+        self._held_bytes = 0
+        self._awaited_bytes = -1  # while the task waits: until no more than this are held
+        self._failure: Exception | None = None
         self.acknowledged = 0
 
     # What the task asks for. -----------------------------------------------------------------------------------
 
     def partitions(self, topic: str) -> int:
-        """How many partitions ``topic`` has.
+        """How many partitions ``topic`` has; 0 if it does not exist.
 
         Raises:
-            RoundAborted: it is not there.
+            RoundAborted: no broker said.
         """
-        return self._cluster.run(self._partitions, topic)
+        return int(self._cluster.run(self._partitions, topic))
 
     def put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         """Hand batches over. Waits while more are held than the sink may hold.
@@ -88,8 +101,10 @@ class Sending:
         Raises:
             RoundAborted: a batch, of these or before, was not delivered.
         """
-        self._cluster.run(self._put, topic, batches)
-        self._cluster.progress()
+        with self._changed:
+            self._held_bytes += sum(len(batch.data) for batch in batches)
+        self._spawn(self._accept, topic, batches)
+        self._wait_until_held(self._settings.buffer_bytes)
 
     def drain(self) -> None:
         """Wait until every batch is acknowledged by all replicas in sync.
@@ -97,7 +112,11 @@ class Sending:
         Raises:
             RoundAborted: one was not delivered.
         """
-        self._cluster.run(self._until, lambda: not self._held_bytes)
+        self._wait_until_held(0)
+
+    def halt(self) -> None:
+        """Send nothing more."""
+        self._stopped = True
 
     def stop(self, timeout_s: float) -> None:
         """Send nothing more, and let what is under way arrive: what came after the roll-back could begin anew.
@@ -105,9 +124,33 @@ class Sending:
         Raises:
             RoundAborted: something still is under way.
         """
-        self._cluster.run(self._stop, timeout_s)
+        self.halt()
+        self._cluster.run(self._until_arrived, timeout_s)
+
+    def _wait_until_held(self, at_most_bytes: int) -> None:
+        with self._changed:
+            self._awaited_bytes = at_most_bytes
+            while self._failure is None and self._held_bytes > at_most_bytes:
+                if not self._changed.wait(CHECK_INTERVAL_S):
+                    self._cluster.check()
+            self._awaited_bytes = -1
+            if self._failure is not None:
+                raise self._failure
 
     # How. ------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+        self._cluster.spawn(self._guarded, step, *args)
+
+    async def _guarded(self, step: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
+        """Run a coroutine whose result nobody awaits. Whatever it raises fails the transaction."""
+        try:
+            await step(*args)
+        except Exception as error:  # noqa: BLE001  # the task must learn of any error
+            self._fail(error)
+        except BaseException:
+            self._fail(RoundAborted(f"the sending of transaction {self._transaction.transactional_id} was canceled"))
+            raise
 
     async def _partitions(self, topic: str) -> int:
         what = f"to find topic {topic!r} at {self._cluster.servers}"
@@ -121,28 +164,20 @@ class Sending:
                 if answer.answer is Answer.DONE:
                     self._leaders[topic] = leaders
                     return len(leaders)
+                if answer is UNKNOWN_TOPIC and patience.is_over:
+                    return 0
                 if answer.answer is not Answer.REPEAT:
                     raise failure(answer, f"{what} was refused")
                 last = f"{answer.name}. {answer.advice}"
             await self._cluster.sleep(patience.pause_s(last))
 
-    async def _put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
+    async def _accept(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         for batch in batches:
             lane = self._lanes.setdefault((topic, batch.partition), Lane(topic, batch.partition))
             lane.waiting.append(batch)
-            self._held_bytes += len(batch.data)
         self._dispatch()
-        await self._until(lambda: self._held_bytes <= self._settings.buffer_bytes)
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while self._failure is None and not holds():
-            self._changed = self._changed or Future()
-            await self._changed
-        if self._failure is not None:
-            raise self._failure
-
-    async def _stop(self, timeout_s: float) -> None:
-        self._stopped = True
+    async def _until_arrived(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while any(self._under_way.values()):
             if time.monotonic() > deadline:
@@ -166,7 +201,7 @@ class Sending:
                 self._under_way[node] += 1
                 for lane in taken:
                     lane.is_ready = False
-                self._cluster.spawn(self._deliver, node, taken)
+                self._spawn(self._deliver, node, taken)
 
     async def _deliver(self, node: int, lanes: list[Lane]) -> None:
         try:
@@ -179,12 +214,9 @@ class Sending:
         except Unanswered as error:
             self._fail(RoundAborted(f"{self._what(lanes)} got no answer, and may or may not be there: {error}. The"
                                     " transaction is rolled back and the batch can be run again."))  # fmt: skip
-        except Exception as error:  # noqa: BLE001  # whatever it is, the task must not wait for ever
-            self._fail(error)
         finally:
             self._under_way[node] -= 1
-            self._dispatch()
-            self._wake()
+        self._dispatch()
 
     def _produce(self, lanes: Iterable[Lane]) -> Any:
         topic = Produce.TopicProduceData
@@ -221,6 +253,8 @@ class Sending:
                     self._delivered(lane)
                 case Answer.REPEAT:
                     again[code].append(lane)
+                case Answer.REFUSED:
+                    raise records_refused(meaning(code), self._cluster.servers, lane.topic, lane.number)
                 case _:
                     told = f" ({answer.error_message})" if answer.error_message else ""
                     raise failure(meaning(code), f"{self._what([lane])} was refused{told}")
@@ -229,8 +263,11 @@ class Sending:
 
     def _delivered(self, lane: Lane) -> None:
         batch = lane.waiting.popleft()
-        self._held_bytes -= len(batch.data)
-        self.acknowledged += batch.count
+        with self._changed:
+            self._held_bytes -= len(batch.data)
+            self.acknowledged += batch.count
+            if self._held_bytes <= self._awaited_bytes:
+                self._changed.notify_all()
         lane.is_ready, lane.failing_since, lane.repeats = True, None, 0
 
     def _repeat_later(self, lanes: list[Lane], why: Meaning) -> None:
@@ -243,7 +280,7 @@ class Sending:
             if now - lane.failing_since > self._settings.timeout_ms / 1000:
                 self._fail(failure(why, f"{self._what([lane])} was not taken for {self._settings.timeout_ms} ms"))
                 return
-        self._cluster.spawn(self._ready_again, lanes)
+        self._spawn(self._ready_again, lanes)
 
     async def _ready_again(self, lanes: list[Lane]) -> None:
         await self._cluster.sleep(pause_s(max(lane.repeats for lane in lanes)))
@@ -302,13 +339,9 @@ class Sending:
         )
 
     def _fail(self, error: Exception) -> None:
-        self._failure = self._failure or error  # what comes later is its consequence
-        self._wake()
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None:
-            changed.success(None)
+        with self._changed:
+            self._failure = self._failure or error  # what comes later is its consequence
+            self._changed.notify_all()
 
 
 def _by_topic(lanes: Iterable[Lane]) -> Iterator[tuple[str, list[Lane]]]:

@@ -9,9 +9,12 @@ from typing import Any
 from twopc.errors import ConfigurationError
 from twopc_kafka.arrow.compression import NONE, Compression
 
+MESSAGE_BYTES = 1_000_000
+"""librdkafka's default of 'message.max.bytes'."""
+
 _NUMBERS = {
     "batch.size": 1_000_000,
-    "message.max.bytes": 1_000_000,
+    "message.max.bytes": MESSAGE_BYTES,
     "queue.buffering.max.kbytes": 65_536,
     "topic.metadata.propagation.max.ms": 10_000,
     "message.timeout.ms": 120_000,

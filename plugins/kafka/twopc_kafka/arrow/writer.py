@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
-from twopc_kafka.arrow.batches import Encoder, in_runs, refuse_too_large, room_for_records
+from twopc_kafka.arrow.batches import Encoder, in_runs, room_for_records
 from twopc_kafka.arrow.cluster import connect, roll_back
 from twopc_kafka.arrow.partitions import choose, grouped
-from twopc_kafka.arrow.records import Records, binary, encoded_headers
+from twopc_kafka.arrow.records import records_of
 from twopc_kafka.arrow.sending import Sending
 from twopc_kafka.arrow.settings import settings
 from twopc_kafka.arrow.varints import Integers
 from twopc_kafka.options import KafkaOptions
+from twopc_kafka.values import check_values
 from twopc_kafka.writer import ABORT_TIMEOUT_S, ProducerIdentity
 
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -44,6 +45,7 @@ class ArrowWriter:
             self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings)
+        weakref.finalize(self, self._sending.halt)  # a task may end without an abort
         self._topics: dict[str, tuple[Encoder, int]] = {}
         self._sticky = secrets.randbelow(1 << 16)  # tasks that begin together don't all write to partition 0
         self._written = 0
@@ -52,16 +54,17 @@ class ArrowWriter:
         """Encode a batch and hand it over for sending.
 
         Raises:
-            RoundAborted: a record can't be written, or was not delivered, of this batch or one before.
+            RecordRefused: a record can never be written.
+            RoundAborted: a record was not delivered, of this batch or one before.
         """
+        check_values(batch, self._options, self._partitions)
         room = room_for_records(self._settings.limits)
         for topic, part in _by_topic(batch, self._options.topic):
-            encoder, count = self._topic(topic)
-            records = _records(part)
-            refuse_too_large(records, self._settings.limits)
+            encoder, count = self._topics[topic]
+            records = records_of(part)
             named = part.column("partition") if "partition" in part.schema.names else None
             runs = in_runs(records, room)
-            chosen = choose(topic, count, (self._sticky + runs) % count, records.key, named)
+            chosen = choose(count, (self._sticky + runs) % count, records.key, named)
             self._sticky += int(runs[-1]) + 1
             for chunk in _chunks(runs, max(1, CHUNK_BYTES // room)):
                 order, parts = grouped(chosen[chunk])
@@ -87,12 +90,13 @@ class ArrowWriter:
         self._sending.stop(ABORT_TIMEOUT_S)
         roll_back(self._options.control, self._transaction)
 
-    def _topic(self, topic: str) -> tuple[Encoder, int]:
-        if topic not in self._topics:
+    def _partitions(self, topic: str, highest: int) -> int:
+        new = Encoder(self._transaction.producer, self._settings.limits, self._settings.compression), 0
+        encoder, count = self._topics.get(topic, new)
+        if count <= highest:
             count = self._sending.partitions(topic)
-            encoder = Encoder(self._transaction.producer, self._settings.limits, self._settings.compression)
             self._topics[topic] = encoder, count
-        return self._topics[topic]
+        return count
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -101,41 +105,8 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
         yield topic, batch
         return
     column = batch.column("topic")
-    if column.null_count:
-        raise RoundAborted(
-            f"record {pc.index(column.is_null(), True).as_py()} of a batch has a null in column 'topic', and the kafka"
-            " sink has no option 'topic'. Filter such records or set the option."
-        )
     for each in pc.unique(column).to_pylist():
         yield each, batch.filter(pc.equal(column, each))
-
-
-def _records(batch: pa.RecordBatch) -> Records:
-    present = set(batch.schema.names)
-    key = binary(batch.column("key")) if "key" in present else None
-    headers = batch.column("headers") if "headers" in present else None
-    return Records(
-        value=binary(batch.column("value")),
-        key=None if key is None or key.null_count == len(key) else key,
-        headers=None if headers is None or headers.null_count == len(headers) else encoded_headers(headers),
-        timestamp_ms=_timestamps(batch),
-    )
-
-
-def _timestamps(batch: pa.RecordBatch) -> Integers:
-    now = time.time_ns() // 1_000_000
-    if "timestamp" not in batch.schema.names:
-        return np.full(batch.num_rows, now)
-    column = batch.column("timestamp")
-    unit = pa.timestamp("ms", tz=column.type.tz)
-    milliseconds = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now)  # Kafka has no finer time
-    given: Integers = milliseconds.to_numpy()
-    if (given < 0).any():
-        raise RoundAborted(
-            f"record {int(np.argmax(given < 0))} of a batch has a time before 1970 in column 'timestamp', which Kafka"
-            " can't hold. Correct or filter such records."
-        )
-    return given
 
 
 def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:

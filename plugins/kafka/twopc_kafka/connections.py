@@ -1,0 +1,263 @@
+"""kafka-python's connections to the brokers of a cluster, made robust against brokers that are silent.
+
+kafka-python itself asks the addresses in 'bootstrap.servers' one at a time and can spend its whole timeout on one that
+accepts connections but does not answer. It sends a request that any broker could answer to a single one. It waits
+without limit for a TLS handshake. And while it still sends a large request over a slow network, it counts that time
+against the broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+import kafka.errors
+from kafka.future import Future
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+
+TURN_S = 1.0
+"""How long to wait for one broker before the next one is asked as well."""
+
+SETUP_TIMEOUT_MS = 5_000
+"""Timeout for a new connection, including TLS and login. Doubles with each failure, up to the maximum."""
+
+_SETUP_TIMEOUT_MAX_MS = 10_000
+
+_RECONNECT_BACKOFF_MAX_MS = 1_000
+"""A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
+
+_ANSWER_MAX_BYTES = 2**31 - 1
+"""kafka-python's own limit of 1 MB does not do for the list of 10 000 transactions."""
+
+_REQUESTS_UNDER_WAY = 1_000
+"""For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
+
+_NEVER_MS = 86_400_000
+"""Disables kafka-python's request timeout, where ``Connections.answer`` applies its own."""
+
+
+class _Kept(Protocol):
+    @property
+    def is_of_use(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+KeptT = TypeVar("KeptT", bound=_Kept)
+
+
+def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> Connections:
+    """A connection to each broker, when it is needed."""
+    return Connections(
+        net,
+        max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
+        reconnect_backoff_max_ms=_RECONNECT_BACKOFF_MAX_MS,
+        receive_message_max_bytes=_ANSWER_MAX_BYTES,
+        socket_connection_setup_timeout_ms=SETUP_TIMEOUT_MS,
+        socket_connection_setup_timeout_max_ms=_SETUP_TIMEOUT_MAX_MS,
+        **properties,
+    )
+
+
+class OfProcess(Generic[KeptT]):
+    """Connections that this process keeps, by key.
+
+    A forked process starts with none: the threads that drive its parent's connections do not exist in it.
+    """
+
+    def __init__(self) -> None:
+        self._of_parents: list[dict[Hashable, KeptT]] = []
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin_anew)
+
+    def get(self, key: Hashable, make: Callable[[], KeptT]) -> KeptT:
+        """The connections kept under ``key``, made anew if there are none or they are of no more use."""
+        with self._getting:
+            kept = self._kept.get(key)
+            if kept is None or not kept.is_of_use:
+                if kept is not None:
+                    kept.close()
+                kept = self._kept[key] = make()
+            return kept
+
+    def _begin(self) -> None:
+        self._kept: dict[Hashable, KeptT] = {}
+        self._getting = threading.Lock()
+
+    def _begin_anew(self) -> None:
+        self._of_parents.append(self._kept)  # freeing them would unregister sockets from the parent's epoll
+        self._begin()  # includes the lock, which a thread of the parent may have held
+
+
+class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's connection manager with the waits of this module. Its coroutines run on its loop."""
+
+    async def answer(self, connection: Any, request: Any, timeout_ms: float | None = None) -> Any:
+        """Send a request and return its answer.
+
+        The timeout (by default 'request_timeout_ms') is one of silence: it starts anew with every byte that is sent or
+        received, and does not run while the broker throttles this client.
+
+        Raises:
+            KafkaError: the connection was lost, or the broker was silent, which closes the connection.
+        """
+        patience_s = (timeout_ms or self.config["request_timeout_ms"]) / 1000
+        answer = connection.send_request(request, request_timeout_ms=_NEVER_MS)
+        heard = time.monotonic()
+        while not answer.is_done:
+            if "throttle" in connection.paused:
+                heard = time.monotonic()
+            elif connection.transport is not None:
+                heard = max(heard, connection.transport.last_activity)
+            left_s = heard + patience_s - time.monotonic()
+            if left_s <= 0:
+                silence = f"{type(request).__name__}: the broker was silent for {patience_s:g} s"
+                connection.close(kafka.errors.RequestTimedOutError(silence))
+                break
+            await self._ended([answer], left_s)
+        return await answer
+
+    def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Future:
+        """Send a request to a broker. Without a ``node_id``, ask several in turn and take the first answer."""
+        if node_id is not None:
+            return super().send(request, node_id, request_timeout_ms)
+        return self.call_soon(self._send_to_any, request, request_timeout_ms)
+
+    async def _send_to_any(self, request: Any, timeout_ms: float | None) -> Any:
+        deadline = time.monotonic() + (timeout_ms or self.config["request_timeout_ms"]) / 1000
+        nodes = self._by_load()
+        if not nodes:
+            raise kafka.errors.NodeNotReadyError("no broker that is known can be reached")
+        # Each connection sets its own version and correlation id on the request.
+        asked = (self.call_soon(self._ask, node, copy.copy(request)) for node in nodes)
+        return await self._first_success(asked, deadline)
+
+    async def _ask(self, node: Any, request: Any) -> Any:
+        return await self.answer(self.get_connection(node), request)
+
+    def _by_load(self) -> list[Any]:
+        """The brokers that can be asked now: those with the fewest requests under way first, connected ones before
+        others."""
+        nodes = [broker.node_id for broker in self.cluster.brokers()]
+        random.shuffle(nodes)
+        found = []
+        for node in nodes:
+            connection = self._conns.get(node)
+            if self.connection_delay(node) > 0 or (connection is not None and connection.paused):
+                continue
+            is_connected = connection is not None and connection.connected
+            waiting = len(connection.in_flight_requests) if connection is not None else 0
+            found.append((waiting, not is_connected, node))
+        return [node for *_, node in sorted(found, key=lambda each: each[:2])]
+
+    async def _do_bootstrap(self, deadline: float | None) -> bool:
+        """Implements ``bootstrap``: ask 'bootstrap.servers' for the list of brokers."""
+        try:
+            return bool(await self._first_success(self._bootstraps(), deadline))
+        except kafka.errors.KafkaTimeoutError:
+            servers = self.config["bootstrap_servers"]
+            raise kafka.errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}") from None
+        finally:
+            for address in self.cluster.bootstrap_brokers():  # ends the attempts that are still under way
+                if (connection := self._conns.pop(address.node_id, None)) is not None:
+                    connection.close()
+
+    def _bootstraps(self) -> Iterator[Future]:
+        addresses = self.cluster.bootstrap_brokers()
+        random.shuffle(addresses)
+        attempts: dict[Any, Future] = {}
+        for address in itertools.cycle(addresses):
+            attempt = attempts.get(address.node_id)
+            if attempt is not None and isinstance(attempt.exception, kafka.errors.IncompatibleBrokerVersion):
+                raise attempt.exception  # a controller, for example, which serves no clients
+            if attempt is None or attempt.is_done:
+                attempts[address.node_id] = self.call_soon(self._bootstrap_from, address.node_id)
+            yield attempts[address.node_id]
+
+    async def _bootstrap_from(self, address: Any) -> bool:
+        await self._net.sleep(self.connection_delay(address))
+        try:
+            connection = self.get_connection(
+                address, pop_on_close=False, refresh_metadata_on_err=False, reset_backoff_on_connect=False
+            )
+            try:
+                self.cluster.update_metadata(await self.answer(await connection, self.cluster.metadata_request()))
+            finally:
+                self._conns.pop(address, connection).close()
+            if not self.cluster.brokers():
+                raise kafka.errors.KafkaConnectionError("the broker knows of no brokers yet")
+        except Exception:
+            self.update_backoff(address)
+            raise
+        self.reset_backoff(address)
+        self.cluster.start_refresh_loop()
+        return True
+
+    async def _first_success(self, attempts: Iterator[Future], deadline: float | None) -> Any:
+        """Return the result of the first attempt that succeeds.
+
+        Taking an attempt from the iterator starts it. The next one is taken when the one before has failed or its turn
+        is over. Attempts that were started go on.
+
+        Raises:
+            Exception: all attempts failed; this is the error of the last.
+            KafkaTimeoutError: no attempt succeeded in time.
+        """
+        under_way: list[Future] = []
+        error: BaseException = kafka.errors.KafkaTimeoutError("no broker answered in time")
+        is_more = True
+        while deadline is None or time.monotonic() < deadline:
+            attempt = next(attempts, None) if is_more else None
+            is_more = attempt is not None
+            if is_more and attempt not in under_way:
+                under_way.append(attempt)
+            if not (under_way[-1].is_done if is_more else not under_way):
+                left_s = TURN_S if deadline is None else deadline - time.monotonic()
+                await self._ended(under_way, min(TURN_S, left_s))
+            for each in under_way:
+                if each.succeeded():
+                    return each.value
+                error = each.exception or error
+            under_way = [each for each in under_way if not each.is_done]
+            if not is_more and not under_way:
+                raise error
+        raise kafka.errors.KafkaTimeoutError("no broker answered in time")
+
+    async def _ended(self, futures: Iterable[Future], timeout_s: float) -> None:
+        """Wait until one of ``futures`` has ended, or for ``timeout_s``."""
+        ended = Future()
+
+        def end(_: object) -> None:
+            if not ended.is_done:
+                ended.success(None)
+
+        for future in futures:
+            future.add_both(end)
+        with contextlib.suppress(kafka.errors.KafkaTimeoutError):
+            await self.wait_for(ended, max(0.0, timeout_s) * 1000)
+
+    async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
+        """Connect, and do the TLS handshake, for which kafka-python itself has no timeout."""
+        built = Future()
+
+        async def build() -> None:
+            try:
+                built.success(await KafkaConnectionManager._build_transport(self, node, timeout_at))  # noqa: SLF001
+            except Exception as error:  # noqa: BLE001  # raised below
+                built.failure(error)
+
+        building = self._net.call_soon(build)
+        left_s = SETUP_TIMEOUT_MS / 1000 if timeout_at is None else timeout_at - time.monotonic()
+        await self._ended([built], left_s)
+        if not built.is_done:
+            self._net.cancel(building)  # also closes its socket
+            raise kafka.errors.KafkaConnectionError("the broker did not answer the TLS handshake in time")
+        return await built

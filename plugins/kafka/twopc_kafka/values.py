@@ -1,0 +1,236 @@
+"""What a record may hold. Both writers have each record batch checked here before they see it, so that they refuse the
+same records in the same words. No message shows a value of a record.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twopc.errors import ConfigurationError, RecordRefused
+from twopc_kafka.arrow.batches import OVERHEAD_BYTES, alone_bytes
+from twopc_kafka.arrow.records import binary, records_of
+from twopc_kafka.arrow.varints import Integers
+from twopc_kafka.options import LIBRDKAFKA, KafkaOptions
+
+Partitions: TypeAlias = Callable[[str, int], int]
+"""A topic and a partition → how many partitions the topic has, 0 if it does not exist. It is looked up again where that
+partition was not there before."""
+
+_TOPIC = re.compile(rb"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's Topic.validate
+_INTERNAL = (b"__consumer_offsets", b"__transaction_state", b"__share_group_state")
+_MOST_S = (2**63 - 1) // 1000  # Kafka has 64 bits for milliseconds
+_MOST_NUMBERS_BYTES = 32  # of a record that has no headers, or of one header: lengths, deltas, attributes
+
+
+def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Partitions) -> None:
+    """Refuse a batch that holds a record which could never be written.
+
+    Raises:
+        RecordRefused: names the record and what is wrong with it.
+        ConfigurationError: the topic of the option does not exist.
+    """
+    present = set(batch.schema.names)
+    if options.topic is None:
+        _check_topics(batch.column("topic"))
+    if "headers" in present:
+        _check_headers(batch.column("headers"))
+    if "timestamp" in present:
+        _check_timestamps(batch.column("timestamp"), options.writer)
+    _check_sizes(batch, options.message_bytes)
+    for topic, named in _by_topic(batch, options.topic):
+        _check_partitions(topic, named, batch, options, partitions)
+
+
+def no_such_topic(topic: str, servers: str) -> ConfigurationError:
+    """The error for the option ``topic``."""
+    return ConfigurationError(
+        f"topic {topic!r} (the option 'topic') does not exist at {servers}. Create it with the partitions that you"
+        " want; the sink creates none."
+    )
+
+
+def _check_topics(column: pa.Array) -> None:
+    if column.null_count:
+        raise RecordRefused(
+            "it is null, and the kafka sink has no option 'topic'. Filter such records or set the option.",
+            record=_first(column.is_null()),
+            column="topic",
+        )
+    names = binary(column)
+    for name in pc.unique(names).to_pylist():
+        if name in _INTERNAL or not _TOPIC.fullmatch(name):
+            wrong = "it is a topic of Kafka's own" if name in _INTERNAL else "no topic can have this name"
+            raise RecordRefused(
+                f"{wrong}. Others have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'. Correct or filter"
+                " such records.",
+                record=pc.index(names, name).as_py(),
+                topic=name.decode(errors="backslashreplace"),
+                column="topic",
+            )
+
+
+def _check_headers(column: pa.Array) -> None:
+    keys = binary(pc.struct_field(column.flatten(), ["key"]))
+    if keys.null_count:
+        raise _header_refused(column, _first(keys.is_null()), "a header without a key, which Kafka does not allow")
+    with_nul = pc.match_substring(keys, "\0")
+    if pc.any(with_nul).as_py():
+        raise _header_refused(column, _first(with_nul), "a header with a NUL in its key, where librdkafka cuts it off")
+    try:
+        keys.cast(pa.string())
+    except pa.ArrowInvalid:
+        wrong = next(n for n, key in enumerate(keys.to_pylist()) if not _is_utf8(key))
+        raise _header_refused(column, wrong, "a header with a key that is not UTF-8, which readers expect") from None
+
+
+def _header_refused(column: pa.Array, header: int, what: str) -> RecordRefused:
+    starts = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+    record = int(np.searchsorted(starts, header, side="right"))
+    return RecordRefused(f"there is {what}. Correct or filter such headers.", record=record, column="headers")
+
+
+def _is_utf8(key: bytes) -> bool:
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _check_timestamps(column: pa.Array, writer: str) -> None:
+    given = column.cast(pa.int64())
+    bounds = pc.min_max(given)
+    earliest, latest = bounds["min"].as_py(), bounds["max"].as_py()
+    if earliest is None:
+        return
+    if earliest < 0:
+        raise RecordRefused(
+            "the time is before 1970, which Kafka can't hold. Correct or filter such records.",
+            record=_first(pc.less(given, 0)),
+            column="timestamp",
+        )
+    if column.type.unit == "s" and latest > _MOST_S:
+        raise RecordRefused(
+            "the time is too far ahead: Kafka has 64 bits for milliseconds. Correct or filter such records.",
+            record=_first(pc.greater(given, _MOST_S)),
+            column="timestamp",
+        )
+    first_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
+    if writer == LIBRDKAFKA and earliest < first_ms:
+        raise RecordRefused(
+            "the time is 1970-01-01 00:00:00.000, for which librdkafka writes the time of sending. Correct or filter"
+            " such records, or set 'writer' = 'arrow', which writes it.",
+            record=_first(pc.less(given, first_ms)),
+            column="timestamp",
+        )
+
+
+def _check_sizes(batch: pa.RecordBatch, limit: int) -> None:
+    if _largest_at_most(batch) <= limit:
+        return
+    for record in np.flatnonzero(_at_most(batch) > limit).tolist():
+        alone = records_of(batch.slice(record, 1))
+        size = int(alone_bytes(alone)[0])
+        if size > limit:
+            key, value, headers = alone.key_length[0], alone.value_length[0], alone.headers_length[0]
+            raise RecordRefused(
+                f"it is too large: it takes {size} bytes (key {max(key, 0)}, value {max(value, 0)}, headers {headers}),"
+                f" more than 'message.max.bytes' = {limit}. Raise 'message.max.bytes' of the sink and the topic's"
+                " max.message.bytes, or filter such records.",
+                record=record,
+            )
+
+
+def _largest_at_most(batch: pa.RecordBatch) -> int:
+    """Bytes that no record exceeds: quickly, as hardly any batch has one near the limit."""
+    size = OVERHEAD_BYTES + _MOST_NUMBERS_BYTES
+    for name in ("value", "key"):
+        if name in batch.schema.names:
+            size += pc.max(pc.binary_length(batch.column(name))).as_py() or 0
+    if "headers" in batch.schema.names:
+        headers = batch.column("headers").flatten()
+        size += headers.nbytes + _MOST_NUMBERS_BYTES * len(headers)
+    return size
+
+
+def _at_most(batch: pa.RecordBatch) -> Integers:
+    """Bytes that each record takes at most."""
+    size = np.full(batch.num_rows, OVERHEAD_BYTES + _MOST_NUMBERS_BYTES)
+    for name in ("value", "key"):
+        if name in batch.schema.names:
+            size += _lengths(batch.column(name))
+    if "headers" in batch.schema.names:
+        size += _headers_at_most(batch.column("headers"))
+    return size
+
+
+def _headers_at_most(column: pa.Array) -> Integers:
+    headers = column.flatten()
+    size = np.full(len(headers), _MOST_NUMBERS_BYTES)
+    for name in ("key", "value"):
+        size += _lengths(pc.struct_field(headers, [name]))
+    before = np.concatenate([[0], np.cumsum(size)])
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
+    of_records: Integers = np.diff(before[ends], prepend=0)
+    return of_records
+
+
+def _lengths(column: pa.Array) -> Integers:
+    lengths: Integers = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+    return lengths
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
+    """Each topic, and the partitions that its records name: null for another's; None where no record names one."""
+    named = batch.column("partition") if "partition" in batch.schema.names else None
+    if named is not None and named.null_count == len(named):
+        named = None
+    if topic is not None:
+        yield topic, named
+        return
+    column = batch.column("topic")
+    for each in pc.unique(column).to_pylist():
+        yield each, None if named is None else pc.if_else(pc.equal(column, each), named, None)
+
+
+def _check_partitions(
+    topic: str, named: pa.Array | None, batch: pa.RecordBatch, options: KafkaOptions, partitions: Partitions
+) -> None:
+    bounds = None if named is None else pc.min_max(named)
+    lowest, highest = (0, 0) if bounds is None else (bounds["min"].as_py() or 0, bounds["max"].as_py() or 0)
+    count = partitions(topic, max(highest, 0))
+    if not count:
+        raise _missing(topic, batch, options)
+    if lowest < 0 or highest >= count:
+        record = _first(pc.or_(pc.less(named, 0), pc.greater_equal(named, count)))
+        raise RecordRefused(
+            f"the topic does not have this partition: it has {count} (0 to {count - 1}). Correct the column, or add"
+            " partitions.",
+            record=record,
+            topic=topic,
+            partition=named[record].as_py(),  # type: ignore[index]
+            column="partition",
+        )
+
+
+def _missing(topic: str, batch: pa.RecordBatch, options: KafkaOptions) -> RecordRefused | ConfigurationError:
+    if options.topic is not None:
+        return no_such_topic(topic, options.bootstrap_servers)
+    return RecordRefused(
+        f"the topic does not exist at {options.bootstrap_servers}: create it with the partitions that you want, or"
+        " correct the column. The sink creates none.",
+        record=pc.index(batch.column("topic"), topic).as_py(),
+        topic=topic,
+        column="topic",
+    )
+
+
+def _first(is_wrong: pa.Array) -> int:
+    found: int = pc.index(is_wrong, True).as_py()  # Arrow's word for it
+    return found

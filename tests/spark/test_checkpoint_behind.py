@@ -1,0 +1,274 @@
+"""A checkpoint that is behind its log: refused before anything is written, and mended by the command.
+
+The same query without the loss runs beside it, and in the end both have written the same.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Producer
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
+
+from twopc.cli.commands import cli
+from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.spark.conftest import Pipeline, Topic
+
+pytestmark = pytest.mark.spark
+
+Plan: TypeAlias = "Callable[[DataFrame], DataFrame]"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def data_source(spark: SparkSession) -> None:
+    spark.dataSource.register(TwoPhaseCommitDataSource)
+
+
+def repaired(pipeline: Pipeline) -> dict[str, Any]:
+    """What the command shows."""
+    arguments = ["checkpoint", "repair", str(pipeline.checkpoint), str(pipeline.log), "--yes", "--json"]
+    done = CliRunner().invoke(cli, arguments)
+    shown: dict[str, Any] = json.loads(done.stdout)
+    assert done.exit_code == 0, shown
+    return shown
+
+
+@dataclass
+class Query:
+    """A query by ``foreach_batch`` on files of its own."""
+
+    pipeline: Pipeline
+    plan: Plan
+
+    def add(self, *minutes: int) -> None:
+        """A file with an event in each of these minutes."""
+        first = sum(len(file.read_text().splitlines()) for file in (self.pipeline.folder / "source").glob("*"))
+        self.pipeline.add_batch([{"id": n, "name": f"00:{minute:02d}"} for n, minute in enumerate(minutes, first)])
+
+    def events(self, files_a_batch: int) -> DataFrame:
+        source = self.pipeline.spark.readStream.schema("id LONG, name STRING")
+        files = source.option("maxFilesPerTrigger", files_a_batch).json(str(self.pipeline.folder / "source"))
+        return files.selectExpr("id", "name", "to_timestamp('2026-01-01 ' || name || ':00') AS at")
+
+    def run(self, files_a_batch: int = 1) -> None:
+        """Run it over all that there is, in batches of so many files."""
+        self.start(self.plan(self.events(files_a_batch)))
+
+    def start(self, frame: DataFrame) -> None:
+        write = foreach_batch(self.pipeline.files(), log=str(self.pipeline.log))
+        query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(self.pipeline.checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    def lose(self, batches: int) -> int:
+        """What a power cut does to files that Spark does not sync: those of the newest batches are gone. The first of
+        these."""
+        folder = self.pipeline.checkpoint
+        newest = max(int(file.name) for file in (folder / "offsets").glob("[0-9]*"))
+        before = newest - batches
+        kept = re.findall(r'"logOffset":(\d+)', (folder / f"offsets/{before}").read_text()) if before >= 0 else []
+        numbered = {"offsets": before, "commits": before, "sources/0": int(kept[0]) if kept else before}
+        for name, last in numbered.items():
+            for file in [*(folder / name).glob("[0-9]*"), *(folder / name).glob(".[0-9]*")]:
+                if int(re.findall(r"\d+", file.name)[0]) > last:
+                    file.unlink()
+        for file in (folder / "state").rglob("*"):  # whose versions count from 1
+            version = re.match(r"\.?(\d+)\.", file.name)
+            if version and int(version[1]) > before + 1:
+                file.unlink()
+        return before + 1
+
+
+class ByFormat(Query):
+    """The same by ``format("twopc")``."""
+
+    def start(self, frame: DataFrame) -> None:
+        options = {"sink": "files", "path": str(self.pipeline.folder / "archive"), "format": "json"}
+        query = frame.writeStream.format("twopc").options(**options, log=str(self.pipeline.log))
+        query = query.option("checkpointLocation", str(self.pipeline.checkpoint))
+        query.trigger(availableNow=True).start().awaitTermination()
+
+
+def refusal(pipeline: Pipeline, start: Callable[[], None]) -> str:
+    """What a start is refused with. Nothing is written."""
+    before = pipeline.archived()
+    with pytest.raises(StreamingQueryException) as refused:
+        start()
+    assert "twopc.errors.LogMismatch" in str(refused.value)
+    assert pipeline.archived() == before
+    assert pipeline.staged() == []
+    return str(refused.value)
+
+
+def written(pipeline: Pipeline) -> list[str]:
+    return sorted(json.dumps(row, sort_keys=True) for row in pipeline.archived())
+
+
+# Files, with state and without. -----------------------------------------------------------------------------------
+
+
+def plain(events: DataFrame) -> DataFrame:
+    return events.select("id")
+
+
+def counted(events: DataFrame) -> DataFrame:
+    counts = events.withWatermark("at", "2 minutes").groupBy(F.window("at", "1 minute")).count()
+    return counts.selectExpr("CAST(window.start AS STRING) AS minute", "count")
+
+
+def deduplicated(events: DataFrame) -> DataFrame:
+    return events.withWatermark("at", "2 minutes").dropDuplicates(["name", "at"]).select("id", "name")
+
+
+def joined(events: DataFrame) -> DataFrame:
+    """Each event with the even ones of its minute, or with none: the plan has its source twice."""
+    left = events.withWatermark("at", "1 minute")
+    even = events.where("id % 2 = 0").selectExpr("id AS id2", "name AS name2", "at AS at2")
+    near = F.expr("name = name2 AND at2 >= at - INTERVAL 1 MINUTE AND at2 <= at")
+    return left.join(even.withWatermark("at2", "1 minute"), near, "leftOuter").select("id", "id2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "plan", "lost"),
+    [(Query, plain, 4), (Query, counted, 3), (ByFormat, deduplicated, 1), (ByFormat, joined, 2)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_query_goes_on_exactly_where_it_was(
+    pipeline: Pipeline, compacted: None, kind: type[Query], plan: Plan, lost: int
+) -> None:
+    query, control = (kind(pipeline.beside(name), plan) for name in ("lossy", "control"))
+    for each in (query, control):
+        for minute in range(6):
+            each.add(minute, minute + 1, minute)
+        each.run()
+        each.add(6, 8, 4)
+        each.add(10, 9, 6)
+    first = query.lose(lost)
+
+    said = refusal(query.pipeline, lambda: query.run(2))
+    assert f"batch {first} is decided in the commit log" in said or f"is at batch {first}, " in said
+    shown = repaired(query.pipeline)
+    assert shown["remaining"] == (0 if plan is plain else lost - 1)
+    while shown["remaining"]:  # its state takes every batch, one by one
+        refusal(query.pipeline, lambda: query.run(2))
+        shown = repaired(query.pipeline)
+    query.run(2)
+    control.run(2)
+    assert written(query.pipeline) == written(control.pipeline)
+    for each in (query, control):
+        each.add(16, 17)
+        each.run()
+    assert written(query.pipeline) == written(control.pipeline)
+    assert repaired(query.pipeline)["changes"] == []
+
+
+@pytest.fixture
+def compacted(spark: SparkSession) -> Iterator[None]:
+    """Each third file of a file source's log repeats those before."""
+    interval = "spark.sql.streaming.fileSource.log.compactInterval"
+    spark.conf.set(interval, "3")
+    yield
+    spark.conf.unset(interval)
+
+
+def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
+    query = Query(pipeline, plain)
+    query.add(1, 2)
+    query.run()
+    shutil.copytree(pipeline.checkpoint, pipeline.folder / "backup")
+    for _ in range(2):
+        query.add(1)
+        query.run()
+    shutil.rmtree(pipeline.checkpoint)
+    shutil.copytree(pipeline.folder / "backup", pipeline.checkpoint)
+    query.add(4, 5)
+
+    said = refusal(pipeline, lambda: query.run(3))
+    assert re.search(r"files\.0\.1\.2: decided nothing, now .*/00002\.json", said)
+    assert repaired(pipeline)["goes_on_with"] == 2
+    query.run()
+    assert pipeline.archived_ids() == [0, 1, 2, 3, 4, 5]
+
+
+# Other sources. ---------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class FromKafka:
+    pipeline: Pipeline
+    topic: Topic
+    starting: str = "earliest"
+
+    def send(self, first: int, end: int) -> None:
+        producer = Producer({"bootstrap.servers": self.topic.servers})
+        for n in range(first, end):
+            producer.produce(self.topic.name, str(n), partition=n % 2)
+        producer.flush()
+
+    def run(self) -> None:
+        options = {"kafka.bootstrap.servers": self.topic.servers, "subscribe": self.topic.name}
+        source = self.pipeline.spark.readStream.format("kafka").options(**options, startingOffsets=self.starting)
+        query = Query(self.pipeline, plain)
+        query.start(source.load().selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id"))
+
+
+@pytest.mark.kafka
+def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, topic: Topic) -> None:
+    query = FromKafka(pipeline, topic)
+    for first in (0, 100, 200):
+        query.send(first, first + 100)
+        query.run()
+    assert Query(pipeline, plain).lose(1) == 2
+    query.send(300, 340)
+
+    said = refusal(pipeline, query.run)
+    name = re.escape(topic.name)
+    assert re.search(rf"sources\.0\.{name}\.0: decided 150, now 170 \(\+20\)", said)
+    assert re.search(rf"sources\.0\.{name}: \+40 in all", said)
+    [mismatch] = repaired(pipeline)["mismatches"]
+    assert mismatch["records"] == {"0": 40}
+    query.run()
+    assert pipeline.archived_ids() == [*range(340)]
+
+
+@pytest.mark.kafka
+def test_the_first_batch_begins_where_it_began(pipeline: Pipeline, topic: Topic) -> None:
+    query = FromKafka(pipeline, topic)
+    query.send(0, 100)
+    query.run()
+    assert Query(pipeline, plain).lose(1) == 0
+    query.starting = json.dumps({topic.name: {"0": 10, "1": 10}})
+    query.send(100, 150)
+
+    refusal(pipeline, query.run)
+    assert {"path": "sources/0/0", "action": "write"} in repaired(pipeline)["changes"]
+    query.run()
+    assert pipeline.archived_ids() == [*range(150)]
+
+
+def test_a_query_of_a_rate_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
+    query = Query(pipeline, plain)
+
+    def run(rows: int) -> None:
+        source = pipeline.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
+        query.start(source.load().selectExpr("value AS id"))
+
+    for _ in range(3):
+        run(5)
+    assert query.lose(1) == 2
+    said = refusal(pipeline, lambda: run(50))
+    assert "sources.0.offset: decided 15, now 60 (+45)" in said
+    repaired(pipeline)
+    run(5)
+    assert pipeline.archived_ids() == [*range(20)]

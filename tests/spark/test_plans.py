@@ -1,0 +1,75 @@
+"""What a batch's plan shows before its tasks begin, and what is refused by it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from twopc.entries import LONGEST_DECISION, MOST_TRANSACTIONS
+from twopc.errors import ConfigurationError
+from twopc.spark import foreach_batch, plans
+from twopc.spark.plans import Plan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.spark.conftest import Pipeline
+
+
+def test_a_batch_of_as_many_transactions_as_a_decision_has_room_for_is_not_refused() -> None:
+    Plan(tasks=MOST_TRANSACTIONS).refuse_too_many_tasks(7, sinks=1)
+    Plan(tasks=MOST_TRANSACTIONS // 4).refuse_too_many_tasks(7, sinks=4)
+    Plan(tasks=None).refuse_too_many_tasks(7, sinks=1)
+
+
+def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_and_tells_what_to_do() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        Plan(tasks=MOST_TRANSACTIONS // 4 + 1).refuse_too_many_tasks(7, sinks=4)
+    assert str(refused.value) == (
+        "batch 7 has 25001 tasks, each of which may begin a transaction in each of 4 sinks: 100004, and a decision in"
+        " the commit log has room for 100000. Nothing was written. Have fewer tasks, by coalesce or repartition in the"
+        " query or a lower spark.sql.shuffle.partitions, and start again."
+    )
+
+
+def test_a_decision_has_room_for_three_hundred_bytes_a_transaction() -> None:
+    assert LONGEST_DECISION // MOST_TRANSACTIONS >= 300
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("columns", [["*"], ["id", "upper(name) AS name"]])
+def test_it_is_refused_before_its_tasks_begin(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, columns: list[str]
+) -> None:
+    monkeypatch.setattr(plans, "MOST_TRANSACTIONS", 3)
+    pipeline.add_batch([{"id": number, "name": "a"} for number in range(20)])
+    writer = foreach_batch((pipeline.files(), columns), log=str(pipeline.log))
+    with pytest.raises(StreamingQueryException, match=r"ConfigurationError: batch 0 has 4 tasks.* Nothing was written"):
+        pipeline.run(writer, lambda source: source.repartition(4))
+    assert not (pipeline.folder / "archive").exists()
+    assert pipeline.entries("decide") == []
+
+    pipeline.run(writer, lambda source: source.repartition(3))
+    assert pipeline.archived_ids() == list(range(20))
+
+
+@pytest.mark.spark
+def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(session: SparkSession, _: str) -> object:
+        return session._jvm.java.lang.Object()  # type: ignore[union-attr]
+
+    monkeypatch.setattr(plans, "running", other)
+    found: list[Plan] = []
+    writer = foreach_batch(pipeline.files(), log=str(pipeline.log))
+
+    def look(batch: DataFrame, batch_id: int) -> None:
+        found.append(plans.Plans().of(batch, "none"))
+        writer(batch, batch_id)
+
+    for batch in range(2):
+        pipeline.add_batch([{"id": batch, "name": "a"}])
+    pipeline.run(look)
+    assert found == [Plan(tasks=None, python=True, mergeable=False)] * 2
+    assert pipeline.archived_ids() == [0, 1]

@@ -1,0 +1,189 @@
+"""A checkpoint's folder, through fsspec: on a disk, or at any store that Python reaches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fsspec.core import url_to_fs
+
+from twopc.checkpoint.offsets import Reads, by_source, parse
+from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_for_files, with_files
+from twopc.errors import ConfigurationError
+from twopc.log_store import make_folder, sync_folder
+from twopc.transaction import JsonValue
+
+_HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
+_BLOCK_BYTES = 1024 * 1024
+
+
+def url(location: str) -> str:
+    """Hadoop's spelling, file:/data, is none that fsspec knows."""
+    return _HADOOP.sub(r"\1:///", location, count=1)
+
+
+class CheckpointFolder:
+    """Reads, and writes whole files. Paths are below the folder, such as ``offsets/7``."""
+
+    def __init__(self, location: str) -> None:
+        self.url = url(location).rstrip("/")
+        self._fs: Any
+        try:
+            self._fs, self._root = url_to_fs(self.url)
+        except (ImportError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"the client for {location!r} can't be made ({type(error).__name__}: {error}). Is fsspec's package for"
+                " that store installed?"
+            ) from error
+
+    # Reading. -------------------------------------------------------------------------------------------------------
+
+    def query_id(self) -> str:
+        """The query's id, which Spark writes before the first batch and nobody after.
+
+        Raises:
+            ConfigurationError: it can't be read.
+        """
+        try:
+            return str(json.loads(self.text("metadata"))["id"])
+        except Exception as error:
+            raise ConfigurationError(
+                f"the query's id can't be read from {self.url}/metadata ({type(error).__name__}: {error}). Is this the"
+                " query's checkpoint folder, and can Python read it? For stores other than disks that takes fsspec's"
+                " package. (A query with foreach_batch runs without.)"
+            ) from error
+
+    def newest(self) -> tuple[int, Reads]:
+        """The newest batch that Spark has planned, and what it reads.
+
+        Raises:
+            ConfigurationError: that can't be read.
+        """
+        try:
+            batch_id = self.numbers("offsets")[-1]
+            return batch_id, self.reads(batch_id)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must"
+                " be able to read the checkpoint folder. (A query with foreach_batch runs without.)"
+            ) from error
+
+    def numbers(self, name: str, suffix: str = "") -> list[int]:
+        """The numbers of the files in a folder, such as ``offsets``, ascending."""
+        names = (name.removesuffix(suffix) for name in self.names(name) if name.endswith(suffix))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def names(self, name: str) -> list[str]:
+        """What is in a folder; nothing where there is none."""
+        path = self._path(name)
+        self._fs.invalidate_cache(path)
+        try:
+            paths = self._fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+
+    def size(self, path: str) -> int | None:
+        try:
+            return int(self._fs.size(self._path(path)))
+        except FileNotFoundError:
+            return None
+
+    def text(self, path: str, start: int = 0) -> str:
+        data: bytes = self._fs.cat_file(self._path(path), start=start or None)
+        return data.decode(errors="replace" if start else "strict")
+
+    def sha256(self, path: str) -> str:
+        digest = hashlib.sha256()
+        with self._fs.open(self._path(path), "rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                digest.update(block)
+        return digest.hexdigest()
+
+    def reads(self, batch_id: int) -> Reads:
+        """What a planned batch reads.
+
+        Raises:
+            FileNotFoundError: it is not planned.
+            ValueError: its entry is cut off.
+        """
+        entry = parse(self.text(f"offsets/{batch_id}"))
+        before = parse(self.text(f"offsets/{batch_id - 1}")) if batch_id and stands_for_files(entry) else {}
+        if stands_for_files(entry) and isinstance(entry["sources"], list):
+            folders = self._source_folders(entry["sources"])
+            if folders != [str(n) for n in range(len(folders))]:
+                entry["folders"] = before["folders"] = folders
+        return with_files(entry, files_read(self, batch_id, by_source(entry), by_source(before)))
+
+    def _source_folders(self, offsets: Sequence[JsonValue]) -> list[str]:
+        """The folder of each source of the newest batch: its number among those of the plan, in which one may be
+        twice. The newest file in a file source's folder has the number that is its offset."""
+        newest = {int(name): self._newest_file(name) for name in self.names("sources") if name.isdecimal()}
+        folders: list[int] = []
+        taken: dict[int, int] = {}
+        for place, offset in enumerate(offsets):
+            last, folder = number(offset), place
+            if last is not None:
+                fitting = [n for n in range(place, -1, -1) if newest.get(n) == last and n not in taken]
+                twice = [n for n, other in taken.items() if other == last]
+                folder = next(iter([*fitting, *twice]), place)
+                taken[folder] = last
+            folders.append(folder)
+        return [str(folder) for folder in folders]
+
+    def _newest_file(self, source: str) -> int | None:
+        numbers = self.numbers(f"sources/{source}") + self.numbers(f"sources/{source}", COMPACT)
+        return max(numbers, default=None)
+
+    # Writing. -------------------------------------------------------------------------------------------------------
+
+    def write(self, path: str, data: bytes) -> None:
+        """Create or replace a file, whole and durable or not at all."""
+        if not self._is_disk():
+            self._fs.pipe_file(self._path(path), data)
+            return
+        file = Path(self._path(path))
+        make_folder(file.parent)
+        aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")  # Spark's own have such names, and it skips them
+        try:
+            with aside.open("xb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            self._remove_checksum(file)
+            aside.replace(file)
+            sync_folder(file.parent)
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        if not self._is_disk():
+            self._fs.rm_file(self._path(path))
+            return
+        file = Path(self._path(path))
+        file.unlink()
+        self._remove_checksum(file)
+        sync_folder(file.parent)
+
+    def data(self, path: str) -> bytes:
+        """The whole file. Raises FileNotFoundError."""
+        data: bytes = self._fs.cat_file(self._path(path))
+        return data
+
+    def _remove_checksum(self, file: Path) -> None:
+        """Hadoop keeps one beside each file on a disk, and reads no file that does not fit its checksum."""
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+
+    def _is_disk(self) -> bool:
+        protocol = self._fs.protocol
+        return "file" in ((protocol,) if isinstance(protocol, str) else protocol)
+
+    def _path(self, path: str) -> str:
+        return f"{self._root}/{path}"
