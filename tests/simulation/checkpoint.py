@@ -8,9 +8,11 @@ restores a backup has an older state as a whole.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 from tests.simulation.world import Fault, Op
+from twopc.entries import Entry
 
 FAULTS = (Fault.ONE_BEHIND, Fault.TWO_BEHIND, Fault.COMMIT_LOST, Fault.PLAN_LOST)
 
@@ -96,9 +98,13 @@ class Checkpoint:
             del self.ends[batch_id]
             self.done.discard(batch_id)
 
-    def repair(self, decided: int, reads: Mapping[int, int]) -> None:
-        """What an operator does, who finds in the log where batches end: the newest decided batch is planned as it was
+    def repair(self, log: Sequence[Entry]) -> None:
+        """What an operator does, with the entries that the log keeps: the newest decided batch is planned as it was
         decided, and nothing after it."""
+        reads: dict[Any, Any] = {entry.decided: entry.reads["end"] for entry in log if isinstance(entry.reads, dict)}
+        decided = log[-1].decided
+        if decided is None:
+            return
         self.ends = {batch_id: end for batch_id, end in self.ends.items() if batch_id < decided}
         self.done = {batch_id for batch_id in self.done if batch_id < decided}
         for batch_id in range(decided):

@@ -14,17 +14,17 @@ from tests.simulation.world import Fault, Step
 SMALL = (
     Scenario(sinks="kf"),
     Scenario(sinks="kf", log="disk"),
-    Scenario(sinks="kk", batches=2, partitions=(1, 2), entries_kept=1),
-    Scenario(sinks="kf", batches=2, partitions=(2, 1), end_txn_version=4),
-    Scenario(sinks="kf", stage=True),
-    Scenario(sinks="ff", log="disk", batches=2, entries_kept=1),
+    Scenario(sinks="kk", batches=2, partitions=(1, 2), entries_kept=1, machines=2),
+    Scenario(sinks="kf", batches=2, partitions=(2, 1), end_txn_version=4, rests=True),
+    Scenario(sinks="kf", stage=True, late_begin=True),
+    Scenario(sinks="ff", log="disk", batches=2, entries_kept=1, syncs_checkpoint=False),
 )
 """The spaces that are enumerated: every fault at every step, then every pair."""
 
 SMALLEST = (
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1),
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, log="disk"),
-    Scenario(sinks="k", partitions=(1,), rows_a_batch=2, entries_kept=1, end_txn_version=4),
+    Scenario(sinks="k", partitions=(1,), rows_a_batch=2, entries_kept=1, end_txn_version=4, runs=2, rests=True),
 )
 """Those of which every pair of faults is enumerated first; those of ``SMALL`` come after, as far as time goes."""
 
@@ -74,7 +74,7 @@ def pairs(
 
 def in_turn(scenario: Scenario, kinds: Sequence[Container[Fault]]) -> Iterator[Mapping[int, Fault]]:
     """Of as many faults as ``kinds``, each of the next kind and at a later step than the one before."""
-    schedules: Iterable[Mapping[int, Fault]] = singles(scenario, kinds[0])
+    schedules: Iterable[Mapping[int, Fault]] = singles(scenario, kinds[0]) if kinds else ()
     for kind in kinds[1:]:
         schedules = itertools.chain.from_iterable(map(functools.partial(_one_more, scenario, only=kind), schedules))
     yield from schedules

@@ -383,7 +383,7 @@ class SimulatedKafkaSink(KafkaSink):
     def _control(self) -> Control:
         return self._to_model
 
-    def _writer(self, name: str) -> ModelWriter:  # type: ignore[override]
+    def _writer(self, name: str) -> ModelWriter:
         return ModelWriter(self._broker, name)
 
     def validate(self, schema: object) -> None:

@@ -27,7 +27,7 @@ from tests.simulation.world import Fault
 SEEDS_AT_MOST = 10_000
 """Tried against a mutant that no single fault of its scenarios catches."""
 
-PAIRS_AT_MOST = 40_000
+SEARCHED_AT_MOST = 40_000
 
 THEN_AT_MOST = 100
 """Characters of a violation in the table."""
@@ -606,12 +606,10 @@ def _candidates(mutant: Mutant) -> Iterator[Result]:
     for scenario in mutant.scenarios:
         for schedule in ({}, *singles(scenario)):
             yield run_schedule(scenario, schedule)
-    for scenario in mutant.scenarios if mutant.in_turn else ():
-        for schedule in itertools.islice(in_turn(scenario, mutant.in_turn), PAIRS_AT_MOST):
-            yield run_schedule(scenario, schedule)
-    for scenario in mutant.scenarios if mutant.in_pairs else ():
-        for schedule in itertools.islice(pairs(scenario, only=mutant.in_pairs), PAIRS_AT_MOST):
-            yield run_schedule(scenario, schedule)
+    for scenario in mutant.scenarios:
+        for searched in (in_turn(scenario, mutant.in_turn), pairs(scenario, only=mutant.in_pairs)):
+            for chosen in itertools.islice(searched, SEARCHED_AT_MOST):
+                yield run_schedule(scenario, chosen)
     for seed in range(SEEDS_AT_MOST):
         for scenario in mutant.scenarios:
             yield run_drawn(scenario, seed)

@@ -266,16 +266,12 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     disk = _OS.disk = Disk(world)
     broker = Broker(world, scenario.end_txn_version)
     ledger = Ledger(broker, disk)
-    checkpoint = Checkpoint(scenario.rows_a_batch)
-    world.on_time_out = broker.time_out
-    world.on_machine_power_cut = _MACHINES.power_cut
     _disk_for(scenario, disk)
-    log = _log_of(scenario, world, disk, ledger)
     spark = Spark(
         world,
         ledger,
-        checkpoint,
-        log,
+        Checkpoint(scenario.rows_a_batch),
+        _log_of(scenario, world, disk, ledger),
         lambda: _sinks_of(scenario, broker, disk),
         Cluster(scenario.partitions, scenario.machines, scenario.runs, scenario.rests, scenario.stage_retries_count_on),
         scenario.batches,
@@ -286,6 +282,25 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     leases.BATCH_SLOTS = scenario.slots
     if scenario.late_begin:
         _leave_begins_under_way(scenario, spark, broker)
+
+    _let_happen(scenario, world, spark, ledger, broker, disk)
+    spark.start_driver()
+    world.run(spark.needs_a_driver)
+    if world.violation is None:
+        _end(scenario, world, spark, ledger, disk)
+    return Result(
+        scenario,
+        world.violation,
+        world.happened,
+        world.trace,
+        world.steps,
+        spark.stopped is not None,
+        ledger.incarnation,
+    )
+
+
+def _let_happen(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, broker: Broker, disk: Disk) -> None:
+    """Say what the faults do that befall no process alone."""
 
     def expire() -> None:
         ledger.ids_expire()
@@ -300,31 +315,20 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
         disk.power_cut(keeps_names)
         _MACHINES.power_cuts()
         if not scenario.syncs_checkpoint:
-            checkpoint.fall_back(Fault.TWO_BEHIND if keeps_names else Fault.ONE_BEHIND)
+            spark.checkpoint.fall_back(Fault.TWO_BEHIND if keeps_names else Fault.ONE_BEHIND)
 
     def befall(fault: Fault) -> None:
         if fault is Fault.LOG_BEHIND:
-            _put_back(spark, log(), ledger)
+            _put_back(spark, ledger)
         elif not spark.log_is_backup and spark.runs_alone(world.current):
-            checkpoint.fall_back(fault)
+            spark.checkpoint.fall_back(fault)
 
     world.on_expiry = expire
     world.on_suspension = suspend
     world.on_power_cut = cut_power
     world.on_other = befall
-    spark.start_driver()
-    world.run(spark.needs_a_driver)
-    if world.violation is None:
-        _end(scenario, world, spark, ledger, disk)
-    return Result(
-        scenario,
-        world.violation,
-        world.happened,
-        world.trace,
-        world.steps,
-        spark.stopped is not None,
-        ledger.incarnation,
-    )
+    world.on_time_out = broker.time_out
+    world.on_machine_power_cut = _MACHINES.power_cut
 
 
 def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: Disk) -> None:
@@ -355,10 +359,10 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
         world.violation = str(violation)
 
 
-def _put_back(spark: Spark, store: LogStore, ledger: Ledger) -> None:
+def _put_back(spark: Spark, ledger: Ledger) -> None:
     """Somebody restores a backup of the log. Where it lacks what is decided and not committed, or the checkpoint has
     fallen back as well, nobody could tell: so only where the checkpoint has noted what it lacks, and all is quiet."""
-    done = spark.checkpoint.done
+    store, done = spark.log(), spark.checkpoint.done
     if (
         not isinstance(store, ObjectStore)
         or spark.log_is_backup

@@ -1,8 +1,8 @@
 """A model of Spark: drivers that are restarted, stages of tasks with retries, speculation and executors that are lost.
 
 A task that sleeps is taken for lost and begun anew; it wakes as a zombie. A driver that sleeps is replaced, and wakes
-beside the new one. What a batch reads stands in the checkpoint before it runs, and that it is done after it; an operator
-repairs a checkpoint that is not of the log's age, whenever the query has stopped for that.
+beside the new one. What a batch reads stands in the checkpoint before it runs, and that it is done after it. Whenever
+the query has stopped as checkpoint and log are not of one age, an operator repairs the checkpoint.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Spark:
         self.drivers: list[Actor] = []
         self.log_is_backup = False
         self.restore_log: Callable[[], None] = lambda: None
-        self._ledger, self._log, self._sinks = ledger, log, sinks
+        self.log = log
+        self._ledger, self._sinks = ledger, sinks
         self._stage = stage
         self._tasks = 0
         self._runs = cluster.runs
@@ -147,7 +148,7 @@ class Spark:
 
     def coordinator(self) -> tuple[Coordinator, Mapping[str, TwoPhaseCommitSink[Any]]]:
         sinks = self._sinks()
-        coordinator = Coordinator(sinks, self._log(), "query", commits_at_once=1, rest_interval_s=None)
+        coordinator = Coordinator(sinks, self.log(), "query", commits_at_once=1, rest_interval_s=None)
         coordinator._stage = self._stage  # type: ignore[assignment]
         return coordinator, sinks
 
@@ -193,11 +194,9 @@ class Spark:
             self.world.end_all()
             self.restore_log()
             self.log_is_backup = False
-        elif newest := read_tail(store := self._log()):
+        elif newest := read_tail(store := self.log()):
             kept = [entries.parse(store.read(slot), "the simulated log") for slot in store.slots()]
-            reads = {entry.decided: entry.reads["end"] for entry in (*kept, newest[1]) if entry.reads}  # type: ignore[index, call-overload]
-            if newest[1].decided is not None:
-                self.checkpoint.repair(newest[1].decided, reads)  # type: ignore[arg-type]
+            self.checkpoint.repair([*kept, newest[1]])
 
     def forget_stop(self) -> OperatorRequired | None:
         """Somebody starts the query again."""

@@ -287,18 +287,8 @@ class World:
                 self.on_suspension()
             case Fault.EXPIRY:
                 self.on_expiry()
-            case Fault.POWER_CUT | Fault.POWER_CUT_KEEPS_NAMES:
-                CRASH_POINTS.add(_real_code())
-                for other in self._actors:
-                    other.dead = True
-                self.on_power_cut(fault is Fault.POWER_CUT_KEEPS_NAMES)
-                raise Killed
-            case Fault.MACHINE_POWER_CUT:
-                CRASH_POINTS.add(_real_code())
-                for other in self._actors:
-                    other.dead |= other.machine == actor.machine
-                self.on_machine_power_cut(actor.machine)
-                raise Killed
+            case Fault.POWER_CUT | Fault.POWER_CUT_KEEPS_NAMES | Fault.MACHINE_POWER_CUT:
+                self._cut_power(actor, fault)
             case Fault.SLOW_MARKERS | Fault.MARKER_LEFT_OUT | Fault.MARKER_LEFT_OUT_LATE | Fault.EPOCHS_RUN_OUT:
                 self.special = fault
             case _:
@@ -314,6 +304,17 @@ class World:
         for other in self._actors:
             if other is actor or other.owner is actor:
                 other.dead = True
+        raise Killed
+
+    def _cut_power(self, actor: Actor, fault: Fault) -> None:
+        CRASH_POINTS.add(_real_code())
+        everywhere = fault is not Fault.MACHINE_POWER_CUT
+        for other in self._actors:
+            other.dead |= everywhere or other.machine == actor.machine
+        if everywhere:
+            self.on_power_cut(fault is Fault.POWER_CUT_KEEPS_NAMES)
+        else:
+            self.on_machine_power_cut(actor.machine)
         raise Killed
 
     def _befall_driver(self, task: Actor, fault: Fault) -> None:
