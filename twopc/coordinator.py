@@ -128,6 +128,7 @@ class Coordinator:
         phase_one: Callable[[Round], Iterable[Vote]],
         *,
         reads: JsonValue = None,
+        follows: JsonValue = None,
         began_s: float | None = None,
     ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
@@ -137,11 +138,12 @@ class Coordinator:
         call, ``began_s`` is an earlier reading of this machine's ``time.perf_counter``.
 
         ``reads`` says as JSON what the batch reads from its source, such as offsets: the same whenever the same batch
-        is run again, and another for any other. It identifies the batch; without it the number alone does.
+        is run again, and another for any other. It identifies the batch; without it the number alone does. ``follows``
+        says the same of the batch before, as the checkpoint now has it: a new batch begins where that one ends.
 
         Raises:
-            LogMismatch: the log has decided this batch with other ``reads``; or it is neither the newest decided batch
-                nor the next. Nothing was written.
+            LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
+                ``follows``; or it is neither the newest decided batch nor the next. Nothing was written.
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other of the tree in ``twopc.errors``, which says what to do.
         """
@@ -149,7 +151,7 @@ class Coordinator:
             self._figures = Figures()
             if self._phase is Phase.CLOSED:
                 self._open()
-            if is_known(batch_id, reads, self._log.tail, self._first_batch_id, self._store):
+            if is_known(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
                 return self._finished(batch_id, True, {})
             committables = self._run(Round(self._log.incarnation, batch_id), phase_one, reads, began_s)
             if self._resting is not None:
@@ -523,14 +525,17 @@ class Coordinator:
         return batch
 
 
-def is_known(batch_id: int, reads: JsonValue, tail: Entry, first_batch_id: int, store: LogStore) -> bool:
+def is_known(
+    batch_id: int, reads: JsonValue, tail: Entry, first_batch_id: int, store: LogStore, follows: JsonValue = None
+) -> bool:
     """Whether the log in ``store``, with the newest entry ``tail``, has decided the batch that the query is at.
 
     An earlier batch than the newest decided is known by what it reads, as long as its entry is kept. A query whose
     checkpoint is several batches behind goes through them one by one, so that its state is where it would have been.
 
     Raises:
-        LogMismatch: the batch can't come now, or is decided with other ``reads``.
+        LogMismatch: the batch can't come now, or is decided with other ``reads``, or ``follows`` another than the one
+            that is decided.
     """
     if tail.decided is not None and batch_id < tail.decided and reads is not None:
         earlier = read_decision(store, batch_id)
@@ -538,6 +543,7 @@ def is_known(batch_id: int, reads: JsonValue, tail: Entry, first_batch_id: int, 
             require_same_reads(batch_id, earlier.reads, reads, store.url)
             return True
     if not is_decided(batch_id, tail.decided, first_batch_id, store.url):
+        _require_same_end(batch_id, tail.reads, follows, store.url)
         return False
     require_same_reads(batch_id, tail.reads, reads, store.url)
     return True
@@ -596,6 +602,22 @@ def require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: s
             " Nothing was written. The checkpoint is older than the log (restored from a backup, or it lost its newest"
             " files), and to go on would lose or double what lies between. Stop the query and run 'twopc checkpoint"
             " repair', which writes what the batch read back into the checkpoint."
+        )
+
+
+def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
+    """Make sure that a new batch begins where the newest decided one ended. Upholds: no record lies between the two, or
+    in both.
+
+    Raises:
+        LogMismatch: it does not.
+    """
+    if decided is not None and now is not None and (found := list(differences(decided, now))):
+        raise LogMismatch(
+            f"batch {batch_id} would follow a batch {batch_id - 1} with other input than the commit log at {log} has"
+            f" decided: {told(found)}. Nothing was written. The checkpoint had lost that batch; it was planned anew and"
+            " taken for done. To go on would lose or double what lies between. Stop the query and run 'twopc"
+            " checkpoint repair'."
         )
 
 

@@ -11,10 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tests.simulation.world import Fault, Op
+from tests.simulation.world import OF_THE_CHECKPOINT, Fault, Op
 from twopc.entries import Entry
-
-FAULTS = (Fault.ONE_BEHIND, Fault.TWO_BEHIND, Fault.COMMIT_LOST, Fault.PLAN_LOST)
 
 
 class ConcurrentUpdate(Exception):
@@ -25,7 +23,7 @@ class Damaged(Exception):
     """Spark does not start a query on this."""
 
 
-READ = Op("spark: read the checkpoint", None, *FAULTS, Fault.LOG_BEHIND)
+READ = Op("spark: read the checkpoint", None, *OF_THE_CHECKPOINT)
 PLAN = Op("spark: plan the batch", OSError, changes=True)
 NOTE = Op("spark: note that the batch is done", OSError, changes=True)
 
@@ -114,6 +112,3 @@ class Checkpoint:
         self.ends[decided] = reads[decided]
         self.has_fallen_back = False
         self.repairs += 1
-
-
-__all__ = ["FAULTS", "NOTE", "PLAN", "READ", "Checkpoint", "ConcurrentUpdate", "Damaged"]

@@ -28,6 +28,9 @@ TIMEOUT_MS = 900_000
 MARKERS_STEPS = 7
 """How many steps a broker takes to write markers when it is slow."""
 
+STALE_STEPS = 12
+"""How many steps a broker takes to find out that it has been cut off."""
+
 LAST_EPOCH = 32_766
 
 
@@ -41,8 +44,11 @@ def _not_delivered() -> Exception:
 
 _OF_MARKERS = (Fault.SLOW_MARKERS, Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE)
 
-END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.EXPIRY, *_OF_MARKERS, changes=True)
-DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
+_STALE = (Fault.STALE, Fault.STALE_AND_EMPTY)
+
+END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.EXPIRY, *_OF_MARKERS, *_STALE, changes=True)
+DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, *_STALE, changes=False)
+PROVE = Op("kafka: have it proven, and describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
 ASK = Op("kafka: describe the broker's configuration", _no_answer)
 LIST = Op("kafka: list", _no_answer, changes=False)
 INIT = Op(
@@ -98,7 +104,8 @@ class Held:
 
 @dataclass(eq=False, slots=True)
 class Id:
-    """One transactional id at its coordinator."""
+    """One transactional id at its coordinator. ``past`` is what it was before the last request that has changed it, and
+    ``changed_at`` the step of that."""
 
     name: str
     producer_id: int
@@ -106,6 +113,16 @@ class Id:
     state: str = "Empty"
     timeout_ms: int = TIMEOUT_MS
     written: Written | None = None
+    past: TransactionState | None = None
+    changed_at: int = 0
+
+    @property
+    def now(self) -> TransactionState:
+        return TransactionState(self.state, self.producer_id, self.epoch, {TOPIC: [0]})
+
+    def changes(self, step: int) -> None:
+        """About to."""
+        self.past, self.changed_at = self.now, step
 
 
 class Broker:
@@ -122,6 +139,7 @@ class Broker:
         self.on_commit_asked: Callable[[str, int, int], None] = lambda _name, _producer_id, _epoch: None
         self.on_complete: Callable[[str, int], None] = lambda _sink, _batch_id: None
         self.described_at: dict[str, dict[Actor | None, int]] = {}
+        self.was_cut_off = False
         self._producer_ids = 1000
 
     # What clients ask. ----------------------------------------------------------------------------------------------
@@ -130,13 +148,14 @@ class Broker:
         """InitProducerId: a new epoch, or the name of the error."""
         known = self.ids.get(name)
         if known is None:
-            known = self.ids[name] = Id(name, self._new_producer_id(), -1)
+            known = self.ids[name] = Id(name, self._new_producer_id(), -1, changed_at=self.world.steps)
         elif known.state == "Ongoing":
-            known.epoch += 1
-            self._end(known, Fate.REPLACED)
+            self._end(known, Fate.REPLACED, bumps=True)
             return "CONCURRENT_TRANSACTIONS"
         elif known.state.startswith("Prepare"):
             return "CONCURRENT_TRANSACTIONS"
+        if known.epoch >= 0:
+            known.changes(self.world.steps)
         known.timeout_ms = timeout_ms
         known.state, known.written = "Empty", None
         if known.epoch >= LAST_EPOCH or self.world.special is Fault.EPOCHS_RUN_OUT:
@@ -154,6 +173,7 @@ class Broker:
         if known.state.startswith("Prepare"):
             return "CONCURRENT_TRANSACTIONS"
         if known.written is None or known.state != "Ongoing":
+            known.changes(self.world.steps)
             known.state = "Ongoing"
             known.written = Written(name, known.producer_id, known.epoch, self.world.now_ms, writer, self.world.steps)
             self.newest[name, known.producer_id, known.epoch] = known.written
@@ -164,40 +184,47 @@ class Broker:
             held.transactions.append(known.written)
         return "NO_ERROR"
 
-    def end(  # noqa: PLR0911  # one line a row of the table
+    def end(  # one line a row of the table
         self, name: str, producer_id: int, epoch: int, commit: bool, version: int
     ) -> str:
         """EndTxn: the name of the error, ``NO_ERROR`` for none."""
         known = self.ids.get(name)
-        if known is None or known.producer_id != producer_id:
-            return "INVALID_PRODUCER_ID_MAPPING"
         bumps = version >= EPOCH_BUMPING_END_TXN
-        repeats = bumps and epoch == known.epoch - 1 and known.state not in ("Empty", "Ongoing")
-        if epoch != known.epoch and not repeats:
-            return "PRODUCER_FENCED"
-        wanted = "Commit" if commit else "Abort"
+        error = _answer(known.now if known else None, producer_id, epoch, commit, bumps)
+        if error is not None:
+            return error
+        assert known is not None
         if known.state == "Ongoing":
-            known.epoch += 1 if bumps else 0
-            self._end(known, Fate.COMMITTED if commit else Fate.ABORTED)
-            return "NO_ERROR"
-        if known.state == f"Prepare{wanted}":
-            return "CONCURRENT_TRANSACTIONS"
-        if known.state == f"Complete{wanted}" and (repeats or not bumps):
-            return "NO_ERROR"
-        if bumps and not commit and not repeats and not known.state.startswith("Prepare"):
-            known.epoch += 1  # an abort of nothing: the producer wants a new epoch (KIP-890)
+            self._end(known, Fate.COMMITTED if commit else Fate.ABORTED, bumps)
+        else:  # an abort of nothing: the producer wants a new epoch (KIP-890)
+            known.changes(self.world.steps)
+            known.epoch += 1
             known.state, known.written = "CompleteAbort", None
-            return "NO_ERROR"
-        return "INVALID_TXN_STATE"
+        return "NO_ERROR"
+
+    def end_in_the_past(
+        self, stale: Fault | None, name: str, producer_id: int, epoch: int, commit: bool, version: int
+    ) -> str:
+        """What a broker answers that is cut off: it can write nothing."""
+        past = self.describe_the_past(stale, [name]).get(name)
+        error = _answer(past, producer_id, epoch, commit, version >= EPOCH_BUMPING_END_TXN)
+        if error is None:
+            raise _no_answer()
+        return error
 
     def describe(self, names: Sequence[str]) -> dict[str, TransactionState]:
         for name in names:
             self.described_at.setdefault(name, {})[self.world.current] = self.world.steps
-        return {
-            name: TransactionState(known.state, known.producer_id, known.epoch, {TOPIC: [0]})
-            for name in names
-            if (known := self.ids.get(name)) is not None
-        }
+        return {name: known.now for name in names if (known := self.ids.get(name)) is not None}
+
+    def describe_the_past(self, stale: Fault | None, names: Sequence[str]) -> dict[str, TransactionState]:
+        """What a broker answers that is cut off."""
+        found = {}
+        for name in names if stale is Fault.STALE else ():
+            if (known := self.ids.get(name)) is not None and known.past is not None:
+                found[name] = known.past
+                self.described_at.setdefault(name, {}).setdefault(self.world.current, known.changed_at)
+        return found
 
     def list_ongoing(self, scope: str) -> list[str]:
         return sorted(name for name, known in self.ids.items() if known.state == "Ongoing" and name.startswith(scope))
@@ -231,8 +258,7 @@ class Broker:
     def roll_back_what_timed_out(self) -> None:
         for known in self.ids.values():
             if known.state == "Ongoing" and self._age_ms(known) >= known.timeout_ms:
-                known.epoch += 1
-                self._end(known, Fate.TIMED_OUT)
+                self._end(known, Fate.TIMED_OUT, bumps=True)
 
     def _age_ms(self, known: Id) -> int:
         assert known.written is not None
@@ -245,10 +271,12 @@ class Broker:
 
     # How. -----------------------------------------------------------------------------------------------------------
 
-    def _end(self, known: Id, fate: Fate) -> None:
+    def _end(self, known: Id, fate: Fate, bumps: bool) -> None:
         written = known.written
         assert written is not None
         self.before_end(written, fate)
+        known.changes(self.world.steps)
+        known.epoch += bumps
         written.fate = fate
         written.ended_at = self.world.steps
         outcome = "Commit" if fate is Fate.COMMITTED else "Abort"
@@ -278,11 +306,35 @@ class Broker:
         return self._producer_ids
 
 
+def _answer(  # noqa: PLR0911  # one line a row of the table
+    known: TransactionState | None, producer_id: int, epoch: int, commit: bool, bumps: bool
+) -> str | None:
+    """What a coordinator answers to EndTxn that knows this of the id; None where it has something to write."""
+    if known is None or known.producer_id != producer_id:
+        return "INVALID_PRODUCER_ID_MAPPING"
+    repeats = bumps and epoch == known.producer_epoch - 1 and known.state not in ("Empty", "Ongoing")
+    if epoch != known.producer_epoch and not repeats:
+        return "PRODUCER_FENCED"
+    wanted = "Commit" if commit else "Abort"
+    if known.state == "Ongoing":
+        return None
+    if known.state == f"Prepare{wanted}":
+        return "CONCURRENT_TRANSACTIONS"
+    if known.state == f"Complete{wanted}" and (repeats or not bumps):
+        return "NO_ERROR"
+    if bumps and not commit and not repeats and not known.state.startswith("Prepare"):
+        return None
+    return "INVALID_TXN_STATE"
+
+
 class ModelControl(Control):
-    """The sink's control connection, to the model."""
+    """The sink's control connection, to the model. It may have found a broker that is cut off from the others, which
+    answers what was the case in the past until it has to prove that it coordinates the id, or to write."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._stale: Fault | None = None
+        self._until = 0
         self._step = broker.world.step
         self.leaders = ModelLeaders(broker)
 
@@ -294,10 +346,30 @@ class ModelControl(Control):
         return self._step(ASK, lambda: TIMEOUT_MS)
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
-        return self._step(DESCRIBE, self._broker.describe, transactional_ids)
+        return self._step(DESCRIBE, self._describe, transactional_ids)
+
+    def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:  # type: ignore[override]
+        if self._is_stale():
+            return self._broker.describe_the_past(self._stale, transactional_ids)
+        return self._broker.describe(transactional_ids)
+
+    def _is_stale(self) -> bool:
+        world = self._broker.world
+        if world.special in _STALE:
+            self._stale, self._until = world.special, world.steps + STALE_STEPS
+            self._broker.was_cut_off = True
+        elif world.steps > self._until:
+            self._stale = None
+        return self._stale is not None
 
     def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
-        return self.describe(transactional_ids) if transactional_ids else {}
+        return self._step(PROVE, self._describe_proven, transactional_ids) if transactional_ids else {}
+
+    def _describe_proven(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:  # type: ignore[override]
+        if self._stale:
+            self._stale = None  # who coordinates the id is found anew
+            raise Retriable("the broker has not proved that it coordinates the id")
+        return self._broker.describe(transactional_ids)
 
     def list_ongoing(self, scope: str) -> list[str]:
         return self._step(LIST, self._broker.list_ongoing, scope)
@@ -308,7 +380,16 @@ class ModelControl(Control):
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         if commit:
             self._broker.on_commit_asked(transactional_id, producer_id, epoch)
-        return self._step(END, self._broker.end, transactional_id, producer_id, epoch, commit, version)
+        return self._step(END, self._end, transactional_id, producer_id, epoch, commit, version)
+
+    def _end(self, *asked: Any) -> str:  # type: ignore[override]
+        if not self._is_stale():
+            return self._broker.end(*asked)
+        try:
+            return self._broker.end_in_the_past(self._stale, *asked)
+        except Retriable:
+            self._stale = None
+            raise
 
 
 class ModelLeaders(Leaders):

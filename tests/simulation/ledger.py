@@ -231,7 +231,10 @@ class Ledger:
             raise Violation(f"batch {self._first_unresolved} is complete, and the log does not say so")
 
     def check_swept(self, before: int) -> None:
-        """What a participant that had ended before this step has left open, and is not decided, is gone."""
+        """What a participant that had ended before this step has left open, and is not decided, is gone. Where a broker
+        that was cut off has said so, it may be gone later."""
+        if self._broker.was_cut_off:
+            return
         open_ = [known.written for known in self._broker.ids.values() if known.state == "Ongoing" and known.written]
         for written in open_:
             key = (written.name, written.producer_id, written.producer_epoch)

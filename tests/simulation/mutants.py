@@ -449,6 +449,17 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "a word of the past ends the query",
+        (
+            Edit(
+                f"{KAFKA}._state",
+                "self._control.describe_proven([name], self.transactional_ids.scope)",
+                "self._control.describe([name])",
+            ),
+        ),
+        (ONE,),
+    ),
+    Mutant(
         "an abort goes by id and not by epoch",
         (
             Edit(
@@ -507,6 +518,12 @@ MUTANTS = (
         (Edit("twopc.coordinator:require_same_reads", "if found := list(differences(decided, now)):", "if False:"),),
         (ONE,),
         in_turn=(DEAD, BEHIND),
+    ),
+    Mutant(
+        "a new batch may follow another than was decided",
+        (Edit("twopc.coordinator:_require_same_end", "if decided is not None and", "if False and"),),
+        (replace(TWO, runs=1),),
+        in_turn=(DEAD, (Fault.PLAN_LOST,), DEAD),
     ),
     *(
         Mutant(

@@ -319,7 +319,7 @@ def _let_happen(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, 
     def befall(fault: Fault) -> None:
         if fault is Fault.LOG_BEHIND:
             _put_back(spark, ledger)
-        elif not spark.log_is_backup and spark.runs_alone(world.current):
+        elif not spark.log_is_backup:
             spark.checkpoint.fall_back(fault)
 
     world.on_expiry = expire

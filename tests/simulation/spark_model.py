@@ -58,6 +58,10 @@ class Batch:
     def reads(self) -> dict[str, Any]:
         return {"end": self.end}
 
+    @property
+    def follows(self) -> dict[str, Any] | None:
+        return {"end": self.start} if self.id else None
+
     def rows(self) -> tuple[str, ...]:
         return rows_between(self.start, self.end)
 
@@ -132,10 +136,6 @@ class Spark:
         actor = self.world.start(f"driver {number}", lambda: Driver(self, actor).run())
         actor.on_suspicion = self.start_driver
         self.drivers.append(actor)
-
-    def runs_alone(self, driver: Actor | None) -> bool:
-        """Whether no other driver lives, not even one that sleeps."""
-        return all(other.dead or other is driver for other in self.drivers)
 
     def next_task_id(self) -> int:
         """Spark counts task attempts through all stages of one driver; here through all of the query."""
@@ -275,7 +275,7 @@ class Driver:
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
             return Stage(self._spark, self._actor, self._sinks, round, batch.rows()).run()
 
-        if not self._coordinator.run(batch.id, phase_one, reads=batch.reads).already_decided:
+        if not self._coordinator.run(batch.id, phase_one, reads=batch.reads, follows=batch.follows).already_decided:
             self._spark.check_swept(self._coordinator, self._spark.decided_at)
         self._world.step(NOTE, self._checkpoint.note, batch.id)
         self._rest()

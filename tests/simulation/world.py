@@ -74,6 +74,8 @@ class Fault(Enum):
     SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
     MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and calls it complete"
     MARKER_LEFT_OUT_LATE = "the broker takes its time over a marker, leaves it out and calls the transaction complete"
+    STALE = "a broker answers, now and for a while, that has been cut off from the others since before the last change"
+    STALE_AND_EMPTY = "a broker answers, now and for a while, that has been cut off since before it knew of the id"
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
     POWER_CUT = "every process dies, and what was not synced is lost"
     POWER_CUT_KEEPS_NAMES = "every process dies; of what was not synced, names survive and contents don't"
@@ -84,6 +86,8 @@ class Fault(Enum):
     PLAN_LOST = "the checkpoint has lost what its newest batch reads, and not that it is done"
     LOG_BEHIND = "the log is a backup from before the newest batch of the checkpoint"
 
+
+OF_THE_CHECKPOINT = (Fault.ONE_BEHIND, Fault.TWO_BEHIND, Fault.COMMIT_LOST, Fault.PLAN_LOST, Fault.LOG_BEHIND)
 
 _ANYWHERE = (Fault.CRASH_BEFORE, Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.TIME_OUT)
 _OF_TASKS = (Fault.DRIVER_DIES, Fault.STAGE_RETRY)
@@ -289,10 +293,10 @@ class World:
                 self.on_expiry()
             case Fault.POWER_CUT | Fault.POWER_CUT_KEEPS_NAMES | Fault.MACHINE_POWER_CUT:
                 self._cut_power(actor, fault)
-            case Fault.SLOW_MARKERS | Fault.MARKER_LEFT_OUT | Fault.MARKER_LEFT_OUT_LATE | Fault.EPOCHS_RUN_OUT:
-                self.special = fault
-            case _:
+            case _ if fault in OF_THE_CHECKPOINT:
                 self.on_other(fault)
+            case _:
+                self.special = fault
         try:
             return effect(*args)
         finally:

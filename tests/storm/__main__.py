@@ -25,6 +25,7 @@ from rich.console import Console
 from tests.broker_properties import WITHOUT_TIMEOUT
 from tests.storm.availability import Availability
 from tests.storm.chaos import Chaos
+from tests.storm.checkpoint import Checkpoint
 from tests.storm.contents import compare
 from tests.storm.disks import Disk, enter_namespace
 from tests.storm.driver import Driver
@@ -81,9 +82,10 @@ def storm(
     """Feed, strike, watch; then settle and compare."""
     producer = Producer(settings)
     producer.rehearse()
-    driver = Driver(settings)
+    checkpoint = Checkpoint(Path(settings.folder) / "checkpoint", Path(settings.folder) / "log")
+    driver = Driver(settings, checkpoint)
     availability, stop = Availability(settings), threading.Event()
-    chaos = Chaos(settings, driver, broker, disks, availability, chance)
+    chaos = Chaos(settings, driver, broker, disks, checkpoint, availability, chance)
     feeder = threading.Thread(target=producer.feed, args=(stop,), daemon=True)
     feeder.start()
     started = time.monotonic()
@@ -115,6 +117,8 @@ def storm(
         "kills_in_all": chaos.kills.total(),
         "pauses": dict(chaos.pauses),
         "disk_full": dict(chaos.full_disks),
+        "checkpoint_lost": dict(checkpoint.lost),
+        "checkpoint_repairs": dict(checkpoint.repairs),
         "errors": dict(Counter(event["what"] for event in noted if event["event"] == "error")),
         "driver_starts": driver.starts,
         "batches": availability.batches,
@@ -146,7 +150,14 @@ def is_spotless(report: dict[str, object]) -> bool:
     """No loss, no duplicate, no leftover, and all of it without a person's help; no roll-back without a time-out."""
     found = [report["lost"], report["duplicates"], report["dangling"], report["staged_files_left"]]
     spotless = found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
-    return bool(report["settled"]) and spotless and not (report["without_timeout"] and report["replayed"])
+    repairs = report["checkpoint_repairs"]
+    assert isinstance(repairs, dict)
+    return (
+        bool(report["settled"])
+        and spotless
+        and "failed" not in repairs
+        and not (report["without_timeout"] and report["replayed"])
+    )
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import psutil
 
 from tests.processes import kill_all_of
 from tests.storm.availability import Availability
+from tests.storm.checkpoint import Checkpoint, Loss
 from tests.storm.disks import LACKS, Disk
 from tests.storm.driver import Driver, wake
 from tests.storm.query import MOMENTS, REPLAYED, Settings, wish
@@ -31,9 +32,11 @@ class Chaos:
         driver: Driver,
         broker: KafkaBroker,
         disks: Sequence[Disk],
+        checkpoint: Checkpoint,
         availability: Availability,
         chance: random.Random,
     ) -> None:
+        self._checkpoint = checkpoint
         self._driver, self._broker, self._disks = driver, broker, disks
         self._availability, self._chance = availability, chance
         self._wish = wish(settings)
@@ -41,6 +44,7 @@ class Chaos:
         self._rolls_back = not settings.without_timeout
         self._decided_at_last_death: int | None = None
         self._broker_is_up = True
+        self._sleeps_until = 0.0
         self._later: list[tuple[threading.Timer, Callable[[], None]]] = []
         self._deck: list[Deed] = []
         self.kills, self.pauses, self.full_disks = Counter[str](), Counter[str](), Counter[str]()
@@ -53,7 +57,7 @@ class Chaos:
         return ", ".join(self._done() - before)
 
     def _done(self) -> Counter[str]:
-        done = {"kill": self.kills, "pause": self.pauses, "fill": self.full_disks}
+        done = {"kill": self.kills, "pause": self.pauses, "fill": self.full_disks, "lose": self._checkpoint.lost}
         return Counter({f"{verb} {name}": times for verb, counts in done.items() for name, times in counts.items()})
 
     def _strike_once(self) -> None:
@@ -80,6 +84,7 @@ class Chaos:
             self._pause_executor: 1,
             self._pause_driver: 1,
             self._replace_sleeping_driver: 1,
+            self._lose_of_checkpoint: 3,
             self._pause_broker: 1,
             self._fill_a_disk: 3 if self._disks else 0,
         }
@@ -205,7 +210,17 @@ class Chaos:
         asleep_s = self._chance.uniform(8, 20)
         self._undo_after(asleep_s, lambda: wake(sleeper))
         self._undo_after(asleep_s + 10, lambda: kill_all_of(sleeper))
+        self._sleeps_until = time.monotonic() + asleep_s + 11
         self.pauses["driver, replaced meanwhile"] += 1
+        return True
+
+    def _lose_of_checkpoint(self) -> bool:
+        """A power cut, of the driver with its disk. Nobody else may write to it any more."""
+        if time.monotonic() < self._sleeps_until or not self._is_a_fresh_driver():
+            return False
+        self._driver.kill()
+        self.kills["driver"] += 1
+        self._checkpoint.lose(self._chance.choice(tuple(Loss)))
         return True
 
     # The broker and the disks. ------------------------------------------------------------------------------------

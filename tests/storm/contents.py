@@ -18,9 +18,10 @@ ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 
 
 SKIPPED = re.compile(
-    r"Couldn't find leader endpoint for partitions Set\((.*?)\) while trying to send transaction markers"
+    r"Couldn't find leader endpoint for partitions \w+\((.*?)\) while trying to send transaction markers"
 )
-"""What a broker logs when it completes a transaction without its marker in a partition; see docs/storm.md."""
+"""What a broker logs when it completes a transaction without its marker in a partition; see docs/storm.md. The
+partitions are a Set, and from the fifth on a HashSet."""
 
 MENDED = "wrote a marker that Kafka had left out"
 """What the sink logs when it writes one instead."""

@@ -16,6 +16,7 @@ import psutil
 
 from tests.processes import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
 from tests.spark_home import spark_home
+from tests.storm.checkpoint import Checkpoint
 from tests.storm.query import DAEMON, Settings
 
 LAST_RUN_S = 240
@@ -25,8 +26,9 @@ REHEARSAL_S = 120
 class Driver:
     """Started again whenever it is gone, whoever killed it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, checkpoint: Checkpoint) -> None:
         self._settings = settings
+        self._checkpoint = checkpoint
         self._log = (Path(settings.folder) / "driver.log").open("ab")
         self._spark_home = spark_home(Path(settings.folder) / "spark")
         self.starts = 0
@@ -71,8 +73,14 @@ class Driver:
     def supervise(self) -> None:
         """Start it again if it is gone."""
         if not self.is_alive and time.monotonic() >= self.down_until:
-            self.kill()
-            self.process = self._start(self._settings)
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """Where it ended by itself since the checkpoint has lost something, an operator mends that first."""
+        self.kill()
+        if self._checkpoint.is_damaged and self.process.returncode > 0:
+            self._checkpoint.repair()
+        self.process = self._start(self._settings)
 
     def kill(self) -> None:
         """The driver and all that it started."""
@@ -102,7 +110,7 @@ class Driver:
                 self.kill()
                 if self.process.returncode == 0:
                     return True
-                self.process = self._start(self._settings)
+                self._start_again()
             meanwhile()
             time.sleep(0.05)
         return False

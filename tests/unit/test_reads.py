@@ -68,6 +68,21 @@ def test_a_decided_batch_that_comes_again_with_other_input_is_refused_before_any
     assert world.visible("a") == ["0-0", "0-1"]
 
 
+def test_a_new_batch_that_follows_a_batch_with_other_input_than_was_decided_is_refused_before_it_is_written(
+    world: World,
+) -> None:
+    decide(world, 0, AT_100)
+    with pytest.raises(LogMismatch, match=r"follow a batch 0 .*sources\.0\.orders\.0: decided 100, now 300 \(\+200\)"):
+        world.coordinator().run(1, never, reads=AT_300, follows=AT_300)
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
+def test_a_new_batch_that_follows_the_decided_one_is_written(world: World) -> None:
+    decide(world, 0, AT_100)
+    coordinator = world.coordinator()
+    assert not coordinator.run(1, write_all(coordinator), reads=AT_300, follows=AT_100).already_decided
+
+
 @pytest.mark.parametrize("between", ["open", "complete", "close"])
 def test_what_a_batch_read_is_known_however_many_entries_follow_its_decision(world: World, between: str) -> None:
     coordinator = world.coordinator()

@@ -1,0 +1,55 @@
+"""Spark's checkpoint after a power cut: its newest files are gone, as Spark syncs none of them; and the repair."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from enum import Enum
+from pathlib import Path
+
+REPAIR_S = 60
+
+
+class Loss(Enum):
+    """What a power cut has taken of the checkpoint. The log is synced, and keeps all."""
+
+    ONE_BATCH = "newest batch"
+    TWO_BATCHES = "two newest batches"
+    PLAN = "what the newest batch reads"
+    COMMIT = "that the newest batch is done"
+
+
+class Checkpoint:
+    """The query's, while it does not run."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        self._folder, self._log = folder, log
+        self.is_damaged = False
+        self.lost, self.repairs = Counter[str](), Counter[str]()
+
+    def lose(self, loss: Loss) -> bool:
+        """Whether there was anything to lose."""
+        planned = sorted((int(path.name) for path in (self._folder / "offsets").glob("[0-9]*")), reverse=True)
+        batches = planned[: 2 if loss is Loss.TWO_BATCHES else 1]
+        kinds = {Loss.PLAN: ["offsets"], Loss.COMMIT: ["commits"]}.get(loss, ["offsets", "commits"])
+        files = [self._folder / kind / str(batch) for kind in kinds for batch in batches]
+        if len(planned) < 3 or not any(file.exists() for file in files):  # something is to be left
+            return False
+        for file in files:
+            file.unlink(missing_ok=True)
+            file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+        self.is_damaged = True
+        self.lost[loss.value] += 1
+        return True
+
+    def repair(self) -> None:
+        """What an operator does when the query has stopped for it."""
+        command = ["checkpoint", "repair", str(self._folder), str(self._log), "--yes"]
+        done = subprocess.run(
+            [sys.executable, "-m", "twopc.cli", *command], capture_output=True, text=True, timeout=REPAIR_S, check=False
+        )
+        with (self._folder.parent / "repairs.log").open("a", encoding="utf-8") as log:
+            log.write(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}\n")
+        self.repairs["failed" if done.returncode else "done"] += 1
+        self.is_damaged = bool(done.returncode)
