@@ -23,7 +23,7 @@ from twopc.entries import (
     serialise,
 )
 from twopc.errors import ConfigurationError, Fenced, InDoubt
-from twopc.log_store import LogStore, entry_name
+from twopc.log_store import LogStore, entry_name, warn_of_late_listings
 from twopc.transaction import Committable, JsonValue
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class CommitLog:
             LogMismatch, CorruptLog: nothing was changed.
             InDoubt: the store did not say whether the entry was written; open again.
         """
+        warn_of_late_listings(store)
         while True:
             newest = read_tail(store)
             slot, tail = newest or (-1, None)

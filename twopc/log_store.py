@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import logging
 import os
 import threading
 import uuid
@@ -15,6 +16,9 @@ from typing import Any, Protocol
 from fsspec.core import split_protocol, url_to_fs
 
 from twopc.errors import ConfigurationError, Retriable
+from twopc.mounts import Mount, mount_of
+
+logger = logging.getLogger(__name__)
 
 _SUFFIX = ".json"
 _ASIDE = ".aside"
@@ -133,6 +137,11 @@ class LocalStore:
             finally:
                 self._sync(slot)  # also what another writer linked and could not sync
             self._remove_asides_of_the_killed(aside)
+
+    @property
+    def mount(self) -> Mount | None:
+        """The filesystem that the folder is on, or None where that is not known."""
+        return mount_of(self._folder)
 
     def _sync(self, slot: int) -> None:
         if slot in self._not_synced:  # a kernel tells of a failed write-back once, and the next sync passes for nothing
@@ -321,6 +330,27 @@ class ObjectStore:
                 f"the store of the commit log at {self.url} gave no answer ({type(error).__name__}: {error}). Is it up,"
                 " and are the client's options right? docs/stores.md says how to give them"
             ) from error
+
+
+LATE_LISTINGS = (
+    "it may show what other machines write there a minute late. A driver that still runs on one of them could then roll"
+    " back what a newer driver has decided. Mount NFS or SMB with actimeo=0, have all drivers on one machine, or keep"
+    " the log at an object store"
+)
+
+
+def warn_of_late_listings(store: LogStore) -> None:
+    """Warn where a fenced driver may not learn of it in time: once per store, in the log of this process.
+
+    That is not refused. All goes well as long as no two machines have drivers at the same time.
+    """
+    if isinstance(store, LocalStore) and store.mount is not None and store.mount.may_be_late:
+        _warn_once(f"the commit log at {store.url} is on {store.mount}: {LATE_LISTINGS}")
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_once(text: str) -> None:
+    logger.warning(text)
 
 
 def _slots(names: list[str]) -> list[int]:

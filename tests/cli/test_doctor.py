@@ -116,3 +116,20 @@ def test_a_wrong_option_is_refused(shop: Any, look: Any, tmp_path: Path) -> None
     assert done.code == 3
     assert "no option 'folder'" in done.err
     assert list(tmp_path.iterdir()) == [shop.sinks]
+
+
+@pytest.mark.parametrize(
+    ("options", "result"), [("rw,vers=4.2", "warned"), ("rw,acdirmin=0,acdirmax=0", "passed"), (None, None)]
+)
+def test_a_log_on_a_network_filesystem_is_examined_for_what_it_shows_late(
+    options: str | None, result: str | None, shop: Any, look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = tmp_path / "mountinfo"
+    listed.write_text("" if options is None else f"36 35 0:44 / / rw shared:1 - nfs4 server:/export {options}\n")
+    monkeypatch.setattr("twopc.mounts._MOUNTS", listed)
+    done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
+    assert done.code == 0
+    what = "each machine sees at once what others write to the log"
+    assert [found for found in results(done, None) if found[1] == what] == ([(result, what)] if result else [])
+    if result == "warned":
+        assert "On nfs4, mounted at /, it may show" in done.out

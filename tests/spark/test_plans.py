@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -15,7 +16,7 @@ from twopc.spark.plans import Plan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.spark.conftest import Pipeline
+    from tests.spark.conftest import Pipeline, Topic
 
 
 def test_a_batch_of_as_many_transactions_as_a_decision_has_room_for_is_not_refused() -> None:
@@ -60,7 +61,7 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
     def other(session: SparkSession, _: str) -> object:
         return session._jvm.java.lang.Object()  # type: ignore[union-attr]
 
-    monkeypatch.setattr(plans, "running", other)
+    monkeypatch.setattr(plans, "running_query", other)
     found: list[Plan] = []
     writer = foreach_batch(pipeline.files(), log=str(pipeline.log))
 
@@ -73,3 +74,28 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
     pipeline.run(look)
     assert found == [Plan(tasks=None, python=True, mergeable=False)] * 2
     assert pipeline.archived_ids() == [0, 1]
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})
+    for number in range(20):
+        producer.produce(topic.name, str(number), partition=number % 2)
+    producer.flush()
+    found: list[tuple[int | None, bool, bool, int]] = []
+    looked = plans.Plans()
+
+    def look(batch: DataFrame, _: int) -> None:
+        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        assert query_id is not None
+        plan = looked.of(batch.selectExpr("value AS key", "value"), query_id)
+        found.append((plan.tasks, plan.python, plan.mergeable, plan.rows_before()))
+        batch.collect()
+
+    options = {"kafka.bootstrap.servers": topic.servers, "subscribe": topic.name, "startingOffsets": "earliest"}
+    source = pipeline.spark.readStream.format("kafka").options(**options, maxOffsetsPerTrigger=10).load()
+    query = source.selectExpr("CAST(value AS STRING) AS value").where("value IS NOT NULL").writeStream
+    query = query.foreachBatch(look).option("checkpointLocation", str(pipeline.checkpoint))
+    query.trigger(availableNow=True).start().awaitTermination()
+    assert found == [(2, False, True, 0), (2, False, True, 10)]

@@ -9,7 +9,7 @@ from twopc.cli.history import read_history
 from twopc.entries import check_prefixes
 from twopc.errors import TwoPhaseCommitError
 from twopc.findings import Finding, Result
-from twopc.log_store import open_store
+from twopc.log_store import LATE_LISTINGS, LocalStore, LogStore, open_store
 from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 
@@ -44,6 +44,7 @@ def examined_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> Iter
         store = open_store(url)
         store.try_put_if_absent()
         yield Finding.passed("an entry is created only where there is none, tried with one that was removed again")
+        yield from _examined_mount(store)
         if not store.slots():
             yield Finding.passed("no log is there yet: the first start of the query begins it")
             return
@@ -52,3 +53,10 @@ def examined_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> Iter
         yield Finding.passed(f"the log of query {history.tail.owner} is there; all entries can be read")
     except (TwoPhaseCommitError, OSError) as error:
         yield Finding.failed("a commit log can be kept there", str(error))
+
+
+def _examined_mount(store: LogStore) -> Iterator[Finding]:
+    mount = store.mount if isinstance(store, LocalStore) else None
+    if mount is not None and mount.is_network:
+        what = "each machine sees at once what others write to the log"
+        yield Finding.warned(what, f"On {mount}, {LATE_LISTINGS}.") if mount.may_be_late else Finding.passed(what)
