@@ -9,8 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from twopc.errors import RecordRefused
-from twopc.retrying import until_answered
+from twopc.errors import RecordRefused, Retriable, RoundAborted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import StagedCopy
 from twopc.transaction import Committable, Transaction
@@ -58,7 +57,7 @@ class Participant:
         if batch.num_rows == 0:
             return
         if batch.schema != self._schemas.get(sink):
-            until_answered(f"look at what sink {sink} writes to", self._sinks[sink].require_valid, batch.schema)
+            self._require_valid(sink, batch.schema)
             self._schemas[sink] = batch.schema
         if sink not in self._transactions:
             self._begin(sink, batch.schema)
@@ -68,6 +67,13 @@ class Participant:
             self._copies[sink].write(batch)
         self._transactions[sink].records += batch.num_rows
         self._transactions[sink].bytes += batch.nbytes
+
+    def _require_valid(self, name: str, schema: pa.Schema) -> None:
+        """The round has no decision yet, so a target that can't answer now is no reason to wait."""
+        try:
+            self._sinks[name].require_valid(schema)
+        except Retriable as error:
+            raise RoundAborted(f"sink {name} could not look at what it writes to: {error}") from error
 
     def _begin(self, name: str, schema: pa.Schema) -> None:
         sink = self._sinks[name]

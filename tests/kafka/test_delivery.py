@@ -355,6 +355,7 @@ def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
     delivery: str, make_sink: Any, topic: Any
 ) -> None:
     sink = make_sink(topic, bootstrap_servers=CLOSED_PORT, delivery=delivery, message_timeout_ms=1000)
+    sink._validated = text("a").schema  # as of a sink that comes from a driver
     started = time.monotonic()
     with pytest.raises(RoundAborted, match=rf"{CLOSED_PORT}.*Is the broker up.*'message.timeout.ms'"):
         written(sink, text("a"))

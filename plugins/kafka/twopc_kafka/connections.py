@@ -175,6 +175,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         random.shuffle(addresses)
         attempts: dict[Any, Future] = {}
         for address in itertools.cycle(addresses):
+            self.maybe_raise_auth_failure(address.node_id)
             attempt = attempts.get(address.node_id)
             if attempt is not None and isinstance(attempt.exception, kafka.errors.IncompatibleBrokerVersion):
                 raise attempt.exception  # a controller, for example, which serves no clients

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from datetime import datetime, timezone
@@ -39,9 +40,9 @@ def partitions_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     return str(request.param)
 
 
-def written(sink: Any, *batches: pa.RecordBatch, partition: int = 0) -> Any:
+def written(sink: Any, *batches: pa.RecordBatch, partition: int = 0, incarnation: int = 1) -> Any:
     """The vote of a participant that wrote ``batches``."""
-    with Participant({"orders": sink}, Round(1, 0), partition) as participant:
+    with Participant({"orders": sink}, Round(incarnation, 0), partition) as participant:
         for batch in batches:
             participant.write("orders", batch)
         return participant.pre_commit()["orders"]
@@ -155,7 +156,7 @@ def test_each_transaction_of_an_id_has_an_epoch_of_its_own_and_rolls_the_one_bef
     topic: Any, make_arrow_sink: Any, wait: Any
 ) -> None:
     sink = make_arrow_sink(topic)
-    first, second = written(sink, text("a")), written(sink, text("b"))
+    first, second = written(sink, text("a")), written(sink, text("b"), incarnation=2)
     assert first.transaction_id == second.transaction_id
     assert first.handle != second.handle
     with pytest.raises(RoundAborted, match="can't be committed any more"):
@@ -167,11 +168,17 @@ def test_each_transaction_of_an_id_has_an_epoch_of_its_own_and_rolls_the_one_bef
 
 def test_a_writer_that_was_fenced_can_add_nothing(partitions_come: str, topic: Any, make_arrow_sink: Any) -> None:
     fenced = pytest.raises(RoundAborted, match=r"(INVALID_PRODUCER_EPOCH|PRODUCER_FENCED). A newer attempt")
-    with fenced, Participant({"orders": make_arrow_sink(topic)}, Round(1, 0), 0) as participant:
-        participant.write("orders", text("a"))
-        written(make_arrow_sink(topic), text("b"))
-        participant.write("orders", text("late"))
-        participant.pre_commit()
+    sink = make_arrow_sink(topic)
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    with fenced:
+        sink.write(transaction, text("a"))
+        taking_over = ArrowWriter(sink._options, transaction.lease.name)
+        taking_over.write(text("b"))
+        taking_over.finish()
+        sink.write(transaction, text("late"))
+        sink.pre_commit(transaction)
+    with contextlib.suppress(RoundAborted):
+        sink.abort(transaction)
     assert b"late" not in {record.value for record in topic.records("read_uncommitted")}
     [left] = make_arrow_sink(topic).recover()  # the abort of the fenced one hit nothing
     assert left.handle["producer_epoch"] > 0
@@ -215,6 +222,7 @@ def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
     make_arrow_sink: Any, topic: Any
 ) -> None:
     sink = make_arrow_sink(topic, bootstrap_servers=CLOSED_PORT, message_timeout_ms=1000)
+    sink._validated = text("a").schema  # as of a sink that comes from a driver
     started = time.monotonic()
     with pytest.raises(RoundAborted, match=rf"{CLOSED_PORT}.*Is the broker up.*'message.timeout.ms'"):
         written(sink, text("a"))
@@ -239,6 +247,7 @@ def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
         sasl_username="denied",
         sasl_password=second_broker.passwords["denied"],
     )
+    sink._validated = text("a").schema  # as of a sink that comes from a driver with these rights
     with pytest.raises(OperatorRequired, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*WRITE and DESCRIBE on"):
         written(sink, text("a"))
 

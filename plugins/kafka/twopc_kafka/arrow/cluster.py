@@ -146,6 +146,7 @@ class Cluster:
         if self._net.is_running:
             self._net.call_soon_threadsafe(self._manager.close)
             self._net.stop()
+            self._net.close()
 
     def find_brokers(self, timeout_ms: int) -> None:
         """Ask 'bootstrap.servers' for the list of brokers, unless it is known.
