@@ -66,7 +66,7 @@ class Scenario:
         syncs_checkpoint: whether a power cut takes nothing of it. Spark's is not synced: then it takes the newest
             batch, or the two newest, in turn.
         stage_retries_count_on: whether the attempts of a stage that is begun anew have serial numbers of their own, as
-            the bridge to Spark gives them. Without, a late attempt takes over the name of one that has voted.
+            the bridge to Spark gives them. Names that are leased don't depend on it.
     """
 
     sinks: str = "kf"

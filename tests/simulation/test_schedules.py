@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import pytest
 
 from tests.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
-from tests.simulation.mutants import MUTANTS, Mutant, catch, is_caught_by, recorded
+from tests.simulation.mutants import MUTANTS, Mutant, applied, catch, is_caught_by, recorded
 from tests.simulation.schedule import Scenario, run_schedule, run_seed, simulated
 from tests.simulation.world import Fault
 
@@ -59,14 +59,19 @@ def test_a_defect_in_the_code_is_caught(mutant: Mutant) -> None:
 
 
 def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
-    scenario = Scenario(sinks="k", stage_retries_count_on=False)
-    needed = dict(next(stage_retries(scenario)).schedule)
-    with_more = {**needed, max(needed) + 3: Fault.LOST_BEFORE}
-    assert shortest(scenario, run_schedule(scenario, with_more)).schedule == needed
+    [mutant] = [mutant for mutant in MUTANTS if mutant.name == "recovery commits nothing"]
+    caught = catch(mutant)
+    assert caught
+    scenario, needed = caught.failure.scenario, dict(caught.failure.schedule)
+    with applied(mutant):
+        tried = (run_schedule(scenario, {**needed, step: Fault.LOST_BEFORE}) for step in range(max(needed)))
+        with_more = next(result for result in tried if result.violation and len(result.schedule) > len(needed))
+        assert shortest(scenario, with_more).schedule == needed
 
 
-def test_a_lost_task_of_an_earlier_stage_attempt_rolls_nothing_back_that_is_decided() -> None:
-    assert list(stage_retries(Scenario(sinks="k"))) == []
+@pytest.mark.parametrize("counts_on", [True, False])
+def test_a_lost_task_of_an_earlier_stage_attempt_rolls_nothing_back_that_is_decided(counts_on: bool) -> None:
+    assert list(stage_retries(Scenario(sinks="k", stage_retries_count_on=counts_on))) == []
 
 
 def stage_retries(scenario: Scenario) -> Iterator[Failure]:
