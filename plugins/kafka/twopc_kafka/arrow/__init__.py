@@ -14,9 +14,9 @@ compression    the codecs, framed as Java's consumer wants them
 partitions     which record goes where
 settings       which of the sink's options this writer honours
 answers        what the brokers' error codes mean to it
-cluster        the connections of this thread
-sending        batches on their way: order, memory, repeats
-writer         one transaction, from Arrow to acknowledged
+cluster        the connections of this process, and the thread that drives them
+sending        batches on their way, in that thread: order, memory, repeats
+writer         one transaction in the task's thread, from Arrow to acknowledged
 =============  ================================================================================================
 
 The first five do no I/O.
