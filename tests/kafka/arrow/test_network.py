@@ -119,9 +119,9 @@ def test_a_request_that_takes_long_to_send_does_not_time_out(far_broker: FarBrok
         assert participant.pre_commit()["orders"].records == BATCH.num_rows
 
 
-def test_a_batch_behind_requests_that_take_long_to_send_does_not_fail_the_transaction(
-    far_broker: FarBroker, monkeypatch: pytest.MonkeyPatch, wait: Any
-) -> None:
+@pytest.fixture
+def slowly_under_way(far_broker: FarBroker, monkeypatch: pytest.MonkeyPatch, wait: Any) -> Iterator[Participant]:
+    """A task whose requests take longer to send than a broker has to show that it is alive."""
     monkeypatch.setattr(cluster, "CONTACT_TIMEOUT_MS", 300)
     monkeypatch.setattr(cluster, "KNOWN_ALIVE_S", 0)
     sink = far_broker.sink(far_broker.create_topic(partitions=8))
@@ -130,9 +130,34 @@ def test_a_batch_behind_requests_that_take_long_to_send_does_not_fail_the_transa
         sending(participant).drain()
         far_broker.network.shape("20mbit")
         participant.write("orders", BATCH)
-        wait.until("a request is under way", lambda: any(sending(participant)._under_way.values()))
-        participant.write("orders", BATCH)
-        assert participant.pre_commit()["orders"].records == 2 * BATCH.num_rows + 1
+        wait.until("requests are under way", lambda: any(sending(participant)._under_way.values()))
+        yield participant
+
+
+def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_first(
+    slowly_under_way: Participant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contacted: list[int] = []
+    contact = cluster.Cluster.contact
+
+    async def counted(self: cluster.Cluster, node: int) -> Any:
+        contacted.append(self._under_way[node])
+        return await contact(self, node)
+
+    monkeypatch.setattr(cluster.Cluster, "contact", counted)
+    slowly_under_way.write("orders", BATCH)
+    assert slowly_under_way.pre_commit()["orders"].records == 2 * BATCH.num_rows + 1
+    assert not any(contacted)
+
+
+def test_a_task_that_begins_does_not_take_a_connection_that_is_busy_for_one_that_is_dead(
+    slowly_under_way: Participant,
+) -> None:
+    sinks = slowly_under_way._sinks
+    with Participant(sinks, Round(1, 0), 1) as other:
+        other.write("orders", pa.record_batch({"value": ["b"]}))
+        assert other.pre_commit()["orders"].records == 1
+    assert slowly_under_way.pre_commit()["orders"].records == BATCH.num_rows + 1
 
 
 @dataclass(frozen=True)
