@@ -122,7 +122,7 @@ def test_a_request_that_takes_long_to_send_does_not_time_out(far_broker: FarBrok
 @pytest.fixture
 def slowly_under_way(far_broker: FarBroker, monkeypatch: pytest.MonkeyPatch, wait: Any) -> Iterator[Participant]:
     """A task whose requests take longer to send than a broker has to show that it is alive."""
-    monkeypatch.setattr(cluster, "CONTACT_TIMEOUT_MS", 300)
+    monkeypatch.setattr(cluster, "CONTACT_TIMEOUT_MS", 1000)  # 4 MB take 1.6 s
     monkeypatch.setattr(cluster, "KNOWN_ALIVE_S", 0)
     sink = far_broker.sink(far_broker.create_topic(partitions=8))
     with Participant({"orders": sink}, Round(1, 0), 0) as participant:
