@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.errors import RecordRefused, Retriable, RoundAborted
+from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import StagedCopy
 from twopc.transaction import Committable, Transaction
@@ -23,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 Vote: TypeAlias = "dict[str, Committable]"
 """The yes votes of one participant: sink name → what it pre-committed. A sink it wrote nothing to is not in it."""
+
+
+VALIDATE_PATIENCE_S = 30.0
+"""How long a target may give no answer, such as while a broker finds out that it coordinates a group."""
 
 
 class Participant:
@@ -69,9 +74,10 @@ class Participant:
         self._transactions[sink].bytes += batch.nbytes
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:
-        """The round has no decision yet, so a target that can't answer now is no reason to wait."""
+        """The round has no decision yet, so a target that can't answer is waited for with patience, not for ever."""
+        what = f"look at what sink {name} writes to"
         try:
-            self._sinks[name].require_valid(schema)
+            until_answered(what, self._sinks[name].require_valid, schema, patience_s=VALIDATE_PATIENCE_S)
         except Retriable as error:
             raise RoundAborted(f"sink {name} could not look at what it writes to: {error}") from error
 
