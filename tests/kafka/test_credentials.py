@@ -65,6 +65,7 @@ LOGINS = {
 
 
 def pre_committed(sink: Any, partition: int = 0) -> Committable:
+    sink._validated = SCHEMA  # as of a sink that comes from a driver
     with Participant({"orders": sink}, Round(1, 0), partition) as participant:
         participant.write("orders", pa.record_batch({"value": ["a"]}))
         [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
@@ -104,7 +105,6 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
     rights = r"WRITE and DESCRIBE on the transactional ids .*'transactional.id.prefix'"
     with pytest.raises(OperatorRequired, match=rights):
         sink.validate(SCHEMA)
-    sink._validated = SCHEMA  # as of a sink that comes from a driver with these rights
     with pytest.raises(RoundAborted, match=r"Grant this principal WRITE on the 'transactional.id.prefix'"):
         pre_committed(sink)
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
