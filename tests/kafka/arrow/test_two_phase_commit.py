@@ -111,7 +111,7 @@ def test_what_was_decided_is_committed_after_all_was_down_for_longer_than_the_ti
     broker_without_timeouts.broker.start()
     wait.until("the other's time-out has passed", lambda: is_rolled_back(with_timeout, timed))
     with pytest.raises(TransactionLost, match=r"'transaction\.timeout\.ms' \(1000 ms\)"):
-        with_timeout.commit(timed)
+        wait.repeated(lambda: with_timeout.commit(timed))
     assert topic.visible() == []
     run_batch(make_arrow_sink(topic, log_id=None, two_phase_commit="require"), log)  # decided: it is not written again
     assert topic.visible() == VALUES
