@@ -79,7 +79,7 @@ def topic(cluster: Cluster, make_topic: Any) -> Any:
 def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
     """By the version that was sealed, whatever the cluster's is."""
     of: Any = committable.handle
-    sink._control._versions = {node: (2, float("inf")) for node in sink._control._brokers()}
+    sink._control._versions = {node: (2, float("inf")) for node in sink._control.brokers()}
     answer: str = sink._control.end(
         committable.transaction_id, of["producer_id"], of["producer_epoch"], commit, of["end_txn_version"]
     )

@@ -7,7 +7,7 @@ same calls to both. The model stands where the sink's ``Control`` and ``Writer``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -402,6 +402,9 @@ class ModelLeaders(Leaders):
     def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
         return Seen(self._step(LEADER, self._broker.open_transactions)) if partitions or topic else Seen()
 
+    def topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
+        return {}  # none is ever deleted
+
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         return self._step(MARK, self._broker.mark, *transaction.identity, commit)
 
@@ -455,6 +458,8 @@ class SimulatedKafkaSink(KafkaSink):
         self._broker = broker
         self._to_model = ModelControl(broker)
         self._written_to = {}
+        self._topic_ids = {}
+        self._visible = ()
         self._away = {}
         self._may_hang = False
         self._not_before = None

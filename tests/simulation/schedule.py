@@ -205,6 +205,7 @@ def simulated() -> Iterator[None]:
         (leases, "_boot", _MACHINES.boot),
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
         (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
+        (log_store, "mount_of", lambda _: None),
         (log_store, "os", _OS),
         (log_store, "uuid", uuids),
         (local, "os", _OS),

@@ -231,7 +231,7 @@ class Control:
         node = self._manager.least_loaded_node()
         if node != self._doubted:
             return node
-        others = [other for other in self._brokers() if other != node and not self._manager.connection_delay(other)]
+        others = [other for other in self.brokers() if other != node and not self._manager.connection_delay(other)]
         return others[0] if others else node
 
     def _find_brokers(self) -> None:
@@ -364,10 +364,10 @@ class Control:
         def ask(nodes: Iterable[int]) -> dict[int, Any]:
             return {node: self.send(ListTransactionsRequest(**filters), node) for node in nodes}
 
-        asked = ask(self._brokers())
+        asked = ask(self.brokers())
         # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
         await self.metadata()
-        brokers = self._brokers()
+        brokers = self.brokers()
         asked |= ask(node for node in brokers if node not in asked)
         found = []
         for node in brokers:
@@ -379,19 +379,24 @@ class Control:
     async def metadata(self, topics: Iterable[str] = ()) -> Any:
         """Within ``run``: a broker's answer about topics, of which it creates none; and the brokers that it names are
         known from here on. Not kafka-python's own refresh, which may be waiting for a broker that is silent."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        response = await self.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+        response = await self.metadata_of(None, topics)
         known = {(broker.node_id, broker.host, broker.port) for broker in self._manager.cluster.brokers()}
         if known != {(broker.node_id, broker.host, broker.port) for broker in response.brokers}:
             self._manager.cluster.update_metadata(response)
         return response
 
+    def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any:
+        """The same of one broker: what to await."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        return self.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), node)
+
     def _is_connected(self) -> bool:
         """Whether a broker that was there lately can tell which there are now."""
-        known = self._brokers()
+        known = self.brokers()
         return any(connection.node_id in known for connection in self._manager.least_used_connections())
 
-    def _brokers(self) -> list[int]:
+    def brokers(self) -> list[int]:
+        """Within ``run``: the brokers that are known."""
         return [broker.node_id for broker in self._manager.cluster.brokers()]
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:

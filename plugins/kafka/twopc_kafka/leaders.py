@@ -8,10 +8,11 @@ becomes visible with the next commit of the same producer there. Both end by a m
 
 from __future__ import annotations
 
+import base64
 import functools
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -108,8 +109,9 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What metadata told of a topic, and when by ``time.monotonic``."""
+    """What metadata told of a topic, and when by ``time.monotonic``. The id of one that does not exist is empty."""
 
+    id: str
     leaders: Mapping[int, Leader]
     seen_at: float
 
@@ -132,6 +134,19 @@ class Leaders:
     def away(self, topic: str) -> Mapping[TopicPartition, Away]:
         """The partitions of ``topic`` that have no leader."""
         return self._control.run(self._away, topic)
+
+    def topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
+        """Kafka's id of each topic, as a broker told it so long ago or less: another one once a topic was deleted and
+        created again. Empty where there is no such topic. One that this principal may not DESCRIBE is left out."""
+        return self._control.run(self._topic_ids, topics, max_age_s) if topics else {}
+
+    def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
+        """The same, as more than half of the brokers tell it now: one that is cut off from the others tells the past.
+
+        Raises:
+            Retriable: there is no such half.
+        """
+        return self._control.run(self._topic_ids_of_most, topics)
 
     def may_read(self, topic: str) -> bool:
         """Whether this principal may READ it, on which ``open_transactions`` depends."""
@@ -224,6 +239,27 @@ class Leaders:
         ]
         return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
+    async def _topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
+        return {name: found.id for name, found in (await self._look_up(topics, max_age_s)).items()}
+
+    async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
+        asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
+        told: dict[str, Counter[str]] = {name: Counter() for name in topics}
+        for future in asked:
+            try:
+                response = await future
+            except _NO_ANSWER:
+                continue
+            for topic in response.topics:
+                told[topic.name][_topic_id(topic)] += 1
+        ids = {}
+        for name, counted in told.items():
+            [(id, brokers)] = counted.most_common(1) or [("", 0)]
+            if 2 * brokers <= len(asked):
+                raise Retriable(f"the brokers don't agree whether topic {name!r} is the one that it was")
+            ids[name] = id
+        return ids
+
     async def _may_read(self, topic: str) -> bool:
         led_by = await self._led_by({}, topic, max_age_s=0)
         away = _leaderless(led_by)
@@ -312,27 +348,37 @@ class Leaders:
             if name == topic or number in partitions[name]
         }
 
-    async def _look_up(self, topics: Iterable[str], max_age_s: float) -> dict[str, _Topic]:
-        """Those that exist. What was told of them is at most so old."""
+    async def _look_up(self, topics: Collection[str], max_age_s: float) -> dict[str, _Topic]:
+        """All but those that this principal may not DESCRIBE. What was told of them is at most so old."""
         now = time.monotonic()
         kept = {name: found for name in topics if (found := self._topics.get(name)) and now - found.seen_at < max_age_s}
         if wanted := [name for name in topics if name not in kept]:
             response = await self._control.metadata(wanted)
-            told = {topic.name: _Topic(_leaders(topic), now) for topic in response.topics if _exists(topic)}
+            told = {
+                topic.name: _Topic(_topic_id(topic), _leaders(topic), now)
+                for topic in response.topics
+                if _may_describe(topic)
+            }
             self._topics |= told
             kept |= told
         return kept
 
 
-def _exists(topic: Any) -> bool:
-    """Whether the brokers have it, and let this principal see it."""
+def _may_describe(topic: Any) -> bool:
+    """Whether this principal may. Raises what the brokers say of the topic, other than that there is none."""
     error = kafka.errors.for_code(topic.error_code)
     if issubclass(error, kafka.errors.AuthorizationError):
         _warn_of_missing_right("DESCRIBE", topic.name)
         return False
     if error not in (kafka.errors.NoError, kafka.errors.UnknownTopicOrPartitionError):
         raise error(topic.name)
-    return error is kafka.errors.NoError
+    return True
+
+
+def _topic_id(topic: Any) -> str:
+    """As Kafka's own tools write it."""
+    exists = not topic.error_code and topic.topic_id
+    return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=") if exists else ""
 
 
 def _leaders(topic: Any) -> dict[int, Leader]:

@@ -6,6 +6,7 @@ commits or aborts exactly that transaction with them (``control``); no task need
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -23,7 +24,7 @@ from twopc_kafka import examination
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.leaders import Away, Leaders, OpenInPartition, TopicPartition
+from twopc_kafka.leaders import RECENT_S, Away, Leaders, OpenInPartition, TopicPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import (
@@ -98,6 +99,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._options = parse_options(options)
         self.prefix = self._options.prefix
         self._written_to: dict[str, set[int]] = {}
+        self._topic_ids: dict[str, str] = {}
+        self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when they are
         self._away: dict[TopicPartition, Away] = {}
         self._may_hang = False
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
@@ -142,6 +145,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             "producer_id": identity.producer_id,
             "producer_epoch": identity.producer_epoch,
         } if identity else {}  # fmt: skip
+        if identity and (id := self._topic_ids.get(self._options.topic or "")):
+            handle["topic_ids"] = {self._options.topic: id}  # type: ignore[dict-item]  # it has a name
         if not transaction.rolls_back_by_itself:
             handle["has_timeout"] = False
         transaction.lease.release()
@@ -251,6 +256,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             self._refuse_too_old(age_s)
         described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
+        topic_ids = self._topic_ids_to_seal(committables, described.values())
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
@@ -263,6 +269,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             sealing: dict[str, JsonValue] = {
                 "end_txn_version": version,
                 "partitions": {topic: list(numbers) for topic, numbers in state.partitions.items()},
+                "topic_ids": {
+                    **_topic_ids(committable),
+                    **{topic: topic_ids[topic] for topic in state.partitions if topic in topic_ids},
+                },
             }
             sealed.append(replace(committable, handle={**committable.handle, **sealing}))
         return sealed
@@ -274,6 +284,37 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         for name in doubtful:
             described.pop(name, None)
         return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
+
+    def _topic_ids_to_seal(
+        self, committables: Sequence[Committable], described: Iterable[TransactionState]
+    ) -> dict[str, str]:
+        """The ids of the topics that were written to. Veto where one is not the topic that it was when the round began,
+        as what was written to that is gone; and so is what was written to one that is not there any more."""
+        then = dict(self._topic_ids)
+        for committable in committables:
+            then |= _topic_ids(committable)
+        topics = {topic for state in described for topic in state.partitions}
+        now = self._leaders.topic_ids(topics, max_age_s=0)
+        if gone := self._gone({topic: then.get(topic) or id for topic, id in now.items()}, now):
+            raise RoundAborted(
+                f"topic {gone!r} was deleted while the batch was written, and its records with it. Nothing of the batch"
+                " is visible."
+            )
+        return now
+
+    def _gone(self, then: Mapping[str, str], now: Mapping[str, str]) -> str | None:
+        """A topic that is not what it was ``then``, by the word of most brokers, if one told so ``now``."""
+        changed = [topic for topic in then.keys() & now.keys() if not now[topic] or now[topic] != then[topic]]
+        if not changed:
+            return None
+        most = self._leaders.topic_ids_of_most(changed)
+        self._topic_ids |= most
+        return next((topic for topic in changed if not most[topic] or most[topic] != then[topic]), None)
+
+    def _remember_topics(self) -> None:
+        """Which topics those are that the next batch may write to."""
+        topics = self._written_to.keys() | ({self._options.topic} if self._options.topic else set())
+        self._topic_ids = self._leaders.topic_ids(topics, RECENT_S)
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -296,6 +337,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return  # delivered without a transaction
         identity, version = _identity(committable), _version(committable)
         name = self._name(committable)
+        self._refuse_gone_topics(committable)
         is_first = identity not in self._asked_to_commit
         self._asked_to_commit.add(identity)
         error = self._control.end(name, *identity, commit=True, version=version)
@@ -311,6 +353,31 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Answer.STUCK:
                 raise _stuck(name)
         self._judge(committable, error, self._state(committable), is_first)
+
+    def _refuse_gone_topics(self, committable: Committable, max_age_s: float = RECENT_S) -> None:
+        """Stop where a topic was deleted since the decision, and may have been created again: Kafka would commit what
+        is left of the transaction.
+
+        Raises:
+            TransactionLost: nothing of it is committed, so it may be written again as a whole.
+            OutcomeUnknown: it is committed, and whether readers had its records before can't be known.
+        """
+        if _identity(committable) in self._visible:
+            return  # what was done to the topic later is nobody's loss
+        then = _topic_ids(committable)
+        gone = self._gone(then, self._leaders.topic_ids(then, max_age_s))
+        if gone is None:
+            return
+        decided = f"transaction {committable.transaction_id} ({committable.records} records) is decided"
+        deleted = f"topic {gone!r} was deleted since, with the id {then[gone]}, and its records there with it"
+        match outcome(self._state(committable), *_identity(committable), _version(committable)):
+            case Outcome.ONGOING:
+                raise TransactionLost(f"{decided}, but {deleted}. Nothing of it is committed. {self.if_lost}")
+            case Outcome.COMMITTED | Outcome.ENDING:
+                raise OutcomeUnknown(
+                    f"{decided} and committed, but {deleted}: readers may have seen them before, or not. If they are"
+                    " not wanted any more, give the transaction up with 'twopc abandon', and start again."
+                )
 
     def _state(self, committable: Committable) -> TransactionState | None:
         """What its coordinator says. What would end the query is proven: that a transaction is committed is final, and
@@ -373,6 +440,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         one out. So what commits last comes after that, too."""
         ended = [committable for committable in committables if committable.handle]
         self._wait_for_markers(ended)
+        for committable in _one_of_each_topic(ended):
+            self._refuse_gone_topics(committable, max_age_s=0)
         partitions = _partitions(ended)
         names = {_identity(committable): committable.transaction_id for committable in ended}
         seen = self._leaders.open_transactions(partitions)
@@ -384,6 +453,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"whether Kafka has written all markers of the batch can't be seen while {_told(seen.away)}. It wrote"
                 " there: bring the brokers of that partition back"
             )
+        self._visible = names.keys()
         for topic, numbers in partitions.items():
             self._written_to.setdefault(topic, set()).update(numbers)
 
@@ -460,6 +530,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 break
             self._wait_for_markers(ending)
         self._note(away)
+        self._remember_topics()
         version = self._control.end_txn_version
         return [transaction for transaction, state in open_ if hangs(state, _identity(transaction)[1], version)]
 
@@ -506,6 +577,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         Such a name was used before. Where no partition was written to since the round that was last noted, as it has no
         leader in the same epoch, the names used since then may come again: so there are not more and more of them.
         """
+        with contextlib.suppress(Retriable):  # then they are as the last sweep saw them
+            self._remember_topics()
         if not self._away:
             self._not_before = None
         elif self._may_hang:
@@ -530,6 +603,17 @@ def _is_ongoing(state: TransactionState | None, committable: Committable) -> boo
 
 def _identity(committable: Committable) -> tuple[int, int]:
     return _number(committable, "producer_id"), _number(committable, "producer_epoch")
+
+
+def _topic_ids(committable: Committable) -> dict[str, str]:
+    """Of the topics that it wrote to, where they are known."""
+    known = committable.handle.get("topic_ids")
+    return {topic: str(id) for topic, id in known.items()} if isinstance(known, dict) else {}
+
+
+def _one_of_each_topic(ended: Iterable[Committable]) -> Iterable[Committable]:
+    """As few as name each topic once, with its id."""
+    return {of_topic: committable for committable in ended for of_topic in _topic_ids(committable).items()}.values()
 
 
 def _handle_of(hanging: OpenInPartition) -> dict[str, JsonValue]:
