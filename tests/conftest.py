@@ -8,10 +8,26 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.spark_home import set_java_and_python
+from twopc import resting
+from twopc_kafka import control
+from twopc_kafka.arrow import cluster
 from twopc_kafka.development import spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_of_a_module_goes_on_after_it() -> Iterator[None]:
+    """Coordinators that a test has not closed would rest, and connections look for brokers that are gone, with more and
+    more sockets: py4j can select none above the 1023rd."""
+    yield
+    for coordinator in tuple(resting._resting):
+        resting._resting.discard(coordinator)
+        coordinator._busy.set()
+    for of_process in (control._controls, cluster._clusters):
+        while of_process._kept:
+            of_process._kept.popitem()[1].close()
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ from twopc.entries import (
     renamed,
     serialise,
 )
-from twopc.errors import ConfigurationError, Fenced, InDoubt
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log_store import LogStore, entry_name, warn_of_late_listings
 from twopc.transaction import Committable, JsonValue
 
@@ -143,8 +143,14 @@ class CommitLog:
 
         Raises:
             Fenced: one has.
+            Retriable: the log could not be read.
         """
-        newest = read_tail(self._store)
+        try:
+            newest = read_tail(self._store)
+        except TwoPhaseCommitError:
+            raise
+        except Exception as error:
+            raise Retriable(f"{self._store.url} could not be read: {type(error).__name__}: {error}") from error
         if newest is None or newest[1].entry_id != self.tail.entry_id:
             raise _fenced(self._store, self._slot, self.tail)
 

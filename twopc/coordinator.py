@@ -186,6 +186,7 @@ class Coordinator:
         began after the last sweep. Does nothing where a batch runs or none has run.
 
         Raises:
+            Fenced: a newer coordinator has opened the log. The next ``run`` says so, too.
             Exception: the log may have been changed or not; the next ``run`` recovers first.
         """
         if not self._batch_or_rest.acquire(blocking=False):
@@ -194,9 +195,13 @@ class Coordinator:
             if self._phase is Phase.IDLE:
                 if self._log.tail.unresolved:
                     self._log.complete()
+                else:
+                    self._log.verify()
                 self._sweep(recovered=False)
-        except (Retriable, Fenced) as error:  # the next batch asks again, and learns that it is fenced
+        except Retriable as error:  # the next batch asks again
             logger.warning("between batches: %s", error)
+        except Fenced:
+            raise
         except BaseException:
             self._phase = Phase.CLOSED
             raise

@@ -13,6 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from twopc.errors import Fenced
+
 logger = logging.getLogger(__name__)
 
 REST_INTERVAL_S = 10.0
@@ -37,17 +39,23 @@ class Resting:
             self._thread.start()
 
     def _run(self) -> None:
-        while self._rest() is not None:
+        while self._rest() is not None and self in _resting:
             if not self._busy.wait(self._interval_s):
                 self.rest()
             self._busy.clear()
 
     def rest(self) -> None:
-        """Call ``rest``, and log what it raises: the next batch, or the next start, meets the same and says it."""
+        """Call ``rest``, and log what it raises: the next batch, or the next start, meets the same and says it.
+
+        A query that was started again in this process leaves its older coordinator behind, which then rests no more.
+        """
         rest = self._rest()
         if rest is not None:
             try:
                 rest()
+            except Fenced as error:
+                _resting.discard(self)
+                logger.info("no more rests: %s", error)
             except Exception as error:  # noqa: BLE001  # nobody waits for it
                 logger.warning("between batches: %s: %s", type(error).__name__, error)
 

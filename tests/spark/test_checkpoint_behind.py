@@ -195,7 +195,7 @@ def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipel
     query.add(4, 5)
 
     said = refusal(pipeline, lambda: query.run(3))
-    assert re.search(r"files\.0\.1\.2: decided nothing, now .*/00002\.json", said)
+    assert re.search(r"files\.0\.1\.2: decided nothing, now {'path': 'file:", said)  # long ones are cut
     assert repaired(pipeline)["goes_on_with"] == 2
     query.run()
     assert pipeline.archived_ids() == [0, 1, 2, 3, 4, 5]

@@ -121,10 +121,41 @@ def test_who_is_fenced_while_it_rests_does_not_open_again_but_learns_it_with_the
     run(coordinator, 0)
     newer = world.coordinator()
     newer.recover()
-    coordinator.rest()
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            coordinator.rest()
     with pytest.raises(Fenced):
         run(coordinator, 1)
     run(newer, 1)
+
+
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_who_is_fenced_rests_no_more_and_sweeps_nothing(world: World, is_complete: bool) -> None:
+    """A query that is started again in the same process leaves its older coordinator behind."""
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    if is_complete:
+        coordinator.rest()
+    resting = coordinator._resting
+    assert resting
+    assert resting._thread
+    world.coordinator().recover()
+    sink(coordinator, "a").during["recover"] = raises(AssertionError("it was asked"))
+    resting.rest()
+    resting._busy.set()
+    resting._thread.join(10)
+    assert not resting._thread.is_alive()
+
+
+def test_a_rest_that_can_not_read_the_log_opens_it_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else an older driver would fence the newer one."""
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    coordinator.rest()
+    with monkeypatch.context() as away:
+        away.setattr(type(world.log), "slots", raises(OSError("no store")))
+        coordinator.rest()
+    assert coordinator.phase is Phase.IDLE
 
 
 def test_a_rest_whose_entry_is_in_doubt_is_followed_by_a_recovery(world: World) -> None:

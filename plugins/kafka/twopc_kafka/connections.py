@@ -54,6 +54,33 @@ class _Kept(Protocol):
 KeptT = TypeVar("KeptT", bound=_Kept)
 
 
+class Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types
+    """kafka-python's event loop, which also reports whether a thread still runs it."""
+
+    def __init__(self, **properties: Any) -> None:
+        super().__init__(**properties, slow_task_threshold_secs=0)  # waiting for the interpreter is no defect
+        self._process = os.getpid()
+        self._has_ended = False
+
+    @property
+    def is_running(self) -> bool:
+        return not self._has_ended and self._process == os.getpid()  # threads do not follow into a forked process
+
+    def run_forever(self) -> None:
+        try:
+            super().run_forever()
+        finally:
+            self._has_ended = True
+
+
+def close(net: Loop, manager: KafkaConnectionManager) -> None:
+    """Close the connections, and end the thread that drives them."""
+    if net.is_running:
+        net.call_soon_threadsafe(manager.close)
+        net.stop()
+        net.close()
+
+
 def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> Connections:
     """A connection to each broker, when it is needed."""
     return Connections(
@@ -98,7 +125,13 @@ class OfProcess(Generic[KeptT]):
 
 
 class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's connection manager with the waits of this module. Its coroutines run on its loop."""
+    """kafka-python's connection manager with the waits of this module. Its coroutines run on its loop.
+
+    Attributes:
+        doubted: a broker that was silent lately, or may tell the past; asked where no other answers.
+    """
+
+    doubted: Any = None
 
     async def answer(self, connection: Any, request: Any, timeout_ms: float | None = None) -> Any:
         """Send a request and return its answer.
@@ -133,9 +166,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
 
     async def _send_to_any(self, request: Any, timeout_ms: float | None) -> Any:
         deadline = time.monotonic() + (timeout_ms or self.config["request_timeout_ms"]) / 1000
-        nodes = self._by_load()
-        if not nodes:
-            raise kafka.errors.NodeNotReadyError("no broker that is known can be reached")
+        nodes = self.by_load()
         # Each connection sets its own version and correlation id on the request.
         asked = (self.call_soon(self._ask, node, copy.copy(request)) for node in nodes)
         return await self._first_success(asked, deadline)
@@ -143,9 +174,13 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
     async def _ask(self, node: Any, request: Any) -> Any:
         return await self.answer(self.get_connection(node), request)
 
-    def _by_load(self) -> list[Any]:
+    def by_load(self) -> list[Any]:
         """The brokers that can be asked now: those with the fewest requests under way first, connected ones before
-        others."""
+        others, and the doubted one last.
+
+        Raises:
+            NodeNotReadyError: there is none.
+        """
         nodes = [broker.node_id for broker in self.cluster.brokers()]
         random.shuffle(nodes)
         found = []
@@ -155,8 +190,10 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
                 continue
             is_connected = connection is not None and connection.connected
             waiting = len(connection.in_flight_requests) if connection is not None else 0
-            found.append((waiting, not is_connected, node))
-        return [node for *_, node in sorted(found, key=lambda each: each[:2])]
+            found.append((node == self.doubted, waiting, not is_connected, node))
+        if not found:
+            raise kafka.errors.NodeNotReadyError("no broker that is known can be reached")
+        return [node for *_, node in sorted(found, key=lambda each: each[:3])]
 
     async def _do_bootstrap(self, deadline: float | None) -> bool:
         """Implements ``bootstrap``: ask 'bootstrap.servers' for the list of brokers."""

@@ -16,7 +16,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kafka.errors
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
@@ -25,7 +24,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
-from twopc_kafka.connections import OfProcess, connections
+from twopc_kafka.connections import Loop, OfProcess, close, connections
 from twopc_kafka.leaders import Leaders
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.tokens import require_token
@@ -76,13 +75,12 @@ class Control:
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self._properties = properties
         self._servers = properties["bootstrap_servers"]
-        self._net = NetworkSelector(**properties)
+        self._net = Loop(**properties)
         self._net.start()
         self._manager = connections(self._net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
         self._silences: dict[int, int] = {}  # since a broker's last answer
-        self._doubted: int | None = None
         self._knows_brokers = False
         self.is_refused = False
         """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
@@ -90,12 +88,11 @@ class Control:
     @property
     def is_of_use(self) -> bool:
         """Whether to ask it anything more."""
-        return not self.is_refused
+        return self._net.is_running and not self.is_refused
 
     def close(self) -> None:
         """Close the connections."""
-        self._manager.close()
-        self._net.stop()
+        close(self._net, self._manager)
 
     # What is asked. ---------------------------------------------------------------------------------------------
 
@@ -213,26 +210,32 @@ class Control:
         return self._manager.call_soon(self._answer, request, node)
 
     async def _answer(self, request: Any, node: int | None) -> Any:
-        node = self._anybody() if node is None else node
+        if node is None:
+            brokers = max(1, len(self.brokers()))
+            return await self._manager.send(request, None, min(PATIENCE_MS * brokers, self._longest_ms))
         silences = self._silences.get(node, 0)
-        longest_ms = self._manager.config["request_timeout_ms"]
-        patience_ms = min(PATIENCE_MS * 2 ** max(0, silences - SILENCES), longest_ms)
+        patience_ms = min(PATIENCE_MS * 2 ** max(0, silences - SILENCES), self._longest_ms)
         try:
             answer = await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
         except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
             self._silences[node] = silences + 1
-            self._doubted = node
+            self._manager.doubted = node
             raise
         self._silences.pop(node, None)
         return answer
 
-    def _anybody(self) -> Any:
-        """A broker that is likely to answer: not the one in doubt, where there is another."""
-        node = self._manager.least_loaded_node()
-        if node != self._doubted:
-            return node
-        others = [other for other in self.brokers() if other != node and not self._manager.connection_delay(other)]
-        return others[0] if others else node
+    @property
+    def _longest_ms(self) -> int:
+        return self._manager.config["request_timeout_ms"]  # type: ignore[no-any-return]
+
+    def _anybody(self) -> int:
+        """A broker that is likely to answer.
+
+        Raises:
+            NodeNotReadyError: none can be asked now.
+        """
+        node: int = self._manager.by_load()[0]
+        return node
 
     def _find_brokers(self) -> None:
         """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
@@ -327,7 +330,7 @@ class Control:
         for name, node in coordinators.items():
             error = kafka.errors.for_code((await written[name]).error_code)
             if error is not kafka.errors.NoError:
-                self._doubted = node
+                self._manager.doubted = node
                 self._coordinators.clear()
                 raise Retriable(f"broker {node} has not proved that it coordinates {name} now: {error.message}")
         return await self._describe_at(coordinators)

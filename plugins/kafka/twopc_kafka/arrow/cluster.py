@@ -9,7 +9,6 @@ may wait until a slow plan has its next batch.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import defaultdict
@@ -19,12 +18,11 @@ from typing import Any, TypeVar
 
 import kafka.errors
 from kafka.future import Future
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
 from twopc_kafka.arrow.answers import Answer, Meaning, failure, meaning
-from twopc_kafka.connections import OfProcess, connections
+from twopc_kafka.connections import Loop, OfProcess, close, connections
 from twopc_kafka.control import connect as control_of
 from twopc_kafka.control import denied, init_producer_id
 from twopc_kafka.tokens import require_token
@@ -100,25 +98,6 @@ def pause_s(attempts: int) -> float:
     return float(min(1.0, 0.01 * 2**attempts))
 
 
-class _Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's event loop, which also reports whether a thread still runs it."""
-
-    def __init__(self, **properties: Any) -> None:
-        super().__init__(**properties, slow_task_threshold_secs=0)  # waiting for the interpreter is no defect
-        self._process = os.getpid()
-        self._has_ended = False
-
-    @property
-    def is_running(self) -> bool:
-        return not self._has_ended and self._process == os.getpid()  # threads do not follow into a forked process
-
-    def run_forever(self) -> None:
-        try:
-            super().run_forever()
-        finally:
-            self._has_ended = True
-
-
 class Cluster:
     """The connections of this process to one cluster, and the thread that drives them.
 
@@ -128,7 +107,7 @@ class Cluster:
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self.servers = ", ".join(properties["bootstrap_servers"])
         self._properties = properties
-        self._net = _Loop(**properties)
+        self._net = Loop(**properties)
         self._manager = connections(self._net, properties)
         self._net.start()
         self._answered_at: dict[int, float] = {}
@@ -143,10 +122,7 @@ class Cluster:
 
     def close(self) -> None:
         """Close the connections and end the thread. Tasks that wait for it fail."""
-        if self._net.is_running:
-            self._net.call_soon_threadsafe(self._manager.close)
-            self._net.stop()
-            self._net.close()
+        close(self._net, self._manager)
 
     def find_brokers(self, timeout_ms: int) -> None:
         """Ask 'bootstrap.servers' for the list of brokers, unless it is known.
