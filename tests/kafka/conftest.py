@@ -103,7 +103,8 @@ class PreCommit(Protocol):
 def make_topic(kafka_broker: KafkaBroker) -> MakeTopic:
     def make(partitions: int = 1, config: dict[str, str] | None = None, on: KafkaBroker = kafka_broker) -> Topic:
         name = f"orders-{uuid.uuid4().hex[:8]}"
-        on.create_topic(name, partitions, config)
+        # Else a broker removes records of past years when it looks for old ones, every five minutes.
+        on.create_topic(name, partitions, {"retention.ms": "-1", **(config or {})})
         return Topic(on.bootstrap_servers, name)
 
     return make
