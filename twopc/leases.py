@@ -11,11 +11,11 @@ a file with a lock, which the attempt holds for as long as it may still begin, a
   open under the name can never be decided.
 - It was last used in this round or a newer one: leave it, as it may be decided or will be. A late attempt finds every
   name of newer rounds so, and leases one that nobody has.
-- The last begin was never answered, or was before the machine's last boot: give the file another name. What was sent
-  for the old one may still arrive.
+- Its last user died or failed, so not all that it had sent was answered; or that was before the last boot:
+  give the file another name. What was sent by the old one may still arrive.
 
-So a machine has four names (``BATCH_SLOTS``) for each attempt that it had in one round, and one more for each that died
-in its begin.
+So a machine has four names (``BATCH_SLOTS``) for each attempt that it had in one round, and four more for each that
+died or failed.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class Use:
         token: tells the name from every other one, on any machine.
         boot: of the machine that it was used on.
         round: of the attempt that used it.
-        is_begun: whether the target had answered that attempt's begin.
+        is_answered: whether the target had answered all that the attempt sent.
     """
 
     token: str
     boot: str
     round: RoundNumbers
-    is_begun: bool
+    is_answered: bool
 
 
 def next_use(last: Use | None, boot: str, round: RoundNumbers, not_before: RoundNumbers | None) -> Use | None:
@@ -74,14 +74,14 @@ def next_use(last: Use | None, boot: str, round: RoundNumbers, not_before: Round
     Returns:
         None where the name belongs to this round or a newer one.
     """
-    another = Use(secrets.token_hex(8), boot, round, is_begun=False)
-    if last is None or last.boot != boot or not last.is_begun:
+    another = Use(secrets.token_hex(8), boot, round, is_answered=False)
+    if last is None or last.boot != boot or not last.is_answered:
         return another
     if last.round >= round:
         return None
     if not_before is not None and last.round < not_before:
         return another
-    return replace(last, round=round, is_begun=False)
+    return replace(last, round=round, is_answered=False)
 
 
 class Slot(Protocol):
@@ -104,11 +104,11 @@ class Lease:
         self._use = use
         self._slot = slot
 
-    def begun(self) -> None:
-        """The target has answered the begin, so nothing that was sent for it can arrive later."""
+    def answered(self) -> None:
+        """The target has answered all that was sent by this name, so nothing of it can arrive later."""
         if self._slot is not None:
             with contextlib.suppress(OSError):  # costs a name, nothing else
-                self._slot.write(_to_json(replace(self._use, is_begun=True)))
+                self._slot.write(_to_json(replace(self._use, is_answered=True)))
 
     def release(self) -> None:
         """Nothing more is begun by this name: the transaction is pre-committed or rolled back."""
@@ -137,7 +137,7 @@ def lease(pool: str, round: RoundNumbers, not_before: RoundNumbers | None = None
             slot.close()
     except (OSError, ImportError, AttributeError) as error:  # Windows has neither such locks nor user ids
         _warn(f"{type(error).__name__}: {error}")
-        return Lease(pool, Use(secrets.token_hex(8), _boot(), round, is_begun=False), None)
+        return Lease(pool, Use(secrets.token_hex(8), _boot(), round, is_answered=False), None)
     raise PoolExhausted(
         f"attempts of batch {round[1]}, incarnation {round[0]}, or newer ones hold all {NAMES_AT_MOST} transactional"
         f" ids of {pool!r} on {socket.gethostname()}. Nothing was written. Have fewer tasks, and start again."
@@ -235,7 +235,7 @@ def _from_json(data: bytes) -> Use | None:
         value = json.loads(data)
         incarnation, batch_id = value["round"]
         return Use(
-            str(value["token"]), str(value["boot"]), (int(incarnation), int(batch_id)), value["is_begun"] is True
+            str(value["token"]), str(value["boot"]), (int(incarnation), int(batch_id)), value["is_answered"] is True
         )
     except (ValueError, KeyError, TypeError):
         return None

@@ -487,8 +487,14 @@ MUTANTS = (
     ),
     Mutant(
         "a name of which a begin was sent and not answered is used again",
-        (Edit(f"{LEASES}:next_use", " or not last.is_begun", ""),),
+        (Edit(f"{LEASES}:next_use", " or not last.is_answered", ""),),
         (replace(ONE, late_begin=True),),
+    ),
+    Mutant(
+        "a name whose attempt has died amid its writing is used again",
+        (Edit(f"{KAFKA}.begin", "return KafkaTransaction(", "lease.answered()\n        return KafkaTransaction("),),
+        (replace(RECURRING, end_txn_version=5),),
+        in_turn=((Fault.DIES_IN_FLIGHT,), (Fault.PREEMPT,), (Fault.MARKER_LEFT_OUT,)),
     ),
     Mutant(
         "a name is used again after a power cut",

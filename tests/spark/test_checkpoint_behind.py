@@ -272,3 +272,27 @@ def test_a_query_of_a_rate_goes_on_exactly_where_it_was(pipeline: Pipeline) -> N
     repaired(pipeline)
     run(5)
     assert pipeline.archived_ids() == [*range(20)]
+
+
+@pytest.mark.parametrize("kind", [Query, ByFormat])
+def test_a_batch_that_was_noted_with_other_input_than_it_was_decided_with_has_no_follower(
+    pipeline: Pipeline, kind: type[Query]
+) -> None:
+    """As an older driver leaves it, which slept while the batch was planned anew."""
+    query = kind(pipeline, plain)
+
+    def run() -> None:
+        source = pipeline.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5)
+        query.start(source.load().selectExpr("value AS id"))
+
+    for _ in range(3):
+        run()
+    noted = pipeline.checkpoint / "offsets" / "2"
+    noted.write_text(noted.read_text().replace('"offset":15', '"offset":12'))
+    noted.with_name(".2.crc").unlink()
+    said = refusal(pipeline, run)
+    assert "would follow a batch 2 with other input" in said
+    assert "sources.0.offset: decided 15, now 12 (-3)" in said
+    assert repaired(pipeline)["goes_on_with"] == 2
+    run()
+    assert pipeline.archived_ids() == [*range(20)]

@@ -218,6 +218,15 @@ def test_what_follows_a_batch_that_comes_again_is_planned_anew(query: Query) -> 
     assert [change.path for change in query.repair().changes] == ["offsets/6", "sources/1/8.compact"]
 
 
+def test_the_newest_decided_batch_comes_again_where_it_is_noted_with_other_input(query: Query) -> None:
+    """It was planned anew beside its ``commits/5``, and the driver died before it was compared."""
+    before = query.contents(without="commits/5")
+    query.plan(5, end=5000)
+    query.plan(6, end=9000)
+    assert query.repair().goes_on_with == 5
+    assert query.contents() == before
+
+
 def test_a_log_that_has_decided_nothing_asks_for_nothing(tmp_path: Path) -> None:
     query = Query(tmp_path)
     query.plan(0)
@@ -245,7 +254,7 @@ def pruned(query: Query) -> None:
 
 
 def noted_otherwise(query: Query) -> None:
-    query.plan(5, end=5000)
+    query.plan(4, end=5000)
 
 
 def another_query(query: Query) -> None:
@@ -291,7 +300,7 @@ def files_unknown(query: Query) -> None:
         (
             noted_otherwise,
             Refused,
-            "has noted batch 5 as done, with other input .*decided 600, now 5000.*mend the target",
+            "has noted batch 4 as done, with other input .*decided 500, now 5000.*mend the target",
         ),
         (another_query, LogMismatch, "is of query another, and the log of query c2f3be89"),
         (older_log, LogMismatch, "has noted batch 5, and the log has decided batch 4: .*Restore the newer log"),

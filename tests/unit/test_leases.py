@@ -30,16 +30,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def used(round: tuple[int, int], pool: str = POOL) -> str:
-    """Lease a name, begin by it, and release it."""
+    """Lease a name, have all answered that is sent by it, and release it."""
     leased = lease(pool, round)
-    leased.begun()
+    leased.answered()
     leased.release()
     return leased.name.rpartition(".")[0]
 
 
 # The rules. -------------------------------------------------------------------------------------------------------
 
-LAST = Use("t", "boot", (2, 5), is_begun=True)
+LAST = Use("t", "boot", (2, 5), is_answered=True)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,14 @@ LAST = Use("t", "boot", (2, 5), is_begun=True)
         (LAST, "boot", (2, 4), None, "none"),  # a late one
         (LAST, "boot", (1, 9), None, "none"),
         (None, "boot", (2, 6), None, "another"),
-        (Use("t", "boot", (2, 5), is_begun=False), "boot", (2, 6), None, "another"),  # what was sent may still arrive
-        (Use("t", "boot", (9, 9), is_begun=False), "boot", (2, 6), None, "another"),
+        (
+            Use("t", "boot", (2, 5), is_answered=False),
+            "boot",
+            (2, 6),
+            None,
+            "another",
+        ),  # what was sent may still arrive
+        (Use("t", "boot", (9, 9), is_answered=False), "boot", (2, 6), None, "another"),
         (LAST, "another boot", (2, 6), None, "another"),
         (LAST, "boot", (2, 7), (2, 6), "another"),
         (LAST, "boot", (2, 7), (2, 5), "the same"),
@@ -70,7 +76,7 @@ def test_what_an_attempt_makes_of_a_name(
         assert token == "none"  # noqa: S105  # no password
     else:
         assert token == ("the same" if use.token == "t" else "another")  # noqa: S105  # the same
-        assert (use.boot, use.round, use.is_begun) == (boot, round, False)
+        assert (use.boot, use.round, use.is_answered) == (boot, round, False)
 
 
 # On a machine. ----------------------------------------------------------------------------------------------------
@@ -91,7 +97,7 @@ def test_as_many_names_are_enough_for_any_number_of_rounds(folder: Path) -> None
 
 def test_nobody_gets_a_name_that_an_attempt_holds() -> None:
     held = lease(POOL, (1, 0))
-    held.begun()
+    held.answered()
     assert used((1, 1)) != held.name.rpartition(".")[0]
 
 
@@ -110,6 +116,13 @@ def test_a_name_whose_begin_was_not_answered_is_never_used_again() -> None:
     unanswered = lease(POOL, (1, 0))
     unanswered.release()
     assert unanswered.name.rpartition(".")[0] not in {used((1, batch)) for batch in range(1, 9)}
+
+
+def test_a_name_whose_attempt_failed_amid_its_writing_is_never_used_again() -> None:
+    """A write of it may still arrive, and would be part of what is open under the name by then."""
+    failed = lease(POOL, (1, 0))
+    failed.release()
+    assert failed.name.rpartition(".")[0] not in {used((1, batch)) for batch in range(1, 9)}
 
 
 def test_pools_share_no_name() -> None:
@@ -168,7 +181,7 @@ def test_a_process_holds_its_name_while_it_lives_though_it_is_stopped_and_not_af
     program = (
         f"import tempfile; tempfile.tempdir = {str(folder)!r}\n"
         "from twopc.leases import lease\n"
-        f"held = lease({POOL!r}, (1, 0)); held.begun(); print(held.name, flush=True); input()"
+        f"held = lease({POOL!r}, (1, 0)); held.answered(); print(held.name, flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout

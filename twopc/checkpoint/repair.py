@@ -219,10 +219,14 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
     if decided is None:
         return Plan(())
     _require_log_of_that_age(compared, decided, noted)
-    _require_nothing_noted_otherwise(compared)
+    noted_otherwise = _noted_otherwise(compared, decided)
     changes = _Changes(folder, compared)
     changes.put_aside(path for path in sorted(compared.cut_off) if path.startswith("commits/"))
-    changes.restore_files_of_noted()
+    if noted_otherwise:
+        changes.put_aside([f"commits/{decided}"])
+        noted = decided - 1
+    else:
+        changes.restore_files_of_noted()
     if noted == decided:
         changes.put_aside(
             f"offsets/{n}" for n in compared.planned if n > decided and f"offsets/{n}" in compared.cut_off
@@ -248,15 +252,23 @@ def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> 
         )
 
 
-def _require_nothing_noted_otherwise(compared: Comparison) -> None:
-    for mismatch in compared.mismatches:
-        if mismatch.is_noted and mismatch.read_otherwise:
+def _noted_otherwise(compared: Comparison, decided: int) -> bool:
+    """Whether Spark has noted the newest decided batch as done with other input: it was planned anew, and its driver
+    died before it was compared. Nothing was written since.
+
+    Raises:
+        Refused: an earlier batch was.
+    """
+    found = [mismatch for mismatch in compared.mismatches if mismatch.is_noted and mismatch.read_otherwise]
+    for mismatch in found:
+        if mismatch.batch_id < decided:
             raise Refused(
                 f"Spark has noted batch {mismatch.batch_id} as done, with other input than it was decided with:"
                 f" {told(mismatch.found)}. {UNCHANGED} The query has gone on from there, so what lies between the two"
                 " was lost or written twice: compare the source with the target there, and mend the target by other"
                 " means."
             )
+    return bool(found)
 
 
 def _to_restore(compared: Comparison, decided: int, noted: int) -> list[int]:

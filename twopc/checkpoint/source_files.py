@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from twopc.checkpoint.offsets import Reads, by_source, line_of, parsed_line
+from twopc.checkpoint.offsets import Reads, by_source, line_of, parse, parsed_line
 from twopc.transaction import JsonValue
 
 KEPT_BYTES = 256 * 1024
@@ -54,6 +54,18 @@ def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
         return entry
     sources = {"sources": entry["sources"]} if "sources" in entry else {}  # first, as a message shows the first
     return {**sources, "files": files, **entry}
+
+
+def read_before(folder: Reader, batch_id: int) -> Reads | None:
+    """What the batch before ``batch_id`` reads, if its entry is there. None of file sources, whose lists of files Spark
+    removes in time."""
+    path = f"offsets/{batch_id - 1}"
+    if not batch_id or folder.size(path) is None:
+        return None
+    entry = parse(folder.text(path))
+    if stands_for_files(entry):
+        return None
+    return with_files(entry, files_read(folder, batch_id - 1, by_source(entry), {}))
 
 
 def files_read(

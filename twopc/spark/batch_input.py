@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from twopc.checkpoint.offsets import Reads, by_source, parse
-from twopc.checkpoint.source_files import files_read, stands_for_files, with_files
+from twopc.checkpoint.source_files import files_read, read_before, stands_for_files, with_files
 from twopc.spark.progress import each, running_query
 from twopc.transaction import JsonValue
 
@@ -46,6 +46,11 @@ class BatchInput:
             before = by_source(self._entry(self._written(batch_id - 1)))
         self._before = by_source(entry)
         return with_files(entry, files_read(self._folder, batch_id, self._before, before))
+
+    def before(self, batch_id: int) -> Reads | None:
+        """What the batch before reads, as the checkpoint has it when the query starts. None for any later batch, as
+        this process has planned the one before; and of file sources."""
+        return read_before(self._folder, batch_id) if self._before is None else None
 
     def _entry(self, text: str) -> Reads:
         entry = parse(text)

@@ -161,8 +161,9 @@ class ForeachBatch:
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
-        reads = self._input_of(batch.sparkSession, query_id).reads(batch_id)
-        self._last_progress = coordinator.run(batch_id, phase_one, reads=reads)
+        batch_input = self._input_of(batch.sparkSession, query_id)
+        follows, reads = batch_input.before(batch_id), batch_input.reads(batch_id)
+        self._last_progress = coordinator.run(batch_id, phase_one, reads=reads, follows=follows)
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
             # where they would be without one. A plan without state can't be told from here, so it is evaluated too.

@@ -18,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
 from twopc.checkpoint.folder import CheckpointFolder
+from twopc.checkpoint.source_files import read_before
 from twopc.commit_log import CommitLog
 from twopc.coordinator import Coordinator, is_known
 from twopc.errors import LogMismatch
@@ -132,7 +133,11 @@ class Target:
             LogMismatch: the batch can't come now, or was decided with other input.
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
-        batch_id, reads = (batch_id, None) if self.checkpoint is None else CheckpointFolder(self.checkpoint).newest()
+        reads = follows = None
+        if self.checkpoint is not None:
+            checkpoint = CheckpointFolder(self.checkpoint)
+            batch_id, reads = checkpoint.newest()
+            follows = read_before(checkpoint, batch_id)
         sink = create_sink(self.backend, self.options)
         until_answered("look at what the sink writes to", sink.require_valid, schema)
         try:
@@ -141,7 +146,7 @@ class Target:
             sink.close()
         if batch_id is None:
             batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-        is_decided = is_known(batch_id, reads, tail, self.first_batch_id, open_store(self.log))
+        is_decided = is_known(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter())
         return PhaseOne(Shipped.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
 

@@ -127,9 +127,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         try:
             writer = self._writer(lease.name)
         except BaseException:
-            lease.release()  # not begun, so it is a name that nobody uses again
+            lease.release()
             raise
-        lease.begun()
         return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
     def _writer(self, name: str) -> Writer | ArrowWriter | OffsetsWriter:
@@ -149,6 +148,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["topic_ids"] = {self._options.topic: id}  # type: ignore[dict-item]  # it has a name
         if not transaction.rolls_back_by_itself:
             handle["has_timeout"] = False
+        transaction.lease.answered()  # else it is a name that nobody uses again
         transaction.lease.release()
         return Committable(transaction.lease.name, handle, transaction.records)
 
