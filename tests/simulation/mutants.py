@@ -347,9 +347,9 @@ MUTANTS = (
                 f"{LOG}:_append",
                 "entry = _put(store, slot, entry)",
                 """try:
-            _put_once(store, slot, entry)
-        except _UnknownOutcome as unknown:
-            raise _fenced(store, slot, entry) from unknown""",
+        _put_once(store, slot, entry)
+    except _UnknownOutcome as unknown:
+        raise _fenced(store, slot, entry) from unknown""",
             ),
         ),
     ),
@@ -440,9 +440,9 @@ MUTANTS = (
         (
             Edit(
                 f"{KAFKA}.commit",
-                "error = self._control.end(name, producer_id, epoch, commit=True, version=version)",
+                "error = self._control.end(name, *identity, commit=True, version=version)",
                 "try:\n"
-                "            error = self._control.end(name, producer_id, epoch, commit=True, version=version)\n"
+                "            error = self._control.end(name, *identity, commit=True, version=version)\n"
                 "        except Retriable:\n"
                 "            return",
             ),
@@ -510,7 +510,13 @@ MUTANTS = (
     ),
     Mutant(
         "what is written again has the name of what was lost",
-        (Edit(f"{KAFKA}.begin", "transaction_id.round if transaction_id.replay else None", "None"),),
+        (
+            Edit(
+                f"{KAFKA}.begin",
+                "transaction_id.round if transaction_id.replay else self._not_before",
+                "self._not_before",
+            ),
+        ),
         (STAGED,),
         in_turn=((Fault.TIME_OUT,), (Fault.CRASH_BEFORE,), (Fault.CRASH_BEFORE,)),
     ),
@@ -709,6 +715,9 @@ def is_caught_by(mutant: Mutant, known: Failure) -> bool:
 def main(report: Path) -> int:
     """Catch every mutant, and write the tables: for programs the report, for the tests ``caught.json``."""
     started = time.monotonic()
+    for mutant in MUTANTS:
+        with applied(mutant):
+            """The code is there that each of them changes."""
     with multiprocessing.Pool() as pool:
         caught = pool.map(_catch_alone, range(len(MUTANTS)), chunksize=1)
     rows = {

@@ -453,7 +453,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 f"whether Kafka has written all markers of the batch can't be seen while {_told(seen.away)}. It wrote"
                 " there: bring the brokers of that partition back"
             )
-        self._visible = names.keys()
+        self._visible = frozenset(names)
         for topic, numbers in partitions.items():
             self._written_to.setdefault(topic, set()).update(numbers)
 
