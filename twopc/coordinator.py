@@ -55,7 +55,7 @@ from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.plugins import notify
-from twopc.reads import differences, told
+from twopc.reads import ABSENT, differences, told
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -139,7 +139,8 @@ class Coordinator:
 
         ``reads`` says as JSON what the batch reads from its source, such as offsets: the same whenever the same batch
         is run again, and another for any other. It identifies the batch; without it the number alone does. ``follows``
-        says the same of the batch before, as the checkpoint now has it: a new batch begins where that one ends.
+        says the same of the batch before, as the checkpoint now has it, or a part of it: a new batch begins where that
+        one ends.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
@@ -617,7 +618,9 @@ def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: st
     Raises:
         LogMismatch: it does not.
     """
-    if decided is not None and now is not None and (found := list(differences(decided, now))):
+    if decided is None or now is None:
+        return
+    if found := [each for each in differences(decided, now) if each.now != ABSENT]:
         raise LogMismatch(
             f"batch {batch_id} would follow a batch {batch_id - 1} with other input than the commit log at {log} has"
             f" decided: {told(found)}. Nothing was written. The checkpoint had lost that batch; it was planned anew and"

@@ -179,7 +179,7 @@ MUTANTS = (
         "copies are removed without reading the log's tail again",
         (Edit(f"{COORDINATOR}._remove_copies", "self._log.verify()", ""),),
         (STAGED,),
-        in_pairs=(*ASLEEP, Fault.TIME_OUT),
+        in_turn=((Fault.SLEEP_THROUGH,), (Fault.TIME_OUT,), (Fault.PREEMPT,)),
     ),
     Mutant(
         "the sweep does not look again after an abort",
@@ -528,12 +528,12 @@ MUTANTS = (
     Mutant(
         "a decided batch that comes again is not compared",
         (Edit("twopc.coordinator:require_same_reads", "if found := list(differences(decided, now)):", "if False:"),),
-        (ONE,),
+        (TWO,),
         in_turn=(DEAD, BEHIND),
     ),
     Mutant(
         "a new batch may follow another than was decided",
-        (Edit("twopc.coordinator:_require_same_end", "if decided is not None and", "if False and"),),
+        (Edit("twopc.coordinator:_require_same_end", "if decided is None or now is None", "if True"),),
         (replace(TWO, runs=1),),
         in_turn=(DEAD, (Fault.PLAN_LOST,), DEAD),
     ),

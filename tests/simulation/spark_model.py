@@ -53,6 +53,8 @@ class Batch:
     id: int
     start: int
     end: int
+    is_first: bool = True
+    """Of its driver, which compares where it begins."""
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class Batch:
 
     @property
     def follows(self) -> dict[str, Any] | None:
-        return {"end": self.start} if self.id else None
+        return {"end": self.start} if self.id and self.is_first else None
 
     def rows(self) -> tuple[str, ...]:
         return rows_between(self.start, self.end)
@@ -259,11 +261,12 @@ class Driver:
     def _query(self) -> None:
         self._has_begun = False
         self._batch_id, self._repairs_seen = self._checkpoint.noted, self._checkpoint.repairs
-        batch_id, start, end = self._world.step(READ, self._checkpoint.next_batch)
+        first, start, end = self._world.step(READ, self._checkpoint.next_batch)
+        batch_id = first
         while batch_id < self._spark.batches:
             if end is None:
                 end = self._world.step(PLAN, self._checkpoint.plan, batch_id, start)
-            self._run_batch(Batch(batch_id, start, end))
+            self._run_batch(Batch(batch_id, start, end, batch_id == first))
             batch_id, start, end = batch_id + 1, end, None
         self._end()
 

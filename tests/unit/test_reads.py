@@ -83,6 +83,12 @@ def test_a_new_batch_that_follows_the_decided_one_is_written(world: World) -> No
     assert not coordinator.run(1, write_all(coordinator), reads=AT_300, follows=AT_100).already_decided
 
 
+def test_of_the_batch_before_only_what_is_told_is_compared(world: World) -> None:
+    decide(world, 0, {**AT_100, "files": {"0": ["a"]}})
+    coordinator = world.coordinator()
+    assert not coordinator.run(1, write_all(coordinator), reads=AT_300, follows=AT_100).already_decided
+
+
 @pytest.mark.parametrize("between", ["open", "complete", "close"])
 def test_what_a_batch_read_is_known_however_many_entries_follow_its_decision(world: World, between: str) -> None:
     coordinator = world.coordinator()

@@ -57,15 +57,10 @@ def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
 
 
 def read_before(folder: Reader, batch_id: int) -> Reads | None:
-    """What the batch before ``batch_id`` reads, if its entry is there. None of file sources, whose lists of files Spark
-    removes in time."""
+    """What the batch before ``batch_id`` reads, if its entry is there: without what its offsets stand for, as Spark
+    removes lists of files in time."""
     path = f"offsets/{batch_id - 1}"
-    if not batch_id or folder.size(path) is None:
-        return None
-    entry = parse(folder.text(path))
-    if stands_for_files(entry):
-        return None
-    return with_files(entry, files_read(folder, batch_id - 1, by_source(entry), {}))
+    return parse(folder.text(path)) if batch_id and folder.size(path) is not None else None
 
 
 def files_read(

@@ -49,7 +49,7 @@ class BatchInput:
 
     def before(self, batch_id: int) -> Reads | None:
         """What the batch before reads, as the checkpoint has it when the query starts. None for any later batch, as
-        this process has planned the one before; and of file sources."""
+        this process has planned the one before."""
         return read_before(self._folder, batch_id) if self._before is None else None
 
     def _entry(self, text: str) -> Reads:
