@@ -29,7 +29,11 @@ from twopc.transaction import Committable, JsonValue
 logger = logging.getLogger(__name__)
 
 ENTRIES_KEPT = 32
-"""How many entries stay behind the tail, for people to read; recovery needs the tail alone."""
+"""How many entries stay behind the tail, for people to read and to repair a checkpoint from; recovery needs the tail
+alone."""
+
+STARTS_KEPT = 32
+"""How many times as many stay while a query is started again and again and appends nothing else."""
 
 
 def read_tail(store: LogStore) -> tuple[int, Entry] | None:
@@ -89,7 +93,9 @@ class CommitLog:
                 entry = _append(store, slot + 1, entry, after=tail)
             except Fenced:
                 continue  # another coordinator opened at the same moment; the newer of the two goes on
-            _prune(store, slot + 1)
+            # A query that is refused and started again decides nothing, and its repair needs what was decided.
+            has_stopped_at_once = tail is not None and tail.kind == "open"
+            _prune(store, slot + 1, ENTRIES_KEPT * (STARTS_KEPT if has_stopped_at_once else 1))
             return cls(store, slot + 1, entry)
 
     @classmethod
@@ -158,7 +164,7 @@ class CommitLog:
         self.tail = _append(self._store, self._slot + 1, entry, after=self.tail)
         self._slot += 1
         if self._slot % ENTRIES_KEPT == 0:
-            _prune(self._store, self._slot)
+            _prune(self._store, self._slot, ENTRIES_KEPT)
 
 
 def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> Entry:
@@ -238,11 +244,11 @@ def _fenced(store: LogStore, slot: int, entry: Entry) -> Fenced:
     )
 
 
-def _prune(store: LogStore, tail: int) -> None:
+def _prune(store: LogStore, tail: int, kept: int) -> None:
     """Remove what lies far behind the tail, oldest first. A failure costs room, nothing else."""
     try:
         for slot in store.slots():
-            if slot < tail - ENTRIES_KEPT:
+            if slot < tail - kept:
                 store.delete(slot)
     except Exception as error:  # noqa: BLE001  # whatever the store's client raises
         logger.warning("could not prune the commit log at %s: %s", store.url, error)

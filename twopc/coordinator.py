@@ -55,7 +55,7 @@ from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.plugins import notify
-from twopc.reads import ABSENT, differences, told
+from twopc.reads import differences, told
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -139,8 +139,8 @@ class Coordinator:
 
         ``reads`` says as JSON what the batch reads from its source, such as offsets: the same whenever the same batch
         is run again, and another for any other. It identifies the batch; without it the number alone does. ``follows``
-        says the same of the batch before, as the checkpoint now has it, or a part of it: a new batch begins where that
-        one ends.
+        says the same of the batch before, as the checkpoint now has it, of a dictionary maybe some keys: a new batch
+        begins where that one ends.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
@@ -575,7 +575,8 @@ def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str)
         "'twopc checkpoint repair' writes what the checkpoint lacks back, as far as the log keeps it; else restore a"
         " newer checkpoint"
         if batch_id < newest
-        else "restore the log that was replaced"
+        else "restore the log that was replaced (or, where Spark has repartitioned the query's state, which counts as a"
+        " batch, see 'Repartitioned state' in docs/operating.md)"
     )
     raise LogMismatch(
         f"the query is at batch {batch_id}, and its commit log at {log} has decided batch {newest}, so only {newest} or"
@@ -620,7 +621,9 @@ def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: st
     """
     if decided is None or now is None:
         return
-    if found := [each for each in differences(decided, now) if each.now != ABSENT]:
+    if isinstance(decided, dict) and isinstance(now, dict):
+        decided = {key: value for key, value in decided.items() if key in now}
+    if found := list(differences(decided, now)):
         raise LogMismatch(
             f"batch {batch_id} would follow a batch {batch_id - 1} with other input than the commit log at {log} has"
             f" decided: {told(found)}. Nothing was written. The checkpoint had lost that batch; it was planned anew and"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,8 +34,8 @@ class Resting:
     def batch_ended(self) -> None:
         """Count the interval anew."""
         self._busy.set()
-        if self._thread is None:
-            _resting.add(self)
+        _resting.add(self)  # again, where it was fenced and has recovered since
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="twopc-rest", daemon=True)
             self._thread.start()
 
@@ -61,6 +62,7 @@ class Resting:
 
 
 _resting: weakref.WeakSet[Resting] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_resting.clear)  # the log and its batches are the parent's
 
 
 @atexit.register

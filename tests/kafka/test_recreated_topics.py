@@ -108,16 +108,15 @@ def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_
 
 @pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
 def test_what_was_decided_and_not_committed_before_its_topic_was_deleted_is_lost(
-    again: bool, topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, kafka_broker: Any
+    again: bool, topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, kafka_broker: Any, wait: Any
 ) -> None:
     committable = pre_commit(make_sink(topic), ["gone"])
     recreate(topic, and_created_again=again)
     sink = make_sink(topic)
     sink._leaders._topics.clear()  # another process
     with pytest.raises(TransactionLost, match=rf"topic '{topic.name}' was deleted since.*Nothing of it is committed"):
-        sink.commit(committable)
-    [open_] = sink.recover()
-    sink.abort(open_)
+        wait.repeated(lambda: sink.commit(committable))
+    assert sink.recover() == []
     if again:
         topic.stays_empty()
 
@@ -179,9 +178,10 @@ def test_a_decision_of_before_topics_were_noted_is_committed(topic: Any, make_si
 
 
 class Told:
-    """Brokers, each with what it says of a topic: its id's first byte; 0: there is none; None: no answer."""
+    """Brokers, each with what it says of a topic: its id's first byte; 0: there is none; None: no answer; "no id": it
+    is there; "denied"."""
 
-    def __init__(self, *told: int | None) -> None:
+    def __init__(self, *told: int | str | None) -> None:
         self._told = told
 
     def brokers(self) -> range:
@@ -197,6 +197,10 @@ class Told:
         if told is None:
             raise kafka.errors.RequestTimedOutError
         of_topic = MetadataResponse.MetadataResponseTopic
+        if told in ("no id", "denied"):
+            topic = of_topic(name=topics[0], topic_id=None, error_code=0 if told == "no id" else 29)
+            return MetadataResponse(topics=[topic])
+        assert isinstance(told, int)
         topic = of_topic(name=topics[0], topic_id=uuid.UUID(int=told << 120), error_code=0 if told else 3)
         return MetadataResponse(topics=[topic])
 
@@ -220,9 +224,14 @@ class Told:
         ((1, 2, 0), None),
         ((0, None, None), None),
         ((None,), None),
+        (("no id", "no id", "no id"), None),
+        (("denied", "denied", 1), None),
+        (("denied", 1, 1), 1),
     ],
 )
-def test_a_topic_is_another_one_by_the_word_of_most_brokers_alone(told: tuple[int, ...], believed: int | None) -> None:
+def test_a_topic_is_another_one_by_the_word_of_most_brokers_alone(
+    told: tuple[int | str | None, ...], believed: int | None
+) -> None:
     leaders = Leaders(Told(*told))  # type: ignore[arg-type]
     if believed is None:
         with pytest.raises(Retriable, match="don't agree"):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from kafka.protocol.broker_version_data import BrokerVersionData
 
 from twopc import Participant, Round
 from twopc.errors import Retriable, RoundAborted
@@ -113,6 +114,19 @@ def test_a_tls_handshake_that_gets_no_answer_leaves_no_connection_open(
         watched = cluster._net._selector.get_map()
         wait.until("only what wakes the thread is watched", lambda: len(watched) == 1)
         cluster.close()
+
+
+def test_a_process_that_has_met_older_brokers_speaks_to_newer_ones_as_they_do(topic: Any) -> None:
+    """They were upgraded one by one while it ran."""
+    asked = Control({"bootstrap_servers": [topic.servers]})
+    assert asked.unknown_topics([topic.name]) == []
+    newest = asked._manager.broker_version_data.broker_version
+    asked._manager.broker_version_data = BrokerVersionData((3, 0))
+    [node] = asked.brokers()
+    asked._manager.close(node)
+    assert asked.unknown_topics([topic.name]) == []
+    assert asked._manager._conns[node].broker_version_data.broker_version == newest
+    asked.close()
 
 
 def test_of_several_brokers_one_that_answers_is_asked_after_those_that_do_not(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from twopc import Committable, Round, entries
-from twopc.commit_log import ENTRIES_KEPT, CommitLog, read_tail
+from twopc.commit_log import ENTRIES_KEPT, STARTS_KEPT, CommitLog, read_decision, read_tail
 from twopc.entries import Decision, opened, serialise
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch
 from twopc.log_store import LogStore, open_store
@@ -487,6 +487,19 @@ def test_a_log_of_short_runs_does_not_grow_without_bound(memory: LogStore, batch
         if batch > 6 * ENTRIES_KEPT:
             break
     assert len(memory.slots()) <= 2 * ENTRIES_KEPT + 1
+
+
+def test_a_query_that_is_refused_and_started_again_keeps_what_its_repair_needs(memory: LogStore) -> None:
+    log = CommitLog.open(memory, "query")
+    for batch in range(6):
+        log.decide(decision(batch), None, reads=batch)
+    for _ in range(5 * ENTRIES_KEPT):
+        CommitLog.open(memory, "query")
+    kept = [read_decision(memory, batch) for batch in range(6)]
+    assert [entry.reads if entry else None for entry in kept] == [*range(6)]
+    for _ in range(STARTS_KEPT * ENTRIES_KEPT):
+        CommitLog.open(memory, "query")
+    assert len(memory.slots()) == STARTS_KEPT * ENTRIES_KEPT + 1
 
 
 def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,12 @@ def test_a_new_batch_that_follows_the_decided_one_is_written(world: World) -> No
 
 
 def test_of_the_batch_before_only_what_is_told_is_compared(world: World) -> None:
-    decide(world, 0, {**AT_100, "files": {"0": ["a"]}})
+    offsets: dict[str, JsonValue] = {"0": 100, "1": 7}
+    decide(world, 0, {"sources": offsets, "files": ["a"]})
+    with pytest.raises(LogMismatch, match=r"sources\.1: decided 7, now nothing"):
+        world.coordinator().run(1, never, reads=AT_300, follows={"sources": {"0": 100}})
     coordinator = world.coordinator()
-    assert not coordinator.run(1, write_all(coordinator), reads=AT_300, follows=AT_100).already_decided
+    assert not coordinator.run(1, write_all(coordinator), reads=AT_300, follows={"sources": offsets}).already_decided
 
 
 @pytest.mark.parametrize("between", ["open", "complete", "close"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from tests.unit.test_coordinator import World, never, raises, run, sink
 from twopc import Participant, Round
+from twopc import resting as resting_module
 from twopc.commit_log import read_tail
 from twopc.errors import Fenced, InDoubt, Retriable
 from twopc.log_store import open_store
@@ -35,7 +37,9 @@ def begin_late(coordinator: Any, batch_id: int) -> None:
     """An attempt that was lost, and begins after its batch is through."""
     import pyarrow as pa
 
-    Participant(coordinator._sinks, Round(1, batch_id), 0, serial=9).write("a", pa.record_batch({"value": ["late"]}))
+    Participant(coordinator._sinks, Round(coordinator._log.incarnation, batch_id), 0, serial=9).write(
+        "a", pa.record_batch({"value": ["late"]})
+    )
 
 
 def test_a_rest_records_that_everything_decided_is_committed_without_the_next_decision(world: World) -> None:
@@ -145,6 +149,34 @@ def test_who_is_fenced_rests_no_more_and_sweeps_nothing(world: World, is_complet
     resting._busy.set()
     resting._thread.join(10)
     assert not resting._thread.is_alive()
+
+
+def test_who_was_fenced_and_has_recovered_rests_again(world: World) -> None:
+    coordinator = world.coordinator(rest_interval_s=0.01)
+    run(coordinator, 0)
+    resting = coordinator._resting
+    assert resting
+    world.coordinator().recover()
+    resting.rest()
+    with pytest.raises(Fenced):
+        run(coordinator, 1)
+    assert resting._thread
+    resting._thread.join(10)
+    rested = threading.Event()
+    sink(coordinator, "a").during["abort"] = rested.set
+    run(coordinator, 1)
+    begin_late(coordinator, 1)
+    assert rested.wait(10)
+
+
+def test_a_forked_child_does_not_rest_in_its_parents_name(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    child = os.fork()
+    if child == 0:
+        os._exit(len(resting_module._resting))
+    assert os.waitpid(child, 0)[1] == 0
+    assert coordinator._resting in resting_module._resting
 
 
 def test_a_rest_that_can_not_read_the_log_opens_it_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

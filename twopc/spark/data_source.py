@@ -122,4 +122,4 @@ class BatchWriter(DataSourceArrowWriter):
         self._target.finish(self._phase_one.batch_id, messages)
 
     def abort(self, messages: Sequence[Any]) -> None:
-        self._target.recover(messages)
+        self._target.recover(messages, self._phase_one.incarnation)

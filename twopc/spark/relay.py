@@ -160,14 +160,19 @@ class Target:
             coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=incarnation.began_s)
         # Leaving it has closed the log: nobody tells a data source when its query ends.
 
-    def recover(self, messages: Sequence[TaskVote | None]) -> None:
+    def recover(self, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
         """Roll back a round that failed, or finish one that was decided before it failed.
 
         A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new one
-        settles first whether it did.
+        settles first whether it did. Where nobody tells the incarnation, the next start does it: to open one would
+        fence a newer driver.
         """
+        incarnations = {message.incarnation for message in messages if message is not None}
+        incarnations |= set() if opened is None else {opened}
+        if not incarnations:
+            return
         try:
-            for incarnation in {message.incarnation for message in messages if message is not None}:
+            for incarnation in incarnations:
                 # Raises Fenced: it is a newer driver's now.
                 CommitLog.resume(open_store(self.log), incarnation.log_id, incarnation.number)
             with self._coordinator(create_sink(self.backend, self.options)) as coordinator:

@@ -158,6 +158,15 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
             await self._ended([answer], left_s)
         return await answer
 
+    def get_connection(self, node_id: Any, *arguments: Any, **options: Any) -> Any:
+        """A connection that asks its broker which versions it speaks, whatever brokers spoke when this process met the
+        cluster: they may have been upgraded since, and what is decided by a new version is committed by it."""
+        is_new = node_id not in self._conns
+        connection = super().get_connection(node_id, *arguments, **options)
+        if is_new:
+            connection.broker_version_data = None
+        return connection
+
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Future:
         """Send a request to a broker. Without a ``node_id``, ask several in turn and take the first answer."""
         if node_id is not None:

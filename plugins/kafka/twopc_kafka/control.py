@@ -11,7 +11,7 @@ import functools
 import logging
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -80,7 +80,7 @@ class Control:
         self._manager = connections(self._net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
-        self._silences: dict[int, int] = {}  # since a broker's last answer
+        self._silences: Counter[int | None] = Counter()  # since the last answer of a broker, or of any
         self._knows_brokers = False
         self.is_refused = False
         """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
@@ -211,22 +211,29 @@ class Control:
 
     async def _answer(self, request: Any, node: int | None) -> Any:
         if node is None:
-            brokers = max(1, len(self.brokers()))
-            return await self._manager.send(request, None, min(PATIENCE_MS * brokers, self._longest_ms))
-        silences = self._silences.get(node, 0)
-        patience_ms = min(PATIENCE_MS * 2 ** max(0, silences - SILENCES), self._longest_ms)
+            return await self._answer_of_any(request)
+        patience_ms = self._patience_ms(node)
         try:
             answer = await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
         except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
-            self._silences[node] = silences + 1
+            self._silences[node] += 1
             self._manager.doubted = node
             raise
         self._silences.pop(node, None)
         return answer
 
-    @property
-    def _longest_ms(self) -> int:
-        return self._manager.config["request_timeout_ms"]  # type: ignore[no-any-return]
+    async def _answer_of_any(self, request: Any) -> Any:
+        try:
+            answer = await self._manager.send(request, None, self._patience_ms(None, len(self.brokers()) or 1))
+        except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
+            self._silences[None] += 1
+            raise
+        self._silences.pop(None, None)
+        return answer
+
+    def _patience_ms(self, node: int | None, brokers: int = 1) -> int:
+        silences = max(0, self._silences[node] - SILENCES)
+        return min(PATIENCE_MS * brokers * 2**silences, self._manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
 
     def _anybody(self) -> int:
         """A broker that is likely to answer.
@@ -311,7 +318,10 @@ class Control:
         if self._manager.broker_version_data.api_version(InitProducerIdRequest) < _GRANTS_NO_TIMEOUT:
             return False
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
-        response = await self.send(init_producer_id(transactional_id, None), node)
+        try:
+            response = await self.send(init_producer_id(transactional_id, None), node)
+        except kafka.errors.IncompatibleBrokerVersion:  # this broker has not been given it yet
+            return False
         error = kafka.errors.for_code(response.error_code)
         if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # the right, or the brokers' setting
             return False
@@ -329,6 +339,8 @@ class Control:
         }
         for name, node in coordinators.items():
             error = kafka.errors.for_code((await written[name]).error_code)
+            if issubclass(error, kafka.errors.AuthorizationError):
+                raise error(f"{scope}probe")
             if error is not kafka.errors.NoError:
                 self._manager.doubted = node
                 self._coordinators.clear()

@@ -109,9 +109,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What metadata told of a topic, and when by ``time.monotonic``. The id of one that does not exist is empty."""
+    """What metadata told of a topic, and when by ``time.monotonic``. The id of one that does not exist is empty, and
+    None where the brokers are too old to tell it."""
 
-    id: str
+    id: str | None
     leaders: Mapping[int, Leader]
     seen_at: float
 
@@ -240,7 +241,8 @@ class Leaders:
         return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
     async def _topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
-        return {name: found.id for name, found in (await self._look_up(topics, max_age_s)).items()}
+        found = await self._look_up(topics, max_age_s)
+        return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
     async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
         asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
@@ -251,13 +253,16 @@ class Leaders:
             except _NO_ANSWER:
                 continue
             for topic in response.topics:
-                told[topic.name][_topic_id(topic)] += 1
+                id = _topic_id(topic)
+                if id is not None and topic.error_code in _IS_SURE:
+                    told[topic.name][id] += 1
         ids = {}
         for name, counted in told.items():
             [(id, brokers)] = counted.most_common(1) or [("", 0)]
             if 2 * brokers <= len(asked):
                 raise Retriable(f"the brokers don't agree whether topic {name!r} is the one that it was")
             ids[name] = id
+            self._topics.pop(name, None)  # one broker alone had told it
         return ids
 
     async def _may_read(self, topic: str) -> bool:
@@ -375,10 +380,14 @@ def _may_describe(topic: Any) -> bool:
     return True
 
 
-def _topic_id(topic: Any) -> str:
-    """As Kafka's own tools write it."""
-    exists = not topic.error_code and topic.topic_id
-    return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=") if exists else ""
+_IS_SURE = (0, kafka.errors.UnknownTopicOrPartitionError.errno)
+
+
+def _topic_id(topic: Any) -> str | None:
+    """As Kafka's own tools write it. Brokers before 2.8 (``inter.broker.protocol.version``) give topics none."""
+    if topic.error_code:
+        return ""
+    return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=") if topic.topic_id else None
 
 
 def _leaders(topic: Any) -> dict[int, Leader]:

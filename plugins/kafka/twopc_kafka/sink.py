@@ -372,8 +372,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         deleted = f"topic {gone!r} was deleted since, with the id {then[gone]}, and its records there with it"
         match outcome(self._state(committable), *_identity(committable), _version(committable)):
             case Outcome.ONGOING:
+                # Certain by a write alone: the coordinator may tell the past, and an earlier commit may be on its way.
+                answer = self._control.end(
+                    self._name(committable), *_identity(committable), commit=False, version=_version(committable)
+                )
+                if ANSWERS.get(answer) is not Answer.DONE:
+                    raise Retriable(f"{deleted}; to roll back what is left of {committable.transaction_id}: {answer}")
                 raise TransactionLost(f"{decided}, but {deleted}. Nothing of it is committed. {self.if_lost}")
-            case Outcome.COMMITTED | Outcome.ENDING:
+            case Outcome.ENDING:
+                raise Retriable(f"{committable.transaction_id} is being ended, and {deleted}")
+            case Outcome.COMMITTED:
                 raise OutcomeUnknown(
                     f"{decided} and committed, but {deleted}: readers may have seen them before, or not. If they are"
                     " not wanted any more, give the transaction up with 'twopc abandon', and start again."
