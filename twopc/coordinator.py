@@ -139,8 +139,8 @@ class Coordinator:
 
         ``reads`` says as JSON what the batch reads from its source, such as offsets: the same whenever the same batch
         is run again, and another for any other. It identifies the batch; without it the number alone does. ``follows``
-        says the same of the batch before, as the checkpoint now has it, of a dictionary maybe some keys: a new batch
-        begins where that one ends.
+        is what the previous batch read according to the checkpoint; a new batch begins where that one ends. If
+        ``follows`` is a dictionary, top-level keys that it lacks are not compared.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it

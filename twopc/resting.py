@@ -48,7 +48,7 @@ class Resting:
     def rest(self) -> None:
         """Call ``rest``, and log what it raises: the next batch, or the next start, meets the same and says it.
 
-        A query that was started again in this process leaves its older coordinator behind, which then rests no more.
+        A fenced coordinator stops resting: a query that is started again in this process leaves its older one behind.
         """
         rest = self._rest()
         if rest is not None:
@@ -56,7 +56,7 @@ class Resting:
                 rest()
             except Fenced as error:
                 _resting.discard(self)
-                logger.info("no more rests: %s", error)
+                logger.info("this coordinator stops resting: %s", error)
             except Exception as error:  # noqa: BLE001  # nobody waits for it
                 logger.warning("between batches: %s: %s", type(error).__name__, error)
 

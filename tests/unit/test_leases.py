@@ -51,13 +51,8 @@ LAST = Use("t", "boot", (2, 5), is_answered=True)
         (LAST, "boot", (2, 4), None, "none"),  # a late one
         (LAST, "boot", (1, 9), None, "none"),
         (None, "boot", (2, 6), None, "another"),
-        (
-            Use("t", "boot", (2, 5), is_answered=False),
-            "boot",
-            (2, 6),
-            None,
-            "another",
-        ),  # what was sent may still arrive
+        # What was sent may still arrive.
+        (Use("t", "boot", (2, 5), is_answered=False), "boot", (2, 6), None, "another"),
         (Use("t", "boot", (9, 9), is_answered=False), "boot", (2, 6), None, "another"),
         (LAST, "another boot", (2, 6), None, "another"),
         (LAST, "boot", (2, 7), (2, 6), "another"),

@@ -57,8 +57,8 @@ def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
 
 
 def read_before(folder: Reader, batch_id: int) -> Reads | None:
-    """What the batch before ``batch_id`` reads, if its entry is there: without what its offsets stand for, as Spark
-    removes lists of files in time."""
+    """Return the offset log entry of the batch before ``batch_id``, or None if there is none. It lacks the files that
+    its offsets stand for, because Spark removes old lists of files."""
     path = f"offsets/{batch_id - 1}"
     return parse(folder.text(path)) if batch_id and folder.size(path) is not None else None
 

@@ -210,28 +210,19 @@ class Control:
         return self._manager.call_soon(self._answer, request, node)
 
     async def _answer(self, request: Any, node: int | None) -> Any:
-        if node is None:
-            return await self._answer_of_any(request)
         patience_ms = self._patience_ms(node)
         try:
             answer = await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
         except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
             self._silences[node] += 1
-            self._manager.doubted = node
+            if node is not None:
+                self._manager.doubted = node
             raise
         self._silences.pop(node, None)
         return answer
 
-    async def _answer_of_any(self, request: Any) -> Any:
-        try:
-            answer = await self._manager.send(request, None, self._patience_ms(None, len(self.brokers()) or 1))
-        except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
-            self._silences[None] += 1
-            raise
-        self._silences.pop(None, None)
-        return answer
-
-    def _patience_ms(self, node: int | None, brokers: int = 1) -> int:
+    def _patience_ms(self, node: int | None) -> int:
+        brokers = 1 if node is not None else max(1, len(self.brokers()))  # each of which has its turn
         silences = max(0, self._silences[node] - SILENCES)
         return min(PATIENCE_MS * brokers * 2**silences, self._manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
 
@@ -401,7 +392,7 @@ class Control:
         return response
 
     def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any:
-        """The same of one broker: what to await."""
+        """Within ``run``: ask one broker, or any, about topics. Returns what to await for the response."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
         return self.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), node)
 

@@ -137,15 +137,17 @@ class Leaders:
         return self._control.run(self._away, topic)
 
     def topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
-        """Kafka's id of each topic, as a broker told it so long ago or less: another one once a topic was deleted and
-        created again. Empty where there is no such topic. One that this principal may not DESCRIBE is left out."""
+        """Return Kafka's id of each topic, from metadata of at most this age. A topic that is deleted and created again
+        gets another id. The id is empty if there is no such topic. Topics that this principal may not DESCRIBE, and
+        topics without an id, are left out."""
         return self._control.run(self._topic_ids, topics, max_age_s) if topics else {}
 
     def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
-        """The same, as more than half of the brokers tell it now: one that is cut off from the others tells the past.
+        """Return the id of each topic that more than half of the brokers report now. A single broker may be cut off
+        from the others and report an old id.
 
         Raises:
-            Retriable: there is no such half.
+            Retriable: no majority reports the same id.
         """
         return self._control.run(self._topic_ids_of_most, topics)
 
@@ -262,7 +264,7 @@ class Leaders:
             if 2 * brokers <= len(asked):
                 raise Retriable(f"the brokers don't agree whether topic {name!r} is the one that it was")
             ids[name] = id
-            self._topics.pop(name, None)  # one broker alone had told it
+            self._topics.pop(name, None)  # it came from a single broker
         return ids
 
     async def _may_read(self, topic: str) -> bool:

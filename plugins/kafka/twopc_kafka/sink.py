@@ -312,7 +312,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return next((topic for topic in changed if not most[topic] or most[topic] != then[topic]), None)
 
     def _remember_topics(self) -> None:
-        """Which topics those are that the next batch may write to."""
+        """Note the ids of the topics that the next batch may write to."""
         topics = self._written_to.keys() | ({self._options.topic} if self._options.topic else set())
         self._topic_ids = self._leaders.topic_ids(topics, RECENT_S)
 
