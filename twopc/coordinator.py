@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from twopc import notices
 from twopc.commit_log import CommitLog, read_decision
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+InSink: TypeAlias = "tuple[TwoPhaseCommitSink[Any], Committable]"
 
 SEAL_PATIENCE_S = 120.0
 """How long a target may give no answer before the decision, such as while its brokers are restarted one by one. Then
@@ -359,26 +360,25 @@ class Coordinator:
             self._commit_in([sink for sink in self._sinks.values() if sink.commits_last is last], batch_id, recovered)
 
     def _commit_in(self, sinks: Sequence[TwoPhaseCommitSink[Any]], batch_id: int, recovered: bool) -> None:
-        while lost := self._attempt_commits(sinks, batch_id, recovered):
-            self._replay(batch_id, lost)
+        work = [(sink, committable) for sink in sinks for committable in _of_batch(sink, batch_id)]
+        while work:
+            work = self._attempt_commits(work, batch_id, recovered)
         for sink in sinks:
             what = f"batch {batch_id} is committed; its completion in sink {_name(sink)}"
             self._until_answered(what, sink.complete, batch_id, _of_batch(sink, batch_id))
             sink.pending.settle(batch_id)
 
-    def _attempt_commits(
-        self, sinks: Sequence[TwoPhaseCommitSink[Any]], batch_id: int, recovered: bool
-    ) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
-        """Commit every transaction of a pending batch in ``sinks``.
+    def _attempt_commits(self, work: Sequence[InSink], batch_id: int, recovered: bool) -> list[InSink]:
+        """Commit transactions of a pending batch. What their targets had rolled back is written again where there is a
+        copy of it.
 
         Returns:
-            Those that their targets had rolled back and of which there is a copy.
+            Those to commit next: what was written again, and what failed beside it.
 
         Raises:
             Fenced: a newer coordinator goes on with this batch.
             Exception: a transaction can't be committed. All others have been: nothing else is left undone.
         """
-        work = [(sink, committable) for sink in sinks for committable in _of_batch(sink, batch_id)]
 
         def failure(sink: TwoPhaseCommitSink[Any], committable: Committable) -> Exception | None:
             try:
@@ -393,14 +393,16 @@ class Coordinator:
         ]
         for (sink, _), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
-        if failed and not replayable:
+        if not failed:
+            return []
+        if not replayable:
             # A newer coordinator may have settled them, and their names may have been used again since.
             self._log.verify()
             raise max((error for _, error in failed), key=lambda error: isinstance(error, OperatorRequired))
-        return replayable
+        return [*(done for done, _ in failed if done not in replayable), *self._replay(batch_id, replayable)]
 
-    def _replay(self, batch_id: int, lost: Sequence[tuple[TwoPhaseCommitSink[Any], Committable]]) -> None:
-        """Write again what targets rolled back after the decision, and amend the decision to name that.
+    def _replay(self, batch_id: int, lost: Sequence[InSink]) -> list[InSink]:
+        """Write again what targets rolled back after the decision, amend the decision to name that, and return it.
 
         Until the amendment is in the log the new transactions are undecided like any other: a crash leaves them to
         the sweep, and the next incarnation starts over.
@@ -420,6 +422,7 @@ class Coordinator:
         self._log.amend(Decision(decision.round, committables))
         for sink in {_name(sink): sink for sink, _ in lost}.values():
             sink.pending.replace(batch_id, committables[_name(sink)])
+        return [(sink, replaced[_name(sink)][committable.transaction_id]) for sink, committable in lost]
 
     def _map(self, call: Callable[..., ResultT], work: Sequence[tuple[Any, ...]]) -> list[ResultT]:
         if self._commits_at_once == 1 or len(work) <= 1:
@@ -456,7 +459,7 @@ class Coordinator:
         Looks again after an abort, until there is nothing new: a target may have left a part open, which must be gone
         before the next rounds use the name again.
         """
-        aborted: list[tuple[TwoPhaseCommitSink[Any], Committable]] = []
+        aborted: list[InSink] = []
         while (undecided := self._undecided()) and undecided != aborted:
             for sink, transaction in undecided:
                 sink.abort(transaction)
@@ -464,7 +467,7 @@ class Coordinator:
             aborted = undecided
         self._remove_copies()
 
-    def _undecided(self) -> list[tuple[TwoPhaseCommitSink[Any], Committable]]:
+    def _undecided(self) -> list[InSink]:
         """What is open and owned by this log, and neither decided nor a newer incarnation's.
 
         The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then

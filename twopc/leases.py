@@ -97,10 +97,15 @@ class Slot(Protocol):
 
 
 class Lease:
-    """A name that no other attempt has, on any machine, until it is released or this process is dead."""
+    """A name that no other attempt has, on any machine, until it is released or this process is dead.
 
-    def __init__(self, pool: str, use: Use, slot: Slot | None) -> None:
+    Attributes:
+        was_used: whether an earlier attempt had it, and may have left a transaction open under it.
+    """
+
+    def __init__(self, pool: str, use: Use, slot: Slot | None, was_used: bool = False) -> None:
         self.name = f"{pool}{use.token}.{use.round[1] % BATCH_SLOTS}"
+        self.was_used = was_used
         self._use = use
         self._slot = slot
 
@@ -130,10 +135,11 @@ def lease(pool: str, round: RoundNumbers, not_before: RoundNumbers | None = None
             slot = open_slot(pool, number)
             if slot is None:
                 continue
-            use = next_use(_from_json(slot.read()), _boot(), round, not_before)
+            last = _from_json(slot.read())
+            use = next_use(last, _boot(), round, not_before)
             if use is not None:
                 slot.write(_to_json(use))
-                return Lease(pool, use, slot)
+                return Lease(pool, use, slot, was_used=last is not None and last.token == use.token)
             slot.close()
     except (OSError, ImportError, AttributeError) as error:  # Windows has neither such locks nor user ids
         _warn(f"{type(error).__name__}: {error}")

@@ -88,9 +88,12 @@ def sweep(sink: KafkaSink, wait: Any) -> None:
     wait.until("nothing is open", nothing_left)
 
 
-def test_records_that_hang_would_become_visible_with_the_next_commit(topic: Any, sink: KafkaSink) -> None:
+def test_records_that_hang_would_become_visible_with_the_next_commit(topic: Any, sink: KafkaSink, wait: Any) -> None:
     """The danger itself. Where this fails one day, Kafka is better than it was."""
-    rolled_back_by_the_coordinator(sink, begun(sink, "undecided"))
+    undecided = begun(sink, "undecided")
+    rolled_back_by_the_coordinator(sink, undecided)
+    name = undecided.transaction_id
+    wait.until("its coordinator has ended it", lambda: sink._control.describe([name])[name].has_ended)
     committed_there(sink, "decided", SAME_NAME)
     topic.becomes(["decided", "undecided, unnoticed"])
 
@@ -103,6 +106,17 @@ def test_what_was_rolled_back_and_hangs_is_swept_and_never_visible(
     sweep(sink, wait)
     wait.until("readers are not held back", topic.has_no_open_transaction)
     committed_there(sink, "decided", SAME_NAME)
+    topic.becomes(["decided"])
+
+
+@pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
+def test_what_a_late_attempt_left_open_is_never_visible(topic: Any, make_sink: Any, wait: Any, writer: str) -> None:
+    """Though the next round, which would use its name again, rolls it back, and Kafka leaves out the marker."""
+    sink = make_sink(topic, writer=writer)
+    late = begun(sink, "undecided")
+    decided = committed_there(sink, "decided", SAME_NAME)
+    assert decided.transaction_id != late.transaction_id
+    sweep(sink, wait)
     topic.becomes(["decided"])
 
 

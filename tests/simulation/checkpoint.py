@@ -71,8 +71,9 @@ class Checkpoint:
 
     @property
     def noted(self) -> int:
-        """The batch that comes next."""
-        return max(self.done, default=-1) + 1
+        """The batch that comes next. A driver that outlives a restore notes that a batch is done that has no plan any
+        more: Spark then starts with the newest that has one."""
+        return max(self.done & self.ends.keys(), default=-1) + 1
 
     # What befalls it. -----------------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions, Seen
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.sink import KafkaSink
-from twopc_kafka.writer import ProducerIdentity, Writer
+from twopc_kafka.writer import ProducerIdentity, StillOpen, Writer
 
 TOPIC = "simulated"
 TIMEOUT_MS = 900_000
@@ -51,6 +51,7 @@ DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, *_ST
 PROVE = Op("kafka: have it proven, and describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
 ASK = Op("kafka: describe the broker's configuration", _no_answer)
 LIST = Op("kafka: list", _no_answer, changes=False)
+FIND = Op("kafka: find the coordinator", _not_delivered)
 INIT = Op(
     "kafka: init",
     _not_delivered,
@@ -223,7 +224,8 @@ class Broker:
         for name in names if stale is Fault.STALE else ():
             if (known := self.ids.get(name)) is not None and known.past is not None:
                 found[name] = known.past
-                self.described_at.setdefault(name, {}).setdefault(self.world.current, known.changed_at)
+                seen_at = self.described_at.setdefault(name, {})
+                seen_at[self.world.current] = max(seen_at.get(self.world.current, 0), known.changed_at)
         return found
 
     def list_ongoing(self, scope: str) -> list[str]:
@@ -412,7 +414,7 @@ class ModelLeaders(Leaders):
 class ModelWriter(Writer):
     """The sink's producer, to the model. As librdkafka's, its own aborts leave the epoch alone."""
 
-    def __init__(self, broker: Broker, name: str) -> None:
+    def __init__(self, broker: Broker, name: str, was_used: bool) -> None:
         self._broker = broker
         self._step = broker.world.step
         self._name = name
@@ -422,6 +424,8 @@ class ModelWriter(Writer):
             if isinstance(answer, ProducerIdentity):
                 self._mine = answer
                 return
+            if was_used:
+                raise StillOpen(name)
 
     def write(self, batch: Any) -> None:
         call = (self._broker.produce, self._name, self._mine, batch.rows, self._process)
@@ -442,7 +446,7 @@ class ModelWriter(Writer):
 
 
 def _nothing() -> None:
-    """A flush: what was produced is acknowledged already."""
+    """A flush, as what was produced is acknowledged already; or a question that has one answer."""
 
 
 # Brokers that grant transactions without a time-out are not modelled: nothing can be lost there.
@@ -452,10 +456,11 @@ _OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": TOPIC,
 class SimulatedKafkaSink(KafkaSink):
     """The real sink, connected to the model."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, is_librdkafka: bool) -> None:
         self._options = _OPTIONS
         self.prefix = _OPTIONS.prefix
         self._broker = broker
+        self._is_librdkafka = is_librdkafka
         self._to_model = ModelControl(broker)
         self._written_to = {}
         self._topic_ids = {}
@@ -469,8 +474,11 @@ class SimulatedKafkaSink(KafkaSink):
     def _control(self) -> Control:
         return self._to_model
 
-    def _writer(self, name: str) -> ModelWriter:
-        return ModelWriter(self._broker, name)
+    def _writer(self, name: str, was_used: bool) -> ModelWriter:
+        if self._is_librdkafka and was_used:
+            self._refuse_open(name)
+            self._broker.world.step(FIND, _nothing)
+        return ModelWriter(self._broker, name, was_used and not self._is_librdkafka)
 
     def validate(self, schema: object) -> None:
         """Records of the simulation are no Arrow."""

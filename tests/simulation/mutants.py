@@ -185,7 +185,7 @@ MUTANTS = (
         "the sweep does not look again after an abort",
         (Edit(f"{COORDINATOR}._sweep", "while (undecided", "if (undecided"),),
         (RECURRING,),
-        in_pairs=(Fault.DELAYED, Fault.MARKER_LEFT_OUT),
+        in_turn=((Fault.DRIVER_DIES,), (Fault.MARKER_LEFT_OUT,)),
     ),
     Mutant(
         "the sweep does not wait for what is being rolled back",
@@ -239,17 +239,28 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction that is lost is passed over",
-        (Edit(f"{COORDINATOR}._attempt_commits", "if failed and not replayable:", "if False:"),),
+        (Edit(f"{COORDINATOR}._attempt_commits", "if not replayable:", "if False:"),),
+    ),
+    Mutant(
+        "what is committed is committed again after a replay",
+        (
+            Edit(
+                f"{COORDINATOR}._attempt_commits",
+                "(done for done, _ in failed if done not in replayable)",
+                "(done for done in work if done not in replayable)",
+            ),
+        ),
+        (replace(STAGED, partitions=(2,), rows_a_batch=2),),
     ),
     Mutant(
         "a batch is complete before it is committed",
         (
             Edit(
                 f"{COORDINATOR}._commit_in",
-                "while lost",
+                "while work",
                 """for sink in self._sinks.values():
             sink.complete(batch_id, ())
-        while lost""",
+        while work""",
             ),
         ),
     ),
@@ -492,9 +503,15 @@ MUTANTS = (
     ),
     Mutant(
         "a name whose attempt has died amid its writing is used again",
-        (Edit(f"{KAFKA}.begin", "return KafkaTransaction(", "lease.answered()\n        return KafkaTransaction("),),
-        (replace(RECURRING, end_txn_version=5),),
+        (Edit(f"{KAFKA}.begin", "else:", "else:\n                lease.answered()"),),
+        (replace(RECURRING, librdkafka=True),),
         in_turn=((Fault.DIES_IN_FLIGHT,), (Fault.PREEMPT,), (Fault.MARKER_LEFT_OUT,)),
+    ),
+    Mutant(
+        "a name under which a transaction is open is used again",
+        (Edit(f"{KAFKA}.begin", "lease.was_used", "False"),),
+        (ONE,),
+        in_turn=((Fault.CRASH_BEFORE,), ASLEEP, (Fault.MARKER_LEFT_OUT,)),
     ),
     Mutant(
         "a name is used again after a power cut",

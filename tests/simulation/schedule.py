@@ -28,6 +28,7 @@ from twopc import commit_log, coordinator, entries, leases, log_store, pending
 from twopc.errors import Retriable
 from twopc.log_store import LocalStore, LogStore
 from twopc.participant import Participant
+from twopc.phases import Phase
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -65,6 +66,7 @@ class Scenario:
         runs, rests: see ``Cluster``.
         syncs_checkpoint: whether a power cut takes nothing of it. Spark's is not synced: then it takes the newest
             batch, or the two newest, in turn.
+        librdkafka: whether writers are librdkafka's: whoever begins asks first what is open under its name.
         stage_retries_count_on: whether the attempts of a stage that is begun anew have serial numbers of their own, as
             the bridge to Spark gives them. Names that are leased don't depend on it.
     """
@@ -86,6 +88,7 @@ class Scenario:
     runs: int = 1
     rests: bool = False
     syncs_checkpoint: bool = True
+    librdkafka: bool = False
 
 
 @dataclass(slots=True)
@@ -249,6 +252,7 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
         runs=rng.choice((1, 1, 2)),
         rests=rng.random() < 0.3,
         syncs_checkpoint=rng.random() < 0.5,
+        librdkafka=rng.random() < 0.25,
     )
     if scenario.backlog:
         scenario = replace(scenario, slots=REAL_SLOTS, late_begin=False)
@@ -361,7 +365,8 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
 
 def _put_back(spark: Spark, ledger: Ledger) -> None:
     """Somebody restores a backup of the log. Where it lacks what is decided and not committed, or the checkpoint has
-    fallen back as well, nobody could tell: so only where the checkpoint has noted what it lacks, and all is quiet."""
+    fallen back as well, nobody could tell: so only where the checkpoint has noted what it lacks, and all is quiet. Nor
+    has a coordinator the log open: its next entry would make up for all that the backup lacks."""
     store, done = spark.log(), spark.checkpoint.done
     if (
         not isinstance(store, ObjectStore)
@@ -369,6 +374,7 @@ def _put_back(spark: Spark, ledger: Ledger) -> None:
         or spark.checkpoint.has_fallen_back
         or not done
         or not spark.world.is_quiet
+        or (spark.newest_coordinator and spark.newest_coordinator.phase is not Phase.CLOSED)
         or ledger.decided_batch not in done
     ):
         return
@@ -433,10 +439,12 @@ def _names(scenario: Scenario) -> list[str]:
 
 
 def _sinks_of(scenario: Scenario, broker: Broker, disk: Disk) -> Mapping[str, TwoPhaseCommitSink[Any]]:
-    return {
-        name: SimulatedKafkaSink(broker) if name.endswith("k") else SimulatedFileSink(broker, disk, name)
-        for name in _names(scenario)
-    }
+    def made(name: str) -> TwoPhaseCommitSink[Any]:
+        if name.endswith("k"):
+            return SimulatedKafkaSink(broker, scenario.librdkafka)
+        return SimulatedFileSink(broker, disk, name)
+
+    return {name: made(name) for name in _names(scenario)}
 
 
 def _disk_for(scenario: Scenario, disk: Disk) -> None:

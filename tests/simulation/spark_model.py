@@ -109,6 +109,7 @@ class Spark:
         self.stopped: OperatorRequired | None = None
         self.mismatch: Exception | None = None
         self.drivers: list[Actor] = []
+        self.newest_coordinator: Coordinator | None = None  # of who has read the checkpoint last
         self.log_is_backup = False
         self.restore_log: Callable[[], None] = lambda: None
         self.log = log
@@ -261,6 +262,7 @@ class Driver:
     def _query(self) -> None:
         self._has_begun = False
         self._batch_id, self._repairs_seen = self._checkpoint.noted, self._checkpoint.repairs
+        self._spark.newest_coordinator = self._coordinator
         first, start, end = self._world.step(READ, self._checkpoint.next_batch)
         batch_id = first
         while batch_id < self._spark.batches:

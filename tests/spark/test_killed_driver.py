@@ -57,7 +57,11 @@ def start_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
     command = [sys.executable, str(DRIVER), json.dumps(job)]
     with (folder / "driver.log").open("a") as log:
         driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        return driver.wait(timeout=120)
+        try:
+            return driver.wait(timeout=200)
+        finally:
+            if driver.poll() is None:
+                os.killpg(driver.pid, signal.SIGKILL)
 
 
 def archived(folder: Path) -> Counter[tuple[Any, ...]]:
@@ -95,7 +99,7 @@ def without_a_kill(spark: SparkSession, tmp_path: Path) -> Counter[tuple[Any, ..
     return archived(folder)
 
 
-@pytest.mark.timeout(300)  # six starts of a driver, 6 to 10 s each
+@pytest.mark.timeout(600)  # six starts of a driver, 12 to 20 s each, and more beside other tests
 def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
     without_a_kill: Counter[tuple[Any, ...]], tmp_path: Path, topic: Topic, postgres: PostgresServer
 ) -> None:

@@ -84,6 +84,17 @@ def test_a_name_is_used_again_by_the_next_round_and_not_by_the_same() -> None:
     assert [used((2, 1)) for _ in range(4)][:3] == first
 
 
+def test_a_lease_tells_whether_an_earlier_attempt_had_its_name() -> None:
+    first = lease(POOL, (1, 0))
+    assert not first.was_used
+    first.release()  # not answered
+    second = lease(POOL, (1, 1))
+    assert not second.was_used
+    second.answered()
+    second.release()
+    assert lease(POOL, (1, 2)).was_used
+
+
 def test_as_many_names_are_enough_for_any_number_of_rounds(folder: Path) -> None:
     names = {used((1, batch)) for batch in range(100) for _ in range(4)}
     assert len(names) == 4

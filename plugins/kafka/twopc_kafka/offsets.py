@@ -31,14 +31,14 @@ _UNKNOWN_TOPIC = 3
 class OffsetsWriter:
     """What ``ArrowWriter`` is for records."""
 
-    def __init__(self, options: KafkaOptions, transactional_id: str, group: str) -> None:
+    def __init__(self, options: KafkaOptions, transactional_id: str, group: str, was_used: bool) -> None:
         """Begin. Raises like ``ArrowWriter``."""
         self._options = options
         self._group = group
         self._timeout_ms = settings(options.properties).timeout_ms
         self._cluster = connect(options.control, self._timeout_ms)
         self._transaction = self._cluster.run(
-            self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._timeout_ms
+            self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._timeout_ms
         )
 
     def write(self, batch: pa.RecordBatch) -> None:

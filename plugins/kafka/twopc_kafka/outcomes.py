@@ -63,6 +63,11 @@ class TransactionState:
     producer_epoch: int
     partitions: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is open under the id."""
+        return self.state == "Empty" or self.state.startswith("Complete")
+
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
     """What became of the transaction ``(producer_id, epoch)`` that was to be ended by ``end_txn_version``, or was ended

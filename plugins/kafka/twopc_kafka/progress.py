@@ -62,8 +62,8 @@ class KafkaProgressSink(KafkaSink):
         self._looked_for_members_at = -math.inf
         self._has_members = False
 
-    def _writer(self, name: str) -> OffsetsWriter:
-        return OffsetsWriter(self._options, name, self._group)
+    def _writer(self, name: str, was_used: bool) -> OffsetsWriter:
+        return OffsetsWriter(self._options, name, self._group, was_used)
 
     def validate(self, schema: pa.Schema) -> None:
         if {field.name: str(field.type) for field in schema} != COLUMNS:

@@ -37,7 +37,7 @@ from twopc_kafka.outcomes import (
     outcome,
 )
 from twopc_kafka.values import no_such_topic
-from twopc_kafka.writer import ProducerIdentity, Writer, timeout_refused
+from twopc_kafka.writer import ProducerIdentity, StillOpen, Writer, timeout_refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,17 +123,32 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
         # What is written again is decided under another name, whose end must be seen until the log names this one.
         not_before = transaction_id.round if transaction_id.replay else self._not_before
-        lease = self.transactional_ids.lease(transaction_id.round, not_before)
-        try:
-            writer = self._writer(lease.name)
-        except BaseException:
-            lease.release()
-            raise
-        return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
+        while True:
+            lease = self.transactional_ids.lease(transaction_id.round, not_before)
+            try:
+                writer = self._writer(lease.name, lease.was_used)
+            except StillOpen as error:
+                lease.release()  # unanswered, so nobody has that name again
+                logger.info("%s. Another id is used instead", error)
+            except BaseException:
+                lease.release()
+                raise
+            else:
+                return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
-    def _writer(self, name: str) -> Writer | ArrowWriter | OffsetsWriter:
-        """Begin the transaction of that name."""
-        return ArrowWriter(self._options, name) if self._options.writer == ARROW else Writer(self._options, name)
+    def _writer(self, name: str, was_used: bool) -> Writer | ArrowWriter | OffsetsWriter:
+        """Begin the transaction of that name. Raises StillOpen where the one before is open: see there."""
+        if self._options.writer == ARROW:
+            return ArrowWriter(self._options, name, was_used)
+        if was_used and self._is_transactional:
+            self._refuse_open(name)
+        return Writer(self._options, name)
+
+    def _refuse_open(self, name: str) -> None:
+        """Raise StillOpen where something is open under an id: librdkafka ends it, and does not tell."""
+        state = self._control.describe([name]).get(name)
+        if state is not None and not state.has_ended:
+            raise StillOpen(name)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)

@@ -137,17 +137,18 @@ def slowly_under_way(far_broker: FarBroker, monkeypatch: pytest.MonkeyPatch, wai
 def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_first(
     slowly_under_way: Participant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contacted: list[int] = []
+    asked_amid: list[int] = []
     contact = cluster.Cluster.contact
 
     async def counted(self: cluster.Cluster, node: int) -> Any:
-        contacted.append(self._under_way[node])
+        if node not in self._contacts:  # else it waits for a question that is asked already, which is under way, too
+            asked_amid.append(self._under_way[node])
         return await contact(self, node)
 
     monkeypatch.setattr(cluster.Cluster, "contact", counted)
     slowly_under_way.write("orders", BATCH)
     assert slowly_under_way.pre_commit()["orders"].records == 2 * BATCH.num_rows + 1
-    assert not any(contacted)
+    assert not any(asked_amid)
 
 
 def test_a_task_that_begins_does_not_take_a_connection_that_is_busy_for_one_that_is_dead(

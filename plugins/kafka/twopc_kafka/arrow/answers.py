@@ -115,6 +115,7 @@ def meaning(code: int) -> Meaning:
 
 
 UNKNOWN_TOPIC = MEANINGS[3]
+CONCURRENT_TRANSACTIONS = MEANINGS[51]
 
 
 def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:

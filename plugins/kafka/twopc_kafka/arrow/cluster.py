@@ -21,12 +21,12 @@ from kafka.future import Future
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
-from twopc_kafka.arrow.answers import Answer, Meaning, failure, meaning
+from twopc_kafka.arrow.answers import CONCURRENT_TRANSACTIONS, Answer, Meaning, failure, meaning
 from twopc_kafka.connections import Loop, OfProcess, close, connections
 from twopc_kafka.control import connect as control_of
 from twopc_kafka.control import denied, init_producer_id
 from twopc_kafka.tokens import require_token
-from twopc_kafka.writer import ProducerIdentity, timeout_refused
+from twopc_kafka.writer import ProducerIdentity, StillOpen, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
 """How long a kept connection may take to show that it is alive, before it is made anew."""
@@ -279,7 +279,7 @@ class Cluster:
             raise NotSent(f"no broker answered: {type(error).__name__}: {error}") from error
 
     async def begin(
-        self, transactional_id: str, transaction_timeout_ms: int | None, timeout_ms: int
+        self, transactional_id: str, was_used: bool, transaction_timeout_ms: int | None, timeout_ms: int
     ) -> OpenTransaction:
         """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back. Its own
         time-out is None where the brokers grant it to have none.
@@ -288,6 +288,7 @@ class Cluster:
         and whenever it gets to it, it would roll back what was begun by then, decided or not.
 
         Raises:
+            StillOpen: something is open, of an id that ``was_used`` before. It is being rolled back.
             RoundAborted: the brokers could not be reached for ``timeout_ms``, refuse for now, or fell silent.
             ConfigurationError: they refuse the transaction's time-out.
             OperatorRequired: they deny the id.
@@ -304,6 +305,8 @@ class Cluster:
             else:
                 if transaction is not None:
                     return transaction
+                if answer is CONCURRENT_TRANSACTIONS and was_used:
+                    raise StillOpen(transactional_id)
                 if answer is meaning(_INVALID_TRANSACTION_TIMEOUT) and transaction_timeout_ms is not None:
                     raise timeout_refused(transaction_timeout_ms)
                 if answer.answer is not Answer.REPEAT:

@@ -31,10 +31,11 @@ take their room by number."""
 class ArrowWriter:
     """What ``twopc_kafka.writer.Writer`` is, for ``exactly-once`` alone, without librdkafka."""
 
-    def __init__(self, options: KafkaOptions, transactional_id: str) -> None:
-        """Begin.
+    def __init__(self, options: KafkaOptions, transactional_id: str, was_used: bool = False) -> None:
+        """Begin. ``was_used``: whether the id may have a transaction before this one.
 
         Raises:
+            StillOpen: it has, and that one is open.
             ConfigurationError: the broker refuses the transaction for good.
             RoundAborted: it could not be reached, or the id is in use.
         """
@@ -42,7 +43,7 @@ class ArrowWriter:
         self._settings = settings(options.properties)
         self._cluster = connect(options.control, self._settings.timeout_ms)
         self._transaction = self._cluster.run(
-            self._cluster.begin, transactional_id, options.timeout_to_begin_with_ms, self._settings.timeout_ms
+            self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings)
         weakref.finalize(self, self._sending.halt)  # a task may end without an abort
