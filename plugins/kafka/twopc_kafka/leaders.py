@@ -295,7 +295,8 @@ class Leaders:
         for leader in led_by.values():
             [of_marker] = (await self._control.send(request, leader.node)).markers
             return str(kafka.errors.for_code(of_marker.topics[0].partitions[0].error_code).message)
-        return "NO_ERROR"  # the topic was deleted
+        # It was deleted, or this broker has not heard of it: whoever asks again what is open there finds out.
+        return kafka.errors.UnknownTopicOrPartitionError.message
 
     async def _ask(
         self,
