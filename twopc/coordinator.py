@@ -59,7 +59,7 @@ from twopc.reads import differences, told
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.staging import Stage
+from twopc.staging import DamagedCopy, Stage
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool
 
@@ -369,11 +369,10 @@ class Coordinator:
             sink.pending.settle(batch_id)
 
     def _attempt_commits(self, work: Sequence[InSink], batch_id: int, recovered: bool) -> list[InSink]:
-        """Commit transactions of a pending batch. What their targets had rolled back is written again where there is a
-        copy of it.
+        """Commit transactions of a pending batch. What their targets had rolled back is written again from its copies.
 
         Returns:
-            Those to commit next: what was written again, and what failed beside it.
+            What was written again, to be committed next.
 
         Raises:
             Fenced: a newer coordinator goes on with this batch.
@@ -388,18 +387,16 @@ class Coordinator:
             return None
 
         failed = [(done, error) for done, error in zip(work, self._map(failure, work), strict=True) if error]
-        replayable = [
+        lost = [
             done for done, error in failed if isinstance(error, TransactionLost) and done[0].stage and done[1].staged
         ]
         for (sink, _), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
-        if not failed:
-            return []
-        if not replayable:
+        if len(lost) < len(failed):
             # A newer coordinator may have settled them, and their names may have been used again since.
             self._log.verify()
             raise max((error for _, error in failed), key=lambda error: isinstance(error, OperatorRequired))
-        return [*(done for done, _ in failed if done not in replayable), *self._replay(batch_id, replayable)]
+        return self._replay(batch_id, lost) if lost else []
 
     def _replay(self, batch_id: int, lost: Sequence[InSink]) -> list[InSink]:
         """Write again what targets rolled back after the decision, amend the decision to name that, and return it.
@@ -450,7 +447,8 @@ class Coordinator:
             if recovered or not error.was_refused_at_first:
                 raise
             # Decided by this incarnation, asked for by this process alone, and by no newer coordinator: not committed.
-            self._log.verify()
+            # Not repeated with the commit, whose second refusal would say less.
+            self._until_answered("look at the log", self._log.verify)
             raise TransactionLost(f"{error} It was never committed, so somebody else has rolled it back.") from error
 
     def _sweep(self, recovered: bool) -> None:
@@ -670,6 +668,9 @@ def _staged(sink: TwoPhaseCommitSink[Any]) -> list[str]:
     return [name for name, transaction_id in copies if sink.transactional_ids.owns_exact(transaction_id)]
 
 
+_RESTORE = "Restore the copy and start again; or write the records by other means."
+
+
 def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
     """A transaction, pre-committed and sealed, with the records of the staged copy of ``lost``.
 
@@ -687,6 +688,8 @@ def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Roun
         for batch in sink.stage.read(lost.staged):
             sink.write(transaction, batch)
             transaction.records += batch.num_rows
+        if transaction.records != lost.records:
+            raise DamagedCopy(f"it has {transaction.records} records")
         vote = replace(sink.pre_commit(transaction), staged=lost.staged, bytes=lost.bytes)
         [sealed] = _sealed(sink, [vote], started)
         return sealed
@@ -697,8 +700,12 @@ def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Roun
         match error:
             case FileNotFoundError():
                 raise TransactionLost(
-                    f"{what} by its target, and its copy {lost.staged} is not in {sink.stage.url} any more. Restore"
-                    " the copy; or write the records by other means."
+                    f"{what} by its target, and its copy {lost.staged} is not in {sink.stage.url} any more. {_RESTORE}"
+                ) from error
+            case DamagedCopy():
+                raise TransactionLost(
+                    f"{what} by its target, and its copy {lost.staged} in {sink.stage.url} is damaged: {error}."
+                    f" {_RESTORE}"
                 ) from error
             case RoundAborted():
                 raise Retriable(f"{what} by its target; writing it again failed: {error}") from error

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _SUFFIX = ".arrow"
 
 
+class DamagedCopy(Exception):
+    """A copy does not have the records that were written to it: its store has lost some."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """A folder of copies at any URL that fsspec opens. A value: it travels to the participants with its sink.
@@ -44,12 +48,24 @@ class Stage:
         return StagedCopy(self, f"{transaction_id.exact}{_SUFFIX}", schema)
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
-        """The records of a copy, as they were written. Raises FileNotFoundError."""
+        """The records of a copy, as they were written. A copy may end too early and look whole: count them.
+
+        Raises:
+            FileNotFoundError: there is none.
+            DamagedCopy: it can't be read.
+        """
         import pyarrow as pa
 
         fs, path = self._locate(name)
-        with fs.open(path, "rb") as file, pa.ipc.open_stream(file) as stream:
-            yield from stream
+        try:
+            with fs.open(path, "rb") as file, pa.ipc.open_stream(file) as stream:
+                yield from stream
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowInvalid, EOFError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # not Arrow's, but the store's
+                raise
+            raise DamagedCopy(str(error)) from error
 
     def names(self) -> list[tuple[str, str]]:
         """Every copy that is there: (name, exact transactional id)."""

@@ -21,7 +21,7 @@ from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions, Seen
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.sink import KafkaSink
-from twopc_kafka.writer import ProducerIdentity, StillOpen, Writer
+from twopc_kafka.writer import MayBeOpen, ProducerIdentity, Writer
 
 TOPIC = "simulated"
 TIMEOUT_MS = 900_000
@@ -58,6 +58,7 @@ INIT = Op(
     Fault.DELAYED,
     Fault.EPOCHS_RUN_OUT,
     Fault.MACHINE_POWER_CUT,
+    Fault.MOVES,
     *_OF_MARKERS,
     changes=True,
 )
@@ -152,7 +153,7 @@ class Broker:
             known = self.ids[name] = Id(name, self._new_producer_id(), -1, changed_at=self.world.steps)
         elif known.state == "Ongoing":
             self._end(known, Fate.REPLACED, bumps=True)
-            return "CONCURRENT_TRANSACTIONS"
+            return "NOT_COORDINATOR" if self.world.special is Fault.MOVES else "CONCURRENT_TRANSACTIONS"
         elif known.state.startswith("Prepare"):
             return "CONCURRENT_TRANSACTIONS"
         if known.epoch >= 0:
@@ -286,7 +287,7 @@ class Broker:
         special = self.world.special
 
         def complete() -> None:
-            if special not in (Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE):
+            if special not in (Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE, Fault.MOVES):
                 self._mark(known.producer_id, fate is Fate.COMMITTED)
             known.state = f"Complete{outcome}"
 
@@ -425,7 +426,7 @@ class ModelWriter(Writer):
                 self._mine = answer
                 return
             if was_used:
-                raise StillOpen(name)
+                raise MayBeOpen(name, answer)
 
     def write(self, batch: Any) -> None:
         call = (self._broker.produce, self._name, self._mine, batch.rows, self._process)

@@ -239,15 +239,15 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction that is lost is passed over",
-        (Edit(f"{COORDINATOR}._attempt_commits", "if not replayable:", "if False:"),),
+        (Edit(f"{COORDINATOR}._attempt_commits", "if len(lost) < len(failed):", "if False:"),),
     ),
     Mutant(
         "what is committed is committed again after a replay",
         (
             Edit(
                 f"{COORDINATOR}._attempt_commits",
-                "(done for done, _ in failed if done not in replayable)",
-                "(done for done in work if done not in replayable)",
+                "return self._replay(batch_id, lost)",
+                "return [done for done in work if done not in lost] + self._replay(batch_id, lost)",
             ),
         ),
         (replace(STAGED, partitions=(2,), rows_a_batch=2),),

@@ -74,6 +74,7 @@ class Fault(Enum):
     SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
     MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and calls it complete"
     MARKER_LEFT_OUT_LATE = "the broker takes its time over a marker, leaves it out and calls the transaction complete"
+    MOVES = "the coordinator rolls back, moves, leaves out the marker, and says that it is not the coordinator"
     STALE = "a broker answers, now and for a while, that has been cut off from the others since before the last change"
     STALE_AND_EMPTY = "a broker answers, now and for a while, that has been cut off since before it knew of the id"
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"

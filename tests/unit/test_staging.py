@@ -267,6 +267,24 @@ def test_a_copy_that_is_gone_stops_the_query_and_is_named(world: World) -> None:
     assert world.targets["a"].open == {}
 
 
+@pytest.mark.parametrize("kept", ["nothing", "the schema", "half of the records"])
+def test_a_copy_that_its_store_has_cut_off_stops_the_query_and_is_named(world: World, kept: str) -> None:
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run(0)
+    world.roll_back()
+    copy = world.stage / world.copies()[0]
+    whole = copy.read_bytes()
+    schema = len(pa.ipc.open_stream(whole).schema.serialize())
+    copy.write_bytes(whole[: {"nothing": 0, "the schema": schema, "half of the records": len(whole) - 60}[kept]])
+    with pytest.raises(TransactionLost, match=rf"{copy.name} in .* is damaged"):
+        world.run(0)
+    assert world.targets["a"].open == {}
+    copy.write_bytes(whole)  # restored
+    world.run(0)
+    assert world.visible("a") == world.visible("b") == BOTH
+
+
 def test_copies_are_removed_when_their_batch_is_complete(world: World) -> None:
     seen: list[list[str]] = []
     world.at[Phase.COMMITTING] = lambda: seen.append(world.copies())

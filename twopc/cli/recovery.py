@@ -152,11 +152,13 @@ class Recovery:
         Raises:
             TwoPhaseCommitError: a target could not roll one back.
         """
-        for row in self.look():
-            if row.verdict is Verdict.UNDECIDED:
+        ended: list[Judged] = []
+        while (orphans := [row for row in self.look() if row.verdict is Verdict.UNDECIDED]) and orphans != ended:
+            for row in orphans:
                 abort = self._sinks[row.sink].abort
                 until_answered(f"abort of {row.committable.transaction_id}", abort, row.committable)
                 notify(TransactionAborted(row.sink, row.committable, recovered=True))
+            ended = orphans  # what Kafka leaves open in a partition is seen at the next look
 
     def run(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest, close. Raises like ``Coordinator.run``."""

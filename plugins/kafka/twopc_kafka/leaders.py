@@ -296,7 +296,7 @@ class Leaders:
             [of_marker] = (await self._control.send(request, leader.node)).markers
             return str(kafka.errors.for_code(of_marker.topics[0].partitions[0].error_code).message)
         # It was deleted, or this broker has not heard of it: whoever asks again what is open there finds out.
-        return kafka.errors.UnknownTopicOrPartitionError.message
+        return str(kafka.errors.UnknownTopicOrPartitionError.message)
 
     async def _ask(
         self,

@@ -37,7 +37,7 @@ from twopc_kafka.outcomes import (
     outcome,
 )
 from twopc_kafka.values import no_such_topic
-from twopc_kafka.writer import ProducerIdentity, StillOpen, Writer, timeout_refused
+from twopc_kafka.writer import MayBeOpen, ProducerIdentity, Writer, timeout_refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -73,6 +73,7 @@ class KafkaTransaction(Transaction):
         super().__init__(transaction_id)
         self.lease = lease
         self.writer = writer
+        self.is_pre_committed = False
         self.rolls_back_by_itself = has_timeout
 
 
@@ -127,7 +128,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             lease = self.transactional_ids.lease(transaction_id.round, not_before)
             try:
                 writer = self._writer(lease.name, lease.was_used)
-            except StillOpen as error:
+            except MayBeOpen as error:
                 lease.release()  # unanswered, so nobody has that name again
                 logger.info("%s. Another id is used instead", error)
             except BaseException:
@@ -137,7 +138,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
     def _writer(self, name: str, was_used: bool) -> Writer | ArrowWriter | OffsetsWriter:
-        """Begin the transaction of that name. Raises StillOpen where the one before is open: see there."""
+        """Begin the transaction of that name. Raises MayBeOpen where the one before is open: see there."""
         if self._options.writer == ARROW:
             return ArrowWriter(self._options, name, was_used)
         if was_used and self._is_transactional:
@@ -145,10 +146,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return Writer(self._options, name)
 
     def _refuse_open(self, name: str) -> None:
-        """Raise StillOpen where something is open under an id: librdkafka ends it, and does not tell."""
-        state = self._control.describe([name]).get(name)
+        """Raise MayBeOpen unless nothing is open under an id for certain: librdkafka ends it, and does not tell."""
+        try:
+            state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
+        except Retriable as error:
+            raise MayBeOpen(name, str(error)) from error
         if state is not None and not state.has_ended:
-            raise StillOpen(name)
+            raise MayBeOpen(name, state.state)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)
@@ -165,6 +169,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["has_timeout"] = False
         transaction.lease.answered()  # else it is a name that nobody uses again
         transaction.lease.release()
+        transaction.is_pre_committed = self._is_transactional
         return Committable(transaction.lease.name, handle, transaction.records)
 
     # On the coordinator. ----------------------------------------------------------------------------------------
@@ -498,6 +503,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def abort(self, transaction: KafkaTransaction | Committable) -> None:
         if isinstance(transaction, KafkaTransaction):
+            if transaction.is_pre_committed:
+                return  # its name may be used again: the sweep ends it, and looks at what hangs, which its writer can't
             transaction.writer.abort()
             transaction.lease.release()
         elif transaction.handle:

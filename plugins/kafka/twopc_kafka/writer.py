@@ -53,15 +53,16 @@ class ProducerIdentity:
     producer_epoch: int
 
 
-class StillOpen(RoundAborted):
-    """A transaction is open under an id that is to be used again: a late attempt wrote it after the last sweep.
+class MayBeOpen(RoundAborted):
+    """A transaction may be open under an id that is to be used again, such as one that a late attempt wrote after the
+    last sweep.
 
     The id is given up. Kafka may leave out a marker when it rolls that transaction back (KAFKA-20734), and whatever
     hangs then becomes visible with the next commit of its producer. Upholds: nothing undecided is ever visible.
     """
 
-    def __init__(self, transactional_id: str) -> None:
-        super().__init__(f"a transaction of an earlier attempt is still open under {transactional_id}")
+    def __init__(self, transactional_id: str, reason: str) -> None:
+        super().__init__(f"an earlier transaction may be open under {transactional_id} ({reason})")
 
 
 class _Reports:

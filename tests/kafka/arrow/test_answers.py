@@ -42,6 +42,7 @@ RAISED = {
 PRODUCE = (2, 3, 5, 6, 7, 10, 13, 17, 18, 19, 20, 21, 29, 31, 32, 35, 42, 43)
 IDEMPOTENT_PRODUCE = (45, 46, 47, 48, 49, 51, 53, 56, 59, 76, 87, 90, 100, 120)
 INIT_PRODUCER_ID = (14, 15, 16, 31, 42, 47, 48, 49, 50, 51, 52, 53, 89, 90, 120)
+INIT_PRODUCER_ID_REPEATED = (14, 15, 16, 51)
 ADD_PARTITIONS = (3, 14, 15, 16, 29, 42, 47, 48, 49, 51, 53, 55, 90, 120)
 
 
@@ -55,6 +56,8 @@ def test_a_success_is_one_code_alone_and_only_what_had_no_effect_or_is_numbered_
     assert [code for code, each in MEANINGS.items() if each.answer is Answer.DONE] == [0]
     assert {3, 5, 6, 14, 15, 16, 19, 51, 89} == set(REPEATED)
 
+
+SAME_NAME = Round(1, 4)  # as that of round (1, 0)
 
 # Answers that are put into the broker's mouth. ------------------------------------------------------------------------
 
@@ -240,6 +243,21 @@ def test_a_beginning_and_an_adding_are_repeated(
     vote = written(sink, "a")
     assert left == []
     assert sink.seal([vote], age_s=0)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("code", INIT_PRODUCER_ID_REPEATED)
+def test_an_id_that_was_used_is_given_up_where_its_beginning_may_have_rolled_something_back(
+    code: int, broker_answers: Any, topic: Any, make_sink: Any
+) -> None:
+    sink = make_sink(topic, writer="arrow")
+    late = written(sink, "late")
+    left = broker_answers(InitProducerIdRequest, code, having_done=True)
+    with Participant({"orders": sink}, SAME_NAME, 0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        vote = participant.pre_commit()["orders"]
+    assert left == []
+    assert vote.transaction_id != late.transaction_id
 
 
 @pytest.mark.kafka

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pytest
 from kafka.partitioner.default import murmur2
 
-from twopc import Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
 from twopc_kafka.arrow import cluster as cluster_module
 from twopc_kafka.arrow.compression import NUMBERS
@@ -156,9 +157,11 @@ def test_each_transaction_of_an_id_has_an_epoch_of_its_own_and_rolls_the_one_bef
     topic: Any, make_arrow_sink: Any, wait: Any
 ) -> None:
     sink = make_arrow_sink(topic)
-    first, second = written(sink, text("a")), written(sink, text("b"), incarnation=2)
-    assert first.transaction_id == second.transaction_id
-    assert first.handle != second.handle
+    first = written(sink, text("a"))
+    taking_over = ArrowWriter(sink._options, first.transaction_id)
+    taking_over.write(text("b"))
+    second = Committable(first.transaction_id, asdict(taking_over.finish()))
+    assert first.handle["producer_epoch"] < second.handle["producer_epoch"]
     with pytest.raises(RoundAborted, match="can't be committed any more"):
         sink.seal([first], age_s=0)
     [sealed] = sink.seal([second], age_s=0)

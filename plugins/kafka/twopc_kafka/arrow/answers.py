@@ -115,7 +115,6 @@ def meaning(code: int) -> Meaning:
 
 
 UNKNOWN_TOPIC = MEANINGS[3]
-CONCURRENT_TRANSACTIONS = MEANINGS[51]
 
 
 def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:

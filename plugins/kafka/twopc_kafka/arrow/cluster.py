@@ -21,12 +21,12 @@ from kafka.future import Future
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
-from twopc_kafka.arrow.answers import CONCURRENT_TRANSACTIONS, Answer, Meaning, failure, meaning
+from twopc_kafka.arrow.answers import Answer, Meaning, failure, meaning
 from twopc_kafka.connections import Loop, OfProcess, close, connections
 from twopc_kafka.control import connect as control_of
 from twopc_kafka.control import denied, init_producer_id
 from twopc_kafka.tokens import require_token
-from twopc_kafka.writer import ProducerIdentity, StillOpen, timeout_refused
+from twopc_kafka.writer import MayBeOpen, ProducerIdentity, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
 """How long a kept connection may take to show that it is alive, before it is made anew."""
@@ -288,7 +288,7 @@ class Cluster:
         and whenever it gets to it, it would roll back what was begun by then, decided or not.
 
         Raises:
-            StillOpen: something is open, of an id that ``was_used`` before. It is being rolled back.
+            MayBeOpen: the id ``was_used`` before, and something is open under it, or was until this request.
             RoundAborted: the brokers could not be reached for ``timeout_ms``, refuse for now, or fell silent.
             ConfigurationError: they refuse the transaction's time-out.
             OperatorRequired: they deny the id.
@@ -297,7 +297,7 @@ class Cluster:
         patience = Patience(what, timeout_ms)
         while True:
             try:
-                answer, transaction = await self._begin(transactional_id, transaction_timeout_ms)
+                answer, transaction = await self._begin(transactional_id, was_used, transaction_timeout_ms)
             except Unanswered as error:
                 raise RoundAborted(f"{what} got no answer: {error}. The batch can be run again.") from error
             except NotSent as error:
@@ -305,8 +305,6 @@ class Cluster:
             else:
                 if transaction is not None:
                     return transaction
-                if answer is CONCURRENT_TRANSACTIONS and was_used:
-                    raise StillOpen(transactional_id)
                 if answer is meaning(_INVALID_TRANSACTION_TIMEOUT) and transaction_timeout_ms is not None:
                     raise timeout_refused(transaction_timeout_ms)
                 if answer.answer is not Answer.REPEAT:
@@ -314,7 +312,9 @@ class Cluster:
                 last = f"{answer.name}. {answer.advice}"
             await self.sleep(patience.pause_s(last))
 
-    async def _begin(self, transactional_id: str, timeout_ms: int | None) -> tuple[Meaning, OpenTransaction | None]:
+    async def _begin(
+        self, transactional_id: str, was_used: bool, timeout_ms: int | None
+    ) -> tuple[Meaning, OpenTransaction | None]:
         code, node = await self.coordinator(transactional_id)
         if code:
             return meaning(code), None
@@ -322,7 +322,11 @@ class Cluster:
         level = {feature.name: feature.max_version_level for feature in features}.get("transaction.version", 0)
         response = await self.send(node, init_producer_id(transactional_id, timeout_ms))
         if response.error_code:
-            return meaning(response.error_code), None
+            answer = meaning(response.error_code)
+            # Not CONCURRENT_TRANSACTIONS alone: a coordinator that moves may say so after it has begun a roll-back.
+            if was_used and answer.answer is Answer.REPEAT:
+                raise MayBeOpen(transactional_id, answer.name)
+            return answer, None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
         return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
 

@@ -35,7 +35,7 @@ class ArrowWriter:
         """Begin. ``was_used``: whether the id may have a transaction before this one.
 
         Raises:
-            StillOpen: it has, and that one is open.
+            MayBeOpen: it has, and that one is open.
             ConfigurationError: the broker refuses the transaction for good.
             RoundAborted: it could not be reached, or the id is in use.
         """
