@@ -114,6 +114,7 @@ class Coordinator:
         self._figures = Figures()
         self._one_at_a_time = threading.Lock()
         self._batch_or_rest = threading.Lock()
+        self._given_up = threading.Event()
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
         self._has_notice = False
@@ -234,6 +235,7 @@ class Coordinator:
         if within or not self._one_at_a_time.acquire(blocking=waits):
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
         self._running_in = threading.get_ident()
+        self._given_up.clear()
         try:
             with self._batch_or_rest:
                 yield
@@ -425,7 +427,11 @@ class Coordinator:
         if self._commits_at_once == 1 or len(work) <= 1:
             return [call(*arguments) for arguments in work]
         with ThreadPoolExecutor(self._commits_at_once, thread_name_prefix="twopc-commit") as pool:
-            return list(pool.map(call, *zip(*work, strict=True)))
+            try:
+                return list(pool.map(call, *zip(*work, strict=True)))
+            except BaseException:  # such as Ctrl-C: else the pool would wait for as long as its targets are away
+                self._given_up.set()
+                raise
 
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
@@ -502,7 +508,7 @@ class Coordinator:
         self._tell(PhaseEntered(phase, batch_id))
 
     def _until_answered(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        return until_answered(what, call, *arguments, tell=self._tell)
+        return until_answered(what, call, *arguments, tell=self._tell, given_up=self._given_up)
 
     def _tell(self, event: Event) -> None:
         self._figures.count(event)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -24,13 +25,14 @@ def until_answered(
     *arguments: object,
     tell: Callable[[Event], None] = notify,
     patience_s: float | None = None,
+    given_up: threading.Event | None = None,
 ) -> ResultT:
     """Call until no ``Retriable`` is raised, and return the result. ``what`` names the call to a person.
 
     Without ``patience_s`` there is no limit: only its target's definite word ends a decided transaction.
 
     Raises:
-        Retriable: there was no answer for ``patience_s``.
+        Retriable: there was no answer for ``patience_s``, or until ``given_up`` was set.
     """
 
     def told(state: tenacity.RetryCallState) -> None:
@@ -41,10 +43,13 @@ def until_answered(
         logger.log(level, message, what, event.waited_s, reason, event.wait_s)
         tell(event)
 
+    given_up = given_up or threading.Event()
+    stops = tenacity.stop_never if patience_s is None else tenacity.stop_after_delay(patience_s)
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Retriable),
         wait=_WAIT,
-        stop=tenacity.stop_never if patience_s is None else tenacity.stop_after_delay(patience_s),
+        stop=stops | tenacity.stop_when_event_set(given_up),
+        sleep=tenacity.sleep_using_event(given_up),
         before_sleep=told,
         reraise=True,
     )

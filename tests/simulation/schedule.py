@@ -151,6 +151,7 @@ def _until_answered(
     *arguments: object,
     tell: object = None,
     patience_s: float | None = None,
+    given_up: object = None,
 ) -> ResultT:
     """As much of tenacity as the real code uses: a third of the time of a run would go into its own. Whose patience has
     an end asks twice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import threading
 import time
 import uuid
@@ -531,6 +532,31 @@ def test_an_operator_is_told_of_a_call_that_has_been_repeated_for_a_minute(
     at_error = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(at_error) == len(urgent)
     assert all("batch 0 is decided" in message and "the target is away" in message for message in at_error)
+
+
+def test_an_interrupt_ends_a_batch_whose_targets_are_away_and_the_next_start_commits_it(world: World) -> None:
+    coordinator = world.coordinator("a")
+    asked = threading.Semaphore(0)
+
+    def away() -> None:
+        asked.release()
+        raise Retriable("the target is away")
+
+    def interrupt() -> None:
+        for _ in range(2 * PARTITIONS):
+            asked.acquire()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    sink(coordinator, "a").during["commit"] = away
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(coordinator, 0)
+    thread.join()
+    assert world.visible("a") == []
+    sink(coordinator, "a").during.clear()
+    run(coordinator, 1)
+    assert len(world.visible("a")) == 2 * PARTITIONS
 
 
 def test_what_an_operator_is_told_of_stands_beside_the_log_for_as_long_as_it_is_so(
