@@ -584,18 +584,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def _note(self, away: Mapping[TopicPartition, Away]) -> None:
         """Tell which partitions can't be asked, and whether anything may hang there that was not seen before."""
-        for (topic, number), reason in away.items():
-            if (topic, number) not in self._away:
-                logger.warning(
-                    "partition %s-%d can't be asked what hangs there: %s. Batches that don't write to it go on; those"
-                    " that do wait. It is asked with every sweep, and until it answers no name of a transaction that"
-                    " may have written there is used again",
-                    topic,
-                    number,
-                    reason.reason,
-                )
-        for topic, number in self._away.keys() - away.keys():
-            logger.warning("partition %s-%d can be asked again", topic, number)
+        if new := away.keys() - self._away.keys():
+            logger.warning(
+                "%s can't be asked what hangs there: %s. Batches that don't write there go on; those that do wait. Each"
+                " sweep asks again, and until there is an answer no name of a transaction that may have written there is"
+                " used again",
+                _named(new),
+                away[min(new)].reason,
+            )
+        if back := self._away.keys() - away.keys():
+            logger.warning("%s can be asked again", _named(back))
         self._may_hang |= any(not now.stays_unwritten or self._away.get(of) != now for of, now in away.items())
         self._away = dict(away)
 
@@ -668,9 +666,13 @@ def _number(committable: Committable, name: str) -> int:
 
 
 def _told(away: Mapping[TopicPartition, Away]) -> str:
-    (topic, number), first = min(away.items(), key=lambda each: each[0])
-    others = f" (and {len(away) - 1} other partitions)" if len(away) > 1 else ""
-    return f"partition {topic}-{number} can't be asked: {first.reason}{others}"
+    return f"{_named(away)} can't be asked: {away[min(away)].reason}"
+
+
+def _named(partitions: Collection[TopicPartition]) -> str:
+    topic, number = min(partitions)
+    others = f" (and {len(partitions) - 1} other partitions)" if len(partitions) > 1 else ""
+    return f"partition {topic}-{number}{others}"
 
 
 def _partitions(ended: Iterable[Committable]) -> dict[str, Collection[int]]:
