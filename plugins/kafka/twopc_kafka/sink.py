@@ -587,7 +587,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if new := away.keys() - self._away.keys():
             logger.warning(
                 "%s can't be asked what hangs there: %s. Batches that don't write there go on; those that do wait. Each"
-                " sweep asks again, and until there is an answer no name of a transaction that may have written there is"
+                " sweep asks again. Until there is an answer, no name of a transaction that may have written there is"
                 " used again",
                 _named(new),
                 away[min(new)].reason,
