@@ -300,8 +300,6 @@ class Coordinator:
         return committables
 
     def _pre_commit(self, round: Round, phase_one: Callable[[Round], Iterable[Vote]], started: float) -> list[Vote]:
-        for sink in self._sinks.values():
-            sink.begin_round(round)
         self._enter(Phase.PRE_COMMITTING, round.batch_id, started)
         return list(phase_one(round))
 
@@ -389,14 +387,14 @@ class Coordinator:
             return None
 
         failed = [(done, error) for done, error in zip(work, self._map(failure, work), strict=True) if error]
+        if failed:  # a newer coordinator may have settled them, and their names may have been used again since
+            self._log.verify()
         lost = [
             done for done, error in failed if isinstance(error, TransactionLost) and done[0].stage and done[1].staged
         ]
         for (sink, _), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
         if len(lost) < len(failed):
-            # A newer coordinator may have settled them, and their names may have been used again since.
-            self._log.verify()
             raise max((error for _, error in failed), key=lambda error: isinstance(error, OperatorRequired))
         return self._replay(batch_id, lost) if lost else []
 

@@ -66,10 +66,8 @@ class Use:
     is_answered: bool
 
 
-def next_use(last: Use | None, boot: str, round: RoundNumbers, not_before: RoundNumbers | None) -> Use | None:
+def next_use(last: Use | None, boot: str, round: RoundNumbers) -> Use | None:
     """What an attempt of ``round`` makes of a name whose lock it holds and that was used like ``last``, if at all.
-
-    Names last used before the round ``not_before`` are not used again.
 
     Returns:
         None where the name belongs to this round or a newer one.
@@ -79,8 +77,6 @@ def next_use(last: Use | None, boot: str, round: RoundNumbers, not_before: Round
         return another
     if last.round >= round:
         return None
-    if not_before is not None and last.round < not_before:
-        return another
     return replace(last, round=round, is_answered=False)
 
 
@@ -122,8 +118,8 @@ class Lease:
             self._slot = None
 
 
-def lease(pool: str, round: RoundNumbers, not_before: RoundNumbers | None = None) -> Lease:
-    """Lease a name of ``pool`` for one attempt of ``round``. ``not_before``: see ``next_use``.
+def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
+    """Lease a name of ``pool`` for one attempt of ``round``, one that nobody has used before if it ``is_new``.
 
     Where this machine has no folder to lock files in, each lease is a name of its own, which the target has to keep.
 
@@ -135,8 +131,8 @@ def lease(pool: str, round: RoundNumbers, not_before: RoundNumbers | None = None
             slot = open_slot(pool, number)
             if slot is None:
                 continue
-            last = _from_json(slot.read())
-            use = next_use(last, _boot(), round, not_before)
+            last = None if is_new else _from_json(slot.read())
+            use = next_use(last, _boot(), round)
             if use is not None:
                 slot.write(_to_json(use))
                 return Lease(pool, use, slot, was_used=last is not None and last.token == use.token)

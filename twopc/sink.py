@@ -19,7 +19,7 @@ from twopc.findings import Finding
 from twopc.pending import PendingTransactions
 from twopc.staging import Stage
 from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
+from twopc.transactional_ids import TransactionalIdPool, TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,10 +102,6 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     def open(self) -> None:
         """On the coordinator, at the start of each incarnation: look at the target, refuse what it can't do."""
-
-    def begin_round(self, round: Round) -> None:
-        """On the coordinator, after the last sweep and before any participant of ``round`` begins. What it sets on the
-        sink travels to the participants."""
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """On the coordinator, just before the decision: the last chance to veto, for all transactions at once.

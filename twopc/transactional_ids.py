@@ -109,14 +109,14 @@ class TransactionalIdPool:
         _, _, partition, serial, replay = map(int, lost.removeprefix(self.scope).split("."))
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
-    def lease(self, round: Round, not_before: Round | None = None) -> Lease:
-        """A name for one attempt of ``round``, for targets that keep names. Names last used before the round
-        ``not_before`` are not used again.
+    def lease(self, round: Round, is_new: bool = False) -> Lease:
+        """A name for one attempt of ``round``, for targets that keep names; one that nobody has used before if it
+        ``is_new``.
 
         Raises:
             PoolExhausted: this machine has too many at once.
         """
-        return leases.lease(self.scope, _numbers(round), _numbers(not_before) if not_before else None)
+        return leases.lease(self.scope, (round.incarnation, round.batch_id), is_new)
 
     def may_be_of(self, leased: str, batch_id: int) -> bool:
         """Whether a leased name may be of that batch; it may be of another, too."""
@@ -142,7 +142,3 @@ class TransactionalIdPool:
             f"the commit log names transaction {transaction_id!r}, which is none of {self.scope!r}. Nothing was"
             " touched. Was the log edited? Restore it."
         )
-
-
-def _numbers(round: Round) -> tuple[int, int]:
-    return round.incarnation, round.batch_id

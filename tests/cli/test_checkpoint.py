@@ -14,8 +14,9 @@ import pytest
 from tests.cli.conftest import Done
 from tests.unit.test_checkpoint_repair import Query
 from twopc.cli.exit_codes import ExitCode
-from twopc.entries import closed, serialise
+from twopc.entries import Decision, closed, decided, serialise
 from twopc.log_store import open_store
+from twopc.transactional_ids import Round
 
 Look: TypeAlias = "Callable[..., Done]"
 
@@ -110,6 +111,14 @@ def test_what_can_not_be_repaired_is_shown_and_refused(case: Case, look: Look) -
         assert re.search(r"4 +sources\.0\.orders\.0 +500 +5000", done.out)
         assert "Refused: Spark has noted batch 4 as done, with other input" in done.err
     assert case.contents() == before
+
+
+def test_a_log_whose_batches_spark_has_not_read_is_refused(case: Case, look: Look) -> None:
+    case.entries.append(decided(case.entries[-1], Decision(Round(1, 6), {}), None, {"read up to": 7}))
+    for command in ("compare", "repair"):
+        done = case.call(look, command)
+        assert done.code == ExitCode.REFUSED
+        assert "what the log says that batch 6 read is nothing that Spark writes" in done.err
 
 
 def test_a_query_that_runs_meanwhile_is_noticed(case: Case, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from twopc.cli.exit_codes import ExitCode, exit_code
+from twopc.entries import opened, serialise
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -19,6 +22,7 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc.log_store import open_store
 
 
 @pytest.mark.parametrize(
@@ -51,3 +55,12 @@ def test_the_document_tells_of_every_code() -> None:
     document = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
     table = document.split("## Exit codes")[1].split("\n## ")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
+
+
+def test_a_result_that_nobody_can_take_is_told_in_a_line_and_by_its_code(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "log")).put_if_absent(0, serialise(opened(None, "query")))
+    command = [sys.executable, "-m", "twopc.cli", "status", str(tmp_path / "log")]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == ExitCode.NO_ANSWER
+    assert done.stderr == "twopc: the result can't be written to standard output: No space left on device.\n"

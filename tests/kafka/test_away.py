@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -22,7 +20,6 @@ from twopc.errors import Retriable
 from twopc.findings import Result
 from twopc_kafka import KafkaSink
 from twopc_kafka.development import KafkaBroker
-from twopc_kafka.leaders import Away, Leader
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
@@ -166,7 +163,6 @@ def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_i
     [open_] = in_doubt(sink, wait)
     wait.repeated(lambda: sink.abort(open_))
     in_doubt(sink, wait)
-    assert not_before(sink, Round(1, 1)) == Round(1, 1)
     brokers.other.start()
 
     def swept() -> bool:
@@ -175,17 +171,39 @@ def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_i
         return not sink._away
 
     wait.until("the partition was asked", swept)
-    assert not_before(sink, Round(1, 2)) is None
-    decided = write(sink, "decided", Round(1, 4))  # by the same producer
+    decided = write(sink, "decided", Round(1, 4))
     wait.repeated(lambda: sink.commit(decided))
     wait.repeated(lambda: sink.complete(4, [decided]))
     assert visible(brokers, topic) == ["decided"]
     assert "wrote a marker that Kafka had left out" in caplog.text
 
 
-def not_before(sink: KafkaSink, round: Round) -> Round | None:
-    sink.begin_round(round)
-    return sink._not_before
+def test_what_was_rolled_back_there_by_a_new_process_is_never_visible_though_a_column_names_the_topic(
+    brokers: TwoBrokers, make: Any, wait: Any
+) -> None:
+    """The new process has never written there."""
+    topic = brokers.create_topic([2])
+    write(make(), "undecided", topic=topic)
+    brokers.other.kill()
+    sink = make(topic)
+    wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
+    sink = make()
+    [open_] = in_doubt(sink, wait)
+    wait.repeated(lambda: sink.abort(open_))
+    brokers.other.start()
+    wait.until("the partition is led", lambda: leaderless(sink, topic) == 0)
+    decided = write(sink, "decided", Round(1, 4), topic=topic)
+    assert decided.transaction_id != open_.transaction_id
+    wait.repeated(lambda: sink.commit(decided))
+
+    def swept() -> bool:
+        found = in_doubt(sink, wait)
+        for transaction in found:
+            wait.repeated(lambda t=transaction: sink.abort(t))
+        return not found
+
+    wait.until("nothing hangs", swept)
+    assert visible(brokers, topic) == ["decided"]
 
 
 def test_the_doctor_warns_of_a_partition_without_a_leader(brokers: TwoBrokers, make: Any, wait: Any) -> None:
@@ -198,48 +216,3 @@ def test_the_doctor_warns_of_a_partition_without_a_leader(brokers: TwoBrokers, m
     [found] = [f for f in sink.examine() if f.what == what]
     assert found.result is Result.WARNED
     assert f"{topic}-1" in found.advice
-
-
-# Names that may hang. -------------------------------------------------------------------------------------------------
-
-P, Q = ("orders", 0), ("orders", 1)
-LEADERLESS = Away("it has no leader", Leader(-1, 7))
-LED_SINCE = Away("it has no leader", Leader(-1, 9))
-SILENT = Away("broker 2, which leads it, gave no answer", Leader(2, 7))
-HIDDEN = Away("it has no leader", Leader(-1, -1))
-
-
-@pytest.mark.parametrize(
-    ("sweeps", "expected"),
-    [
-        ([{}, {}], [None, None]),
-        ([{P: LEADERLESS}, {P: LEADERLESS}, {P: LEADERLESS}], [1, 1, 1]),
-        ([{}, {P: LEADERLESS}, {P: LEADERLESS}, {}], [None, 2, 2, None]),
-        ([{P: LEADERLESS}, {P: LED_SINCE}], [1, 2]),
-        ([{P: LEADERLESS}, {P: LEADERLESS, Q: LEADERLESS}, {Q: LEADERLESS}], [1, 2, 2]),
-        ([{P: SILENT}, {P: SILENT}, {P: LEADERLESS}], [1, 2, 3]),
-        ([{P: HIDDEN}, {P: HIDDEN}], [1, 2]),
-        ([{P: LEADERLESS}, {}, {P: LEADERLESS}], [1, None, 3]),
-    ],
-    ids=["all there", "away", "away and back", "led in between", "two", "silent", "hidden", "away again"],
-)
-def test_no_name_comes_back_that_was_used_when_a_partition_was_last_written_to_unseen(
-    sweeps: list[dict[tuple[str, int], Away]], expected: list[int | None]
-) -> None:
-    sink = KafkaSink({"bootstrap.servers": "nowhere:9092", "topic": "orders"})
-    found = []
-    for batch_id, away in enumerate(sweeps, start=1):
-        for _ in range(2):  # a sweep looks again after it has aborted something
-            sink._note(away)
-        round = not_before(sink, Round(1, batch_id))
-        found.append(round and round.batch_id)
-    assert found == expected
-
-
-def test_participants_are_told_which_names_to_leave_alone(caplog: pytest.LogCaptureFixture) -> None:
-    sink = KafkaSink({"bootstrap.servers": "nowhere:9092", "topic": "orders"})
-    sink.bind("orders", "log")
-    with caplog.at_level(logging.CRITICAL):
-        sink._note({P: LEADERLESS})
-    sink.begin_round(Round(2, 5))
-    assert pickle.loads(pickle.dumps(sink))._not_before == Round(2, 5)  # noqa: S301  # our own

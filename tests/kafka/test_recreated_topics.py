@@ -72,6 +72,28 @@ def test_a_batch_whose_topic_is_deleted_while_it_is_written_fails_before_its_dec
     assert topic.visible() == ["after"]
 
 
+@pytest.mark.parametrize("by", ["option", "column"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_so_does_the_first_batch_that_a_query_writes_to_the_topic(
+    writer: str, by: str, topic: Any, make_sink: Any, recreate: Any, tmp_path: Path
+) -> None:
+    named = topic.name if by == "column" else None
+    sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant({"orders": sink}, round, 0) as participant:
+            participant.write("orders", text("gone", named))
+            vote = participant.pre_commit()
+        recreate(topic)
+        return [vote]
+
+    with (
+        Coordinator({"orders": sink}, str(tmp_path), "query") as coordinator,
+        pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"),
+    ):
+        coordinator.run(0, phase_one)
+
+
 def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
     topic: Any, make_sink: Any, recreate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +117,6 @@ def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_
 ) -> None:
     """As with ``format("twopc")``: what was known before the tasks travels with their votes."""
     before_tasks = make_sink(topic)
-    before_tasks.recover()
     in_task: KafkaSink = pickle.loads(pickle.dumps(before_tasks))  # noqa: S301  # our own
     with Participant({"orders": in_task}, Round(1, 0), 0) as participant:
         participant.write("orders", text("gone"))

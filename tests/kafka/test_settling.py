@@ -5,7 +5,7 @@ For transactions with records, and for those with nothing but a consumer group's
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -188,8 +188,11 @@ def test_an_abort_by_an_old_epoch_leaves_the_newer_transaction_of_that_name_alon
     version: int, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:
     old = pre_commit(make_sink(topic), ["old"], Round(1, 0))
-    new = pre_commit(make_sink(topic), ["new"], Round(9, 0))
-    assert old.transaction_id == new.transaction_id
+    taking_over = Writer(make_sink(topic)._options, old.transaction_id)
+    taking_over.write(pa.record_batch({"value": ["new"]}))
+    identity = taking_over.finish()
+    assert identity is not None
+    [new] = make_sink(topic).seal([Committable(old.transaction_id, asdict(identity), 1)], age_s=0)
     make_sink(topic).abort(replace(old, handle={**old.handle, "end_txn_version": version}))
     [still_open] = make_sink(topic).recover()
     assert still_open.is_same_transaction(new)

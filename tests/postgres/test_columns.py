@@ -104,6 +104,17 @@ def test_what_the_server_fills_in_may_be_left_out(place: Place) -> None:
     place.sink().validate(pa.schema([("amount", pa.int32())]))
 
 
+@pytest.mark.parametrize("parts", [False, True], ids=["the table", "a partition"])
+def test_a_table_that_a_crash_empties_is_refused_before_anything_is_written(parts: bool, place: Place) -> None:
+    if parts:
+        place.ask("DROP TABLE {}; CREATE TABLE {} (value text) PARTITION BY LIST (value)")
+        place.ask("CREATE UNLOGGED TABLE {}_a PARTITION OF {} FOR VALUES IN ('a')")
+    else:
+        place.ask("ALTER TABLE {} SET UNLOGGED")
+    with pytest.raises(ConfigurationError, match=r"is UNLOGGED, so PostgreSQL empties it.* SET LOGGED"):
+        place.sink().validate(pa.schema({"value": pa.string()}))
+
+
 def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
     place.ask("DROP TABLE {}")
     with pytest.raises(ConfigurationError, match=r"does not exist\. Create it"):

@@ -21,7 +21,7 @@ from twopc_kafka.leaders import Leaders, OpenInPartition, Partitions, Seen
 from twopc_kafka.options import parse_options
 from twopc_kafka.outcomes import EPOCH_BUMPING_END_TXN, TransactionState
 from twopc_kafka.sink import KafkaSink
-from twopc_kafka.writer import MayBeOpen, ProducerIdentity, Writer
+from twopc_kafka.writer import NotCommitted, ProducerIdentity, Writer
 
 TOPIC = "simulated"
 TIMEOUT_MS = 900_000
@@ -58,7 +58,7 @@ INIT = Op(
     Fault.DELAYED,
     Fault.EPOCHS_RUN_OUT,
     Fault.MACHINE_POWER_CUT,
-    Fault.MOVES,
+    Fault.MACHINE_DIES_IN_FLIGHT,
     *_OF_MARKERS,
     changes=True,
 )
@@ -153,7 +153,7 @@ class Broker:
             known = self.ids[name] = Id(name, self._new_producer_id(), -1, changed_at=self.world.steps)
         elif known.state == "Ongoing":
             self._end(known, Fate.REPLACED, bumps=True)
-            return "NOT_COORDINATOR" if self.world.special is Fault.MOVES else "CONCURRENT_TRANSACTIONS"
+            return "CONCURRENT_TRANSACTIONS"
         elif known.state.startswith("Prepare"):
             return "CONCURRENT_TRANSACTIONS"
         if known.epoch >= 0:
@@ -287,7 +287,7 @@ class Broker:
         special = self.world.special
 
         def complete() -> None:
-            if special not in (Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE, Fault.MOVES):
+            if special not in (Fault.MARKER_LEFT_OUT, Fault.MARKER_LEFT_OUT_LATE):
                 self._mark(known.producer_id, fate is Fate.COMMITTED)
             known.state = f"Complete{outcome}"
 
@@ -416,17 +416,21 @@ class ModelWriter(Writer):
     """The sink's producer, to the model. As librdkafka's, its own aborts leave the epoch alone."""
 
     def __init__(self, broker: Broker, name: str, was_used: bool) -> None:
+        self.topic_ids = {}  # topics are not deleted
         self._broker = broker
         self._step = broker.world.step
         self._name = name
         self._process = broker.world.current
+        if was_used:
+            known = self._step(DESCRIBE, broker.describe, [name]).get(name)
+            if known is not None and not known.may_go_on:
+                raise NotCommitted(name, known.state)
+            self._step(FIND, _nothing)
         while True:
             answer = self._step(INIT, broker.init, name)
             if isinstance(answer, ProducerIdentity):
                 self._mine = answer
                 return
-            if was_used:
-                raise MayBeOpen(name, answer)
 
     def write(self, batch: Any) -> None:
         call = (self._broker.produce, self._name, self._mine, batch.rows, self._process)
@@ -457,18 +461,14 @@ _OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": TOPIC,
 class SimulatedKafkaSink(KafkaSink):
     """The real sink, connected to the model."""
 
-    def __init__(self, broker: Broker, is_librdkafka: bool) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._options = _OPTIONS
         self.prefix = _OPTIONS.prefix
         self._broker = broker
-        self._is_librdkafka = is_librdkafka
         self._to_model = ModelControl(broker)
         self._written_to = {}
-        self._topic_ids = {}
         self._visible = ()
-        self._away = {}
-        self._may_hang = False
-        self._not_before = None
+        self._away = frozenset()
         self._asked_to_commit = set()
 
     @property
@@ -476,10 +476,7 @@ class SimulatedKafkaSink(KafkaSink):
         return self._to_model
 
     def _writer(self, name: str, was_used: bool) -> ModelWriter:
-        if self._is_librdkafka and was_used:
-            self._refuse_open(name)
-            self._broker.world.step(FIND, _nothing)
-        return ModelWriter(self._broker, name, was_used and not self._is_librdkafka)
+        return ModelWriter(self._broker, name, was_used)
 
     def validate(self, schema: object) -> None:
         """Records of the simulation are no Arrow."""

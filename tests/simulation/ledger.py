@@ -240,6 +240,7 @@ class Ledger:
             key = (written.name, written.producer_id, written.producer_epoch)
             if _ended(written.made_by, written.made_at, before) and self._written.get(key) is not written:
                 raise Violation(f"{written.name} is open, was not swept away, and nobody will end it")
+        self._check_nothing_hangs(before)
         for folder in self._sink_folders():
             for staging in folder.entries.values():
                 if isinstance(staging, Folder):
@@ -247,6 +248,13 @@ class Ledger:
                         assert isinstance(file, Inode)
                         if _ended(file.made_by, file.made_at, before) and name not in self._staged:
                             raise Violation(f"{name} is staged, was not swept away, and nobody will commit it")
+
+    def _check_nothing_hangs(self, before: int) -> None:
+        known = {id.producer_id for id in self._broker.ids.values()}  # of what Kafka has forgotten nobody can tell
+        for producer_id, held in self._broker.held.items():
+            for written in held.transactions if producer_id in known else ():
+                if written.fate in _ROLLED_BACK and _ended(written.made_by, written.made_at, before):
+                    raise Violation(f"{written.name} hangs, was not swept away, and holds back readers")
 
     def check_quiescent(self) -> None:
         """Nothing is left open: no transaction holds back a reader, no staged file takes up room."""
@@ -296,6 +304,7 @@ def _ended(by: Actor | None, at: int, before: int) -> bool:
     return by is not None and by.ended_at is not None and max(by.ended_at, at) < before
 
 
+_ROLLED_BACK = (Fate.ABORTED, Fate.REPLACED, Fate.TIMED_OUT)
 _NOT_ENDED = ("Ongoing", "PrepareCommit", "PrepareAbort")
 
 

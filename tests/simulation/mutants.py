@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was rolled back and hangs is not swept",
-        (Edit(f"{KAFKA}.recover", "[*ongoing, *self._hanging()]", "ongoing"),),
+        (Edit(f"{KAFKA}.recover", "[*open_, *self._hanging()]", "open_"),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(
@@ -471,20 +471,6 @@ MUTANTS = (
         (ONE,),
     ),
     Mutant(
-        "an abort goes by id and not by epoch",
-        (
-            Edit(
-                f"{KAFKA}._abort",
-                "error = self._control.end(name, *_identity(committable), commit=False, version=version)",
-                "now = self._control.describe([name]).get(name)\n"
-                "        if now is None:\n"
-                "            return\n"
-                "        error = self._control.end(name, now.producer_id, now.producer_epoch, False, version)",
-            ),
-        ),
-        (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, slots=2, orphans=True),),
-    ),
-    Mutant(
         "an attempt takes a name that a newer round has",
         (Edit(f"{LEASES}:next_use", "if last.round >= round:", "if last.round == round:"),),
         (ONE,),
@@ -504,11 +490,11 @@ MUTANTS = (
     Mutant(
         "a name whose attempt has died amid its writing is used again",
         (Edit(f"{KAFKA}.begin", "else:", "else:\n                lease.answered()"),),
-        (replace(RECURRING, librdkafka=True),),
+        (RECURRING,),
         in_turn=((Fault.DIES_IN_FLIGHT,), (Fault.PREEMPT,), (Fault.MARKER_LEFT_OUT,)),
     ),
     Mutant(
-        "a name under which a transaction is open is used again",
+        "a name whose last transaction was rolled back is used again",
         (Edit(f"{KAFKA}.begin", "lease.was_used", "False"),),
         (ONE,),
         in_turn=((Fault.CRASH_BEFORE,), ASLEEP, (Fault.MARKER_LEFT_OUT,)),
@@ -516,8 +502,8 @@ MUTANTS = (
     Mutant(
         "a name is used again after a power cut",
         (Edit(f"{LEASES}:next_use", " or last.boot != boot", ""),),
-        (replace(TWO, partitions=(2,), rows_a_batch=2, machines=2),),
-        in_turn=((Fault.MACHINE_POWER_CUT,), ASLEEP, (Fault.PREEMPT,)),
+        (replace(TWO, machines=2),),
+        in_turn=((Fault.MACHINE_DIES_IN_FLIGHT,), (Fault.PREEMPT,)),
     ),
     Mutant(
         "a name is not locked while it is taken",
@@ -530,8 +516,8 @@ MUTANTS = (
         (
             Edit(
                 f"{KAFKA}.begin",
-                "transaction_id.round if transaction_id.replay else self._not_before",
-                "self._not_before",
+                "transaction_id.replay > 0",
+                "False",
             ),
         ),
         (STAGED,),

@@ -66,7 +66,6 @@ class Scenario:
         runs, rests: see ``Cluster``.
         syncs_checkpoint: whether a power cut takes nothing of it. Spark's is not synced: then it takes the newest
             batch, or the two newest, in turn.
-        librdkafka: whether writers are librdkafka's: whoever begins asks first what is open under its name.
         stage_retries_count_on: whether the attempts of a stage that is begun anew have serial numbers of their own, as
             the bridge to Spark gives them. Names that are leased don't depend on it.
     """
@@ -88,7 +87,6 @@ class Scenario:
     runs: int = 1
     rests: bool = False
     syncs_checkpoint: bool = True
-    librdkafka: bool = False
 
 
 @dataclass(slots=True)
@@ -253,7 +251,6 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
         runs=rng.choice((1, 1, 2)),
         rests=rng.random() < 0.3,
         syncs_checkpoint=rng.random() < 0.5,
-        librdkafka=rng.random() < 0.25,
     )
     if scenario.backlog:
         scenario = replace(scenario, slots=REAL_SLOTS, late_begin=False)
@@ -442,7 +439,7 @@ def _names(scenario: Scenario) -> list[str]:
 def _sinks_of(scenario: Scenario, broker: Broker, disk: Disk) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     def made(name: str) -> TwoPhaseCommitSink[Any]:
         if name.endswith("k"):
-            return SimulatedKafkaSink(broker, scenario.librdkafka)
+            return SimulatedKafkaSink(broker)
         return SimulatedFileSink(broker, disk, name)
 
     return {name: made(name) for name in _names(scenario)}

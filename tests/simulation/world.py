@@ -74,13 +74,13 @@ class Fault(Enum):
     SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
     MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and calls it complete"
     MARKER_LEFT_OUT_LATE = "the broker takes its time over a marker, leaves it out and calls the transaction complete"
-    MOVES = "the coordinator rolls back, moves, leaves out the marker, and says that it is not the coordinator"
     STALE = "a broker answers, now and for a while, that has been cut off from the others since before the last change"
     STALE_AND_EMPTY = "a broker answers, now and for a while, that has been cut off since before it knew of the id"
     EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
     POWER_CUT = "every process dies, and what was not synced is lost"
     POWER_CUT_KEEPS_NAMES = "every process dies; of what was not synced, names survive and contents don't"
     MACHINE_POWER_CUT = "every process of this machine dies, and what it had not synced on a disk of its own is lost"
+    MACHINE_DIES_IN_FLIGHT = "the same, and what this process has sent takes effect much later"
     ONE_BEHIND = "the checkpoint has lost its newest batch"
     TWO_BEHIND = "the checkpoint has lost its two newest batches"
     COMMIT_LOST = "the checkpoint has lost that its newest batch is done"
@@ -294,6 +294,9 @@ class World:
                 self.on_expiry()
             case Fault.POWER_CUT | Fault.POWER_CUT_KEEPS_NAMES | Fault.MACHINE_POWER_CUT:
                 self._cut_power(actor, fault)
+            case Fault.MACHINE_DIES_IN_FLIGHT:
+                self.later(IN_FLIGHT_STEPS, _ignoring_errors(effect, args))
+                self._cut_power(actor, Fault.MACHINE_POWER_CUT)
             case _ if fault in OF_THE_CHECKPOINT:
                 self.on_other(fault)
             case _:

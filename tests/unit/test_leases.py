@@ -43,30 +43,27 @@ LAST = Use("t", "boot", (2, 5), is_answered=True)
 
 
 @pytest.mark.parametrize(
-    ("last", "boot", "round", "not_before", "token"),
+    ("last", "boot", "round", "token"),
     [
-        (LAST, "boot", (2, 6), None, "the same"),
-        (LAST, "boot", (3, 0), None, "the same"),
-        (LAST, "boot", (2, 5), None, "none"),  # another attempt of the same round
-        (LAST, "boot", (2, 4), None, "none"),  # a late one
-        (LAST, "boot", (1, 9), None, "none"),
-        (None, "boot", (2, 6), None, "another"),
+        (LAST, "boot", (2, 6), "the same"),
+        (LAST, "boot", (3, 0), "the same"),
+        (LAST, "boot", (2, 5), "none"),  # another attempt of the same round
+        (LAST, "boot", (2, 4), "none"),  # a late one
+        (LAST, "boot", (1, 9), "none"),
+        (None, "boot", (2, 6), "another"),
         # What was sent may still arrive.
-        (Use("t", "boot", (2, 5), is_answered=False), "boot", (2, 6), None, "another"),
-        (Use("t", "boot", (9, 9), is_answered=False), "boot", (2, 6), None, "another"),
-        (LAST, "another boot", (2, 6), None, "another"),
-        (LAST, "boot", (2, 7), (2, 6), "another"),
-        (LAST, "boot", (2, 7), (2, 5), "the same"),
+        (Use("t", "boot", (2, 5), is_answered=False), "boot", (2, 6), "another"),
+        (Use("t", "boot", (9, 9), is_answered=False), "boot", (2, 6), "another"),
+        (LAST, "another boot", (2, 6), "another"),
     ],
 )
 def test_what_an_attempt_makes_of_a_name(
     last: Use | None,
     boot: str,
     round: tuple[int, int],
-    not_before: tuple[int, int] | None,
     token: str,
 ) -> None:
-    use = next_use(last, boot, round, not_before)
+    use = next_use(last, boot, round)
     if use is None:
         assert token == "none"  # noqa: S105  # no password
     else:
@@ -99,6 +96,10 @@ def test_as_many_names_are_enough_for_any_number_of_rounds(folder: Path) -> None
     names = {used((1, batch)) for batch in range(100) for _ in range(4)}
     assert len(names) == 4
     assert len([path for path in folder.rglob("*") if path.is_file()]) == 4
+
+
+def test_a_name_that_is_to_be_new_is_none_that_anybody_has_used() -> None:
+    assert lease(POOL, (1, 1), is_new=True).name.rpartition(".")[0] not in {used((1, 0)) for _ in range(3)}
 
 
 def test_nobody_gets_a_name_that_an_attempt_holds() -> None:

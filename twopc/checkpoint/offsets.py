@@ -45,6 +45,11 @@ def parse(text: str) -> Reads:
     return reads if text_of(reads) == text else {"text": text}
 
 
+def is_entry(reads: Reads) -> bool:
+    """Whether ``parse`` has made it."""
+    return "text" in reads or reads.keys() >= {"sources", "metadata", "version"}
+
+
 def text_of(reads: Reads) -> str:
     """The entry as Spark wrote it, byte by byte. Undoes ``parse``."""
     if "text" in reads:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from twopc.checkpoint.folder import CheckpointFolder
-from twopc.checkpoint.offsets import Reads, by_source, parse, records_between, text_of, watermark_ms
+from twopc.checkpoint.offsets import Reads, by_source, is_entry, parse, records_between, text_of, watermark_ms
 from twopc.checkpoint.source_files import (
     COMPACT,
     content,
@@ -125,7 +125,7 @@ def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
 
     Raises:
         ConfigurationError: the checkpoint can't be read.
-        LogMismatch: it is another query's.
+        LogMismatch: it is another query's, or the log has no entries of Spark's.
     """
     query_id, tail = folder.query_id(), entries[-1]
     if query_id != tail.owner:
@@ -134,6 +134,11 @@ def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
             " Name the folders of one query."
         )
     reads = {e.decided: e.reads for e in entries if e.decided is not None and isinstance(e.reads, dict)}
+    if strange := [n for n, of_batch in reads.items() if not is_entry(of_batch)]:
+        raise LogMismatch(
+            f"what the log says that batch {strange[0]} read is nothing that Spark writes to a checkpoint. {UNCHANGED}"
+            " Is it the log of a query that does not run on Spark?"
+        )
     planned = folder.numbers("offsets")  # before the commits: what a query that runs has planned since is not looked at
     commits = folder.numbers("commits")
     noted = next((n for n in reversed(commits) if _noted(folder, n) is not None), None)

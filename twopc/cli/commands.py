@@ -19,7 +19,7 @@ import click
 import twopc
 from twopc.cli.checkpoint import Repair
 from twopc.cli.doctor import examined, examined_log
-from twopc.cli.exit_codes import ExitCode
+from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.history import History, read_history
 from twopc.cli.page import render
 from twopc.cli.recovery import Recovery, Work
@@ -520,7 +520,11 @@ def _shown(
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # every error is told, and none as a traceback
         report.fail(error, redact)
         stuck = isinstance(error, NoAnswer | KeyboardInterrupt)
-    report.show(as_json, draw)
+    try:
+        report.show(as_json, draw)
+    except OSError as error:  # such as a full disk, or a pipe that nobody reads any more
+        say(f"the result can't be written to standard output: {error.strerror}.")
+        report.code, stuck = exit_code(error, report.opened), True  # or Python would try once more as it ends
     if stuck:  # a thread that waits for a target would hold the process back
         sys.stderr.flush()
         os._exit(report.code)

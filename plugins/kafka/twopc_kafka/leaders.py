@@ -87,16 +87,11 @@ class Away:
 
     Attributes:
         reason: for people.
-        leader: as which it is away. While it stays without a leader in one epoch, nobody has written to it.
+        leader: as which it is away.
     """
 
     reason: str = field(compare=False)
     leader: Leader
-
-    @property
-    def stays_unwritten(self) -> bool:
-        """Whether nobody can write to the partition as long as this is so."""
-        return self.leader.node < 0 <= self.leader.epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +250,7 @@ class Leaders:
             except _NO_ANSWER:
                 continue
             for topic in response.topics:
-                id = _topic_id(topic)
+                id = topic_id(topic)
                 if id is not None and topic.error_code in _IS_SURE:
                     told[topic.name][id] += 1
         ids = {}
@@ -363,7 +358,7 @@ class Leaders:
         if wanted := [name for name in topics if name not in kept]:
             response = await self._control.metadata(wanted)
             told = {
-                topic.name: _Topic(_topic_id(topic), _leaders(topic), now)
+                topic.name: _Topic(topic_id(topic), _leaders(topic), now)
                 for topic in response.topics
                 if _may_describe(topic)
             }
@@ -386,8 +381,9 @@ def _may_describe(topic: Any) -> bool:
 _IS_SURE = (0, kafka.errors.UnknownTopicOrPartitionError.errno)
 
 
-def _topic_id(topic: Any) -> str | None:
-    """As Kafka's own tools write it. Brokers before 2.8 (``inter.broker.protocol.version``) give topics none."""
+def topic_id(topic: Any) -> str | None:
+    """The id of a topic in metadata, as Kafka's tools write it. Empty if there is no such topic, None if the brokers
+    have no ids (before 2.8, by ``inter.broker.protocol.version``)."""
     if topic.error_code:
         return ""
     return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=") if topic.topic_id else None

@@ -7,6 +7,8 @@ whatever the time-out (2.16, measured).
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.metadata import CoordinatorType
@@ -30,6 +32,8 @@ _UNKNOWN_TOPIC = 3
 
 class OffsetsWriter:
     """What ``ArrowWriter`` is for records."""
+
+    topic_ids: Mapping[str, str] = MappingProxyType({})  # of no topic that somebody may delete
 
     def __init__(self, options: KafkaOptions, transactional_id: str, group: str, was_used: bool) -> None:
         """Begin. Raises like ``ArrowWriter``."""

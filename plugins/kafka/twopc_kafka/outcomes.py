@@ -64,9 +64,9 @@ class TransactionState:
     partitions: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether nothing is open under the id."""
-        return self.state == "Empty" or self.state.startswith("Complete")
+    def may_go_on(self) -> bool:
+        """Whether the id may be used again: its last transaction was committed, or nothing was written in it."""
+        return self.state in ("Empty", "CompleteCommit")
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:

@@ -6,7 +6,6 @@ commits or aborts exactly that transaction with them (``control``); no task need
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from twopc_kafka import examination
 from twopc_kafka.arrow.writer import ArrowWriter
 from twopc_kafka.columns import check_columns
 from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.leaders import RECENT_S, Away, Leaders, OpenInPartition, TopicPartition
+from twopc_kafka.leaders import RECENT_S, Away, Leaders, OpenInPartition, Partitions, TopicPartition
 from twopc_kafka.offsets import OffsetsWriter
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.outcomes import (
@@ -37,7 +36,7 @@ from twopc_kafka.outcomes import (
     outcome,
 )
 from twopc_kafka.values import no_such_topic
-from twopc_kafka.writer import MayBeOpen, ProducerIdentity, Writer, timeout_refused
+from twopc_kafka.writer import NotCommitted, ProducerIdentity, Writer, timeout_refused
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -100,12 +99,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._options = parse_options(options)
         self.prefix = self._options.prefix
         self._written_to: dict[str, set[int]] = {}
-        self._topic_ids: dict[str, str] = {}
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when they are
-        self._away: dict[TopicPartition, Away] = {}
-        self._may_hang = False
+        self._away: frozenset[TopicPartition] = frozenset()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
-        self._not_before: Round | None = None  # a name that was last used in an earlier round is not to be used now
 
     @property
     def _is_transactional(self) -> bool:
@@ -123,12 +119,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
         # What is written again is decided under another name, whose end must be seen until the log names this one.
-        not_before = transaction_id.round if transaction_id.replay else self._not_before
+        is_new = transaction_id.replay > 0
         while True:
-            lease = self.transactional_ids.lease(transaction_id.round, not_before)
+            lease = self.transactional_ids.lease(transaction_id.round, is_new)
             try:
                 writer = self._writer(lease.name, lease.was_used)
-            except MayBeOpen as error:
+            except NotCommitted as error:
                 lease.release()  # unanswered, so nobody has that name again
                 logger.info("%s. Another id is used instead", error)
             except BaseException:
@@ -138,21 +134,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
     def _writer(self, name: str, was_used: bool) -> Writer | ArrowWriter | OffsetsWriter:
-        """Begin the transaction of that name. Raises MayBeOpen where the one before is open: see there."""
+        """Begin the transaction of that name. Raises NotCommitted where the one before was not: see there."""
         if self._options.writer == ARROW:
             return ArrowWriter(self._options, name, was_used)
         if was_used and self._is_transactional:
-            self._refuse_open(name)
+            self._require_committed(name)
         return Writer(self._options, name)
 
-    def _refuse_open(self, name: str) -> None:
-        """Raise MayBeOpen unless nothing is open under an id for certain: librdkafka ends it, and does not tell."""
+    def _require_committed(self, name: str) -> None:
+        """Raise NotCommitted where the last transaction of an id was not, or nobody says."""
         try:
             state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
         except Retriable as error:
-            raise MayBeOpen(name, str(error)) from error
-        if state is not None and not state.has_ended:
-            raise MayBeOpen(name, state.state)
+            raise NotCommitted(name, str(error)) from error
+        if state is not None and not state.may_go_on:
+            raise NotCommitted(name, state.state)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)
@@ -163,8 +159,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             "producer_id": identity.producer_id,
             "producer_epoch": identity.producer_epoch,
         } if identity else {}  # fmt: skip
-        if identity and (id := self._topic_ids.get(self._options.topic or "")):
-            handle["topic_ids"] = {self._options.topic: id}  # type: ignore[dict-item]  # it has a name
+        if identity and transaction.writer.topic_ids:
+            handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.rolls_back_by_itself:
             handle["has_timeout"] = False
         transaction.lease.answered()  # else it is a name that nobody uses again
@@ -308,33 +304,24 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _topic_ids_to_seal(
         self, committables: Sequence[Committable], described: Iterable[TransactionState]
     ) -> dict[str, str]:
-        """The ids of the topics that were written to. Veto where one is not the topic that it was when the round began,
-        as what was written to that is gone; and so is what was written to one that is not there any more."""
-        then = dict(self._topic_ids)
-        for committable in committables:
-            then |= _topic_ids(committable)
+        """The ids of the topics that were written to. Veto where one is not the topic that it was when a participant
+        began to write to it, as what was written to that is gone; and so is what was written to one that is not there
+        any more."""
         topics = {topic for state in described for topic in state.partitions}
-        now = self._leaders.topic_ids(topics, max_age_s=0)
-        if gone := self._gone({topic: then.get(topic) or id for topic, id in now.items()}, now):
+        then = [of_topic for committable in committables for of_topic in _topic_ids(committable).items()]
+        now = self._ids_now(topics, then, max_age_s=0)
+        if gone := _gone(then, now):
             raise RoundAborted(
-                f"topic {gone!r} was deleted while the batch was written, and its records with it. Nothing of the batch"
-                " is visible."
+                f"topic {gone[0]!r} was deleted while the batch was written, and its records with it. Nothing of the"
+                " batch is visible."
             )
         return now
 
-    def _gone(self, then: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-        """A topic that is not what it was ``then``, by the word of most brokers, if one told so ``now``."""
-        changed = [topic for topic in then.keys() & now.keys() if not now[topic] or now[topic] != then[topic]]
-        if not changed:
-            return None
-        most = self._leaders.topic_ids_of_most(changed)
-        self._topic_ids |= most
-        return next((topic for topic in changed if not most[topic] or most[topic] != then[topic]), None)
-
-    def _remember_topics(self) -> None:
-        """Note the ids of the topics that the next batch may write to."""
-        topics = self._written_to.keys() | ({self._options.topic} if self._options.topic else set())
-        self._topic_ids = self._leaders.topic_ids(topics, RECENT_S)
+    def _ids_now(self, topics: Collection[str], then: Collection[tuple[str, str]], max_age_s: float) -> dict[str, str]:
+        """The ids of topics. Of those that are not what they were ``then``, by the word of most brokers."""
+        now = self._leaders.topic_ids(topics, max_age_s)
+        gone = _gone(then, now)
+        return now | self._leaders.topic_ids_of_most(gone) if gone else now
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -385,11 +372,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if _identity(committable) in self._visible:
             return  # what was done to the topic later is nobody's loss
         then = _topic_ids(committable)
-        gone = self._gone(then, self._leaders.topic_ids(then, max_age_s))
-        if gone is None:
+        gone = _gone(then.items(), self._ids_now(then, then.items(), max_age_s))
+        if not gone:
             return
         decided = f"transaction {committable.transaction_id} ({committable.records} records) is decided"
-        deleted = f"topic {gone!r} was deleted since, with the id {then[gone]}, and its records there with it"
+        deleted = f"topic {gone[0]!r} was deleted since, with the id {then[gone[0]]}, and its records there with it"
         match outcome(self._state(committable), *_identity(committable), _version(committable)):
             case Outcome.ONGOING:
                 # Certain by a write alone: the coordinator may tell the past, and an earlier commit may be on its way.
@@ -482,8 +469,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 " there: bring the brokers of that partition back"
             )
         self._visible = frozenset(names)
-        for topic, numbers in partitions.items():
-            self._written_to.setdefault(topic, set()).update(numbers)
+        self._note_written(partitions)
 
     def _wait_for_markers(self, ended: Sequence[Committable]) -> None:
         deadline = time.monotonic() + MARKERS_TIMEOUT_S
@@ -538,12 +524,20 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def recover(self) -> Iterable[Committable]:
         """Those that are open at their coordinators, and those that hang: open in a partition alone."""
         # Whatever 'delivery' is now: it may have been exactly-once before.
-        ongoing = [
+        listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
+        ongoing = [(name, state) for name, state in listed if state.state == "Ongoing"]
+        for _, state in ongoing:  # Kafka forgets with its end where a transaction wrote
+            self._note_written(state.partitions)
+        open_ = [
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
-            for name, state in self._owned(self._control.list_ongoing(self.transactional_ids.scope))
-            if state.state == "Ongoing"
+            for name, state in ongoing
         ]
-        return [*ongoing, *self._hanging()]
+        return [*open_, *self._hanging()]
+
+    def _note_written(self, partitions: Partitions) -> None:
+        """Note where to look for what hangs."""
+        for topic, numbers in partitions.items():
+            self._written_to.setdefault(topic, set()).update(numbers)
 
     def _hanging(self) -> list[Committable]:
         """What was rolled back but for a partition of which Kafka left out the marker. Upholds: what is not decided is
@@ -560,7 +554,6 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 break
             self._wait_for_markers(ending)
         self._note(away)
-        self._remember_topics()
         version = self._control.end_txn_version
         return [transaction for transaction, state in open_ if hangs(state, _identity(transaction)[1], version)]
 
@@ -583,35 +576,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return [(Committable(name, _handle_of(each)), state) for each, name, state in found]
 
     def _note(self, away: Mapping[TopicPartition, Away]) -> None:
-        """Tell which partitions can't be asked, and whether anything may hang there that was not seen before."""
-        if new := away.keys() - self._away.keys():
+        """Tell which partitions can't be asked."""
+        if new := away.keys() - self._away:
             logger.warning(
                 "%s can't be asked what hangs there: %s. Batches that don't write there go on; those that do wait. Each"
-                " sweep asks again. Until there is an answer, no name of a transaction that may have written there is"
-                " used again",
+                " sweep asks again",
                 _named(new),
                 away[min(new)].reason,
             )
-        if back := self._away.keys() - away.keys():
+        if back := self._away - away.keys():
             logger.warning("%s can be asked again", _named(back))
-        self._may_hang |= any(not now.stays_unwritten or self._away.get(of) != now for of, now in away.items())
-        self._away = dict(away)
-
-    def begin_round(self, round: Round) -> None:
-        """On the coordinator, after the last sweep and before a participant of ``round`` begins: see to it that none
-        begins under a name of which something may hang where it was not seen. Upholds: what was rolled back does not
-        become visible with a later commit of its producer.
-
-        Such a name was used before. Where no partition was written to since the round that was last noted, as it has no
-        leader in the same epoch, the names used since then may come again: so there are not more and more of them.
-        """
-        with contextlib.suppress(Retriable):  # then they are as the last sweep saw them
-            self._remember_topics()
-        if not self._away:
-            self._not_before = None
-        elif self._may_hang:
-            self._not_before = round
-        self._may_hang = False
+        self._away = frozenset(away)
 
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
         return self._control.describe([name for name in listed if self.transactional_ids.owns_leased(name)]).items()
@@ -642,6 +617,11 @@ def _topic_ids(committable: Committable) -> dict[str, str]:
 def _one_of_each_topic(ended: Iterable[Committable]) -> Iterable[Committable]:
     """As few as name each topic once, with its id."""
     return {of_topic: committable for committable in ended for of_topic in _topic_ids(committable).items()}.values()
+
+
+def _gone(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
+    """The topics that had another id ``then`` than ``now``, and those that are not there."""
+    return [topic for topic, id in then if now.get(topic, id) != id] + [topic for topic, id in now.items() if not id]
 
 
 def _handle_of(hanging: OpenInPartition) -> dict[str, JsonValue]:

@@ -21,6 +21,7 @@ import confluent_kafka
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc_kafka.arrow.answers import UNKNOWN_TOPIC, Answer, failure, meaning, records_refused
 from twopc_kafka.columns import records
+from twopc_kafka.control import connect
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
 
@@ -53,16 +54,16 @@ class ProducerIdentity:
     producer_epoch: int
 
 
-class MayBeOpen(RoundAborted):
-    """A transaction may be open under an id that is to be used again, such as one that a late attempt wrote after the
-    last sweep.
+class NotCommitted(RoundAborted):
+    """The last transaction of an id that is to be used again was not committed, or nobody says so.
 
-    The id is given up. Kafka may leave out a marker when it rolls that transaction back (KAFKA-20734), and whatever
-    hangs then becomes visible with the next commit of its producer. Upholds: nothing undecided is ever visible.
+    The id is given up. Kafka may leave out a marker when it rolls a transaction back (KAFKA-20734), wherever that wrote
+    and whoever ends it, and what hangs then becomes visible with the next commit of its producer. What is committed is
+    not said to be complete before all its markers are there. Upholds: nothing undecided is ever visible.
     """
 
-    def __init__(self, transactional_id: str, reason: str) -> None:
-        super().__init__(f"an earlier transaction may be open under {transactional_id} ({reason})")
+    def __init__(self, transactional_id: str, state: str) -> None:
+        super().__init__(f"the last transaction of {transactional_id} is not known to be committed: {state}")
 
 
 class _Reports:
@@ -98,6 +99,7 @@ class Writer:
         self._transactional = options.delivery == EXACTLY_ONCE
         self._transactional_id = transactional_id
         self._is_ended = False
+        self.topic_ids: dict[str, str] = {}
         try:
             self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
         except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
@@ -167,6 +169,10 @@ class Writer:
     def _partitions(self, topic: str, highest: int) -> int:
         """How many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do, unless it
         is older, or has no partition ``highest``."""
+        if self._transactional and topic not in self.topic_ids:
+            # librdkafka does not tell them.
+            ids = connect(self._options.control).leaders.topic_ids([topic], max_age_s=0)
+            self.topic_ids |= {topic: id for topic, id in ids.items() if id}
         place = self._options.bootstrap_servers, topic
         count, known_at = _known_topics.get(place, (0, 0.0))
         if count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:

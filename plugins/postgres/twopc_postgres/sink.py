@@ -144,6 +144,11 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         columns = self._table.columns(connection)
         if not columns:
             raise ConfigurationError(f"{self._options} does not exist. Create it; the sink creates none.")
+        if unlogged := self._table.unlogged(connection):
+            raise ConfigurationError(
+                f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, and what is"
+                f" prepared is lost with the rest. Nothing was written. ALTER TABLE {unlogged} SET LOGGED."
+            )
         return columns
 
     def examine(self) -> Iterator[Finding]:

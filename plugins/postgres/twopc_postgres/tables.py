@@ -41,6 +41,15 @@ _COLUMNS = """
     ORDER BY a.attnum
 """
 
+_UNLOGGED = """
+    WITH RECURSIVE part AS (
+        SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+        UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN part ON i.inhparent = part.oid
+    )
+    SELECT part.oid::regclass::text FROM part JOIN pg_class USING (oid) WHERE relpersistence = 'u' ORDER BY 1 LIMIT 1
+"""
+
 _UNIQUE_INDEXES = """
     SELECT array_agg(a.attname::text)
     FROM pg_index i
@@ -69,6 +78,10 @@ class Table:
     def columns(self, connection: Connection) -> list[Column]:
         """Its columns; none where there is no such table."""
         return [Column(*row) for row in connection.execute(_COLUMNS, (self._schema, self._name))]
+
+    def unlogged(self, connection: Connection) -> str | None:
+        """It, or a partition of it, that PostgreSQL empties after a crash."""
+        return next((name for (name,) in connection.execute(_UNLOGGED, (self._schema, self._name))), None)
 
     def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:
         """The columns of each unique index that can tell which row a record replaces."""

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import kafka.errors
 from kafka.future import Future
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
@@ -25,8 +26,10 @@ from twopc_kafka.arrow.answers import Answer, Meaning, failure, meaning
 from twopc_kafka.connections import Loop, OfProcess, close, connections
 from twopc_kafka.control import connect as control_of
 from twopc_kafka.control import denied, init_producer_id
+from twopc_kafka.leaders import topic_id
+from twopc_kafka.outcomes import TransactionState
 from twopc_kafka.tokens import require_token
-from twopc_kafka.writer import MayBeOpen, ProducerIdentity, timeout_refused
+from twopc_kafka.writer import NotCommitted, ProducerIdentity, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
 """How long a kept connection may take to show that it is alive, before it is made anew."""
@@ -40,6 +43,7 @@ CHECK_INTERVAL_S = 1.0
 _IMPLICIT_PARTITIONS = 2  # the level of transaction.version from which a Produce adds its partitions (KIP-890)
 _ONE_COORDINATOR = 3  # the last version of FindCoordinator for one key
 _INVALID_TRANSACTION_TIMEOUT = 50
+_TRANSACTIONAL_ID_NOT_FOUND = 105
 
 ResultT = TypeVar("ResultT")
 
@@ -252,8 +256,8 @@ class Cluster:
         except Unanswered as error:
             raise NotSent(str(error)) from error
 
-    async def leaders(self, topic: str) -> tuple[Meaning, list[int]]:
-        """The broker that leads each partition of ``topic`` (-1: none now). Asking creates no topic.
+    async def leaders(self, topic: str) -> tuple[Meaning, list[int], str | None]:
+        """The broker that leads each partition of ``topic`` (-1: none now), and the id of it. Asking creates no topic.
 
         Raises:
             NotSent: nobody answered.
@@ -263,7 +267,7 @@ class Cluster:
         self._manager.cluster.update_metadata(response)  # it may name brokers that are new
         [found] = response.topics
         partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
-        return meaning(found.error_code), [partition.leader_id for partition in partitions]
+        return meaning(found.error_code), [partition.leader_id for partition in partitions], topic_id(found)
 
     async def _ask_any(self, request: Any) -> Any:
         try:
@@ -288,7 +292,7 @@ class Cluster:
         and whenever it gets to it, it would roll back what was begun by then, decided or not.
 
         Raises:
-            MayBeOpen: the id ``was_used`` before, and something is open under it, or was until this request.
+            NotCommitted: the id ``was_used`` before, in a transaction that was not.
             RoundAborted: the brokers could not be reached for ``timeout_ms``, refuse for now, or fell silent.
             ConfigurationError: they refuse the transaction's time-out.
             OperatorRequired: they deny the id.
@@ -320,15 +324,29 @@ class Cluster:
             return meaning(code), None
         features = (await self.contact(node)).finalized_features
         level = {feature.name: feature.max_version_level for feature in features}.get("transaction.version", 0)
+        if was_used:
+            code = await self._require_committed(transactional_id, node)
+            if code:
+                return meaning(code), None
         response = await self.send(node, init_producer_id(transactional_id, timeout_ms))
         if response.error_code:
-            answer = meaning(response.error_code)
-            # Not CONCURRENT_TRANSACTIONS alone: a coordinator that moves may say so after it has begun a roll-back.
-            if was_used and answer.answer is Answer.REPEAT:
-                raise MayBeOpen(transactional_id, answer.name)
-            return answer, None
+            return meaning(response.error_code), None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
         return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
+
+    async def _require_committed(self, transactional_id: str, node: int) -> int:
+        """Raise NotCommitted where the last transaction of the id was not. Returns an error code, 0 for none.
+
+        A coordinator that is none any more may tell the past: it then refuses the beginning that follows.
+        """
+        response = await self.send(node, DescribeTransactionsRequest(transactional_ids=[transactional_id]))
+        [found] = response.transaction_states
+        if found.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
+            return 0
+        state = TransactionState(found.transaction_state, found.producer_id, found.producer_epoch)
+        if not found.error_code and not state.may_go_on:
+            raise NotCommitted(transactional_id, state.state)
+        return int(found.error_code)
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """An error code, and the broker that coordinates a transactional id, or a consumer group."""

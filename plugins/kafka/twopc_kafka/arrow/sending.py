@@ -74,6 +74,7 @@ class Sending:
         implicit = {"min_version": _IMPLICIT_PRODUCE, "max_version": _IMPLICIT_PRODUCE}
         told = {"min_version": FIRST_COMPACT, "max_version": _IMPLICIT_PRODUCE - 1}
         self._versions = implicit if transaction.implicit else told
+        self.topic_ids: dict[str, str] = {}  # when each was first written to
         self._leaders: dict[str, list[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._under_way: dict[int, int] = defaultdict(int)
@@ -157,11 +158,13 @@ class Sending:
         patience = Patience(what, self._settings.topic_timeout_ms)
         while True:
             try:
-                answer, leaders = await self._cluster.leaders(topic)
+                answer, leaders, id = await self._cluster.leaders(topic)
             except NotSent as error:
                 last = f"{error}. Is the broker up?"
             else:
                 if answer.answer is Answer.DONE:
+                    if id:
+                        self.topic_ids.setdefault(topic, id)
                     self._leaders[topic] = leaders
                     return len(leaders)
                 if answer is UNKNOWN_TOPIC and patience.is_over:
@@ -286,7 +289,7 @@ class Sending:
         await self._cluster.sleep(pause_s(max(lane.repeats for lane in lanes)))
         for topic, _ in _by_topic(lanes):
             try:
-                answer, leaders = await self._cluster.leaders(topic)
+                answer, leaders, _ = await self._cluster.leaders(topic)
             except NotSent:
                 continue  # the leaders known before are as good as any
             if answer.answer is Answer.DONE and len(leaders) >= len(self._leaders[topic]):

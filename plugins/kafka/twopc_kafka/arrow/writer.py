@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +35,7 @@ class ArrowWriter:
         """Begin. ``was_used``: whether the id may have a transaction before this one.
 
         Raises:
-            MayBeOpen: it has, and that one is open.
+            NotCommitted: it has, and that one was not committed.
             ConfigurationError: the broker refuses the transaction for good.
             RoundAborted: it could not be reached, or the id is in use.
         """
@@ -71,6 +71,11 @@ class ArrowWriter:
                 order, parts = grouped(chosen[chunk])
                 self._sending.put(topic, encoder.encode(records.slice(chunk.start, chunk.stop), order, parts))
         self._written += batch.num_rows
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """Kafka's id of each topic when it was first written to, where the brokers tell it."""
+        return self._sending.topic_ids
 
     def finish(self) -> ProducerIdentity:
         """Wait until every record is acknowledged by all replicas in sync.
