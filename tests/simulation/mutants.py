@@ -512,18 +512,6 @@ MUTANTS = (
         in_pairs=(Fault.STAGE_RETRY, *ASLEEP),
     ),
     Mutant(
-        "what is written again has the name of what was lost",
-        (
-            Edit(
-                f"{KAFKA}.begin",
-                "transaction_id.replay > 0",
-                "False",
-            ),
-        ),
-        (STAGED,),
-        in_turn=((Fault.TIME_OUT,), (Fault.CRASH_BEFORE,), (Fault.CRASH_BEFORE,)),
-    ),
-    Mutant(
         "a batch has the names of the batch before",
         (Edit(f"{LEASES}:Lease.__init__", "use.round[1] % BATCH_SLOTS", "0"),),
         (TWO,),

@@ -118,10 +118,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        # What is written again is decided under another name, whose end must be seen until the log names this one.
-        is_new = transaction_id.replay > 0
         while True:
-            lease = self.transactional_ids.lease(transaction_id.round, is_new)
+            lease = self.transactional_ids.lease(transaction_id.round)
             try:
                 writer = self._writer(lease.name, lease.was_used)
             except NotCommitted as error:
