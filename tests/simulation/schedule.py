@@ -24,7 +24,7 @@ from tests.simulation.records import Records, RowsFormat, rows_between, share
 from tests.simulation.spark_model import Batch, Cluster, Spark
 from tests.simulation.stage import SimulatedStage
 from tests.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
-from twopc import commit_log, coordinator, entries, leases, log_store, pending
+from twopc import commit_log, coordinator, entries, leases, log_store, participant, pending
 from twopc.errors import Retriable
 from twopc.log_store import LocalStore, LogStore
 from twopc.participant import Participant
@@ -195,6 +195,7 @@ def simulated() -> Iterator[None]:
         (pending, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
         (coordinator, "until_answered", _until_answered),
+        (participant, "until_answered", _until_answered),
         (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # in lines it would not be made in C
         (entries, "json", _JSON),
         (entries, "parse", parse),
