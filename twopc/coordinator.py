@@ -458,8 +458,8 @@ class Coordinator:
     def _sweep(self, recovered: bool) -> None:
         """Abort what is open and undecided, and remove the copies that nothing will ask for.
 
-        Looks again after an abort, until there is nothing new: a target may have left a part open, which must be gone
-        before the next rounds use the name again.
+        Looks again after an abort, until there is nothing new: a target may have left a part open, which holds back
+        readers.
         """
         aborted: list[InSink] = []
         while (undecided := self._undecided()) and undecided != aborted:

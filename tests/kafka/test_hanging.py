@@ -113,15 +113,16 @@ def test_what_was_rolled_back_and_hangs_is_swept_and_never_visible(
 
 
 @pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
-@pytest.mark.parametrize("is_ended", [False, True], ids=["open", "rolled back"])
+@pytest.mark.parametrize(
+    "ended", [lambda *_: None, *ROLL_BACKS], ids=["not ended", "by the coordinator", "by another", "by itself"]
+)
 def test_what_was_not_committed_is_never_visible_though_nobody_sees_that_it_hangs(
-    is_ended: bool, writer: str, topic: Any, make_sink: Any, wait: Any
+    ended: Callable[..., None], writer: str, topic: Any, make_sink: Any, wait: Any
 ) -> None:
     """Nobody uses its name again. No sweep comes between."""
     sink = make_sink(topic, writer=writer)
     late = begun(sink, "undecided")
-    if is_ended:
-        rolled_back_by_the_coordinator(sink, late)
+    ended(sink, late)
     decided = committed_there(sink, "decided", SAME_NAME)
     assert decided.transaction_id != late.transaction_id
     sweep(sink, wait)

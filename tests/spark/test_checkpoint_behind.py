@@ -149,11 +149,11 @@ def test_a_query_goes_on_exactly_where_it_was(
 ) -> None:
     query, control = (kind(pipeline.beside(name), plan) for name in ("lossy", "control"))
     for each in (query, control):
-        for minute in range(6):
+        for minute in range(max(lost, 2) + 2):  # two batches more than are lost, and four files, so that some are compact
             each.add(minute, minute + 1, minute)
         each.run()
-        each.add(6, 8, 4)
-        each.add(10, 9, 6)
+        each.add(minute + 1, minute + 3, minute - 1)
+        each.add(minute + 5, minute + 4, minute + 1)
     first = query.lose(lost)
 
     said = refusal(query.pipeline, lambda: query.run(2))
@@ -167,7 +167,7 @@ def test_a_query_goes_on_exactly_where_it_was(
     control.run(2)
     assert written(query.pipeline) == written(control.pipeline)
     for each in (query, control):
-        each.add(16, 17)
+        each.add(16, 17)  # later than all
         each.run()
     assert written(query.pipeline) == written(control.pipeline)
     assert repaired(query.pipeline)["changes"] == []

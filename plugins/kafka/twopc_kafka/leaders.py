@@ -386,7 +386,9 @@ def topic_id(topic: Any) -> str | None:
     have no ids (before 2.8, by ``inter.broker.protocol.version``)."""
     if topic.error_code:
         return ""
-    return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=") if topic.topic_id else None
+    if not (topic.topic_id and topic.topic_id.int):
+        return None
+    return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
 
 
 def _leaders(topic: Any) -> dict[int, Leader]:

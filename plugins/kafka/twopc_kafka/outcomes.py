@@ -65,8 +65,14 @@ class TransactionState:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the id may be used again: its last transaction was committed, or nothing was written in it."""
-        return self.state in ("Empty", "CompleteCommit")
+        """Whether the id may be used again: its last transaction was committed. "Empty" tells nothing of what was
+        before: it follows whenever anybody initialises the id, such as an operator's tool."""
+        return self.state == "CompleteCommit"
+
+    def precedes(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether nothing lies between this and what InitProducerId has answered. A new producer id leaves behind
+        whatever hangs."""
+        return producer_id != self.producer_id or producer_epoch == self.producer_epoch + 1
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:

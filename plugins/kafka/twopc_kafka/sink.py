@@ -488,7 +488,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def abort(self, transaction: KafkaTransaction | Committable) -> None:
         if isinstance(transaction, KafkaTransaction):
             if transaction.is_pre_committed:
-                return  # its name may be used again: the sweep ends it, and looks at what hangs, which its writer can't
+                return  # the sweep ends it, and sees where it wrote
             transaction.writer.abort()
             transaction.lease.release()
         elif transaction.handle:
@@ -619,7 +619,8 @@ def _one_of_each_topic(ended: Iterable[Committable]) -> Iterable[Committable]:
 
 def _gone(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
     """The topics that had another id ``then`` than ``now``, and those that are not there."""
-    return [topic for topic, id in then if now.get(topic, id) != id] + [topic for topic, id in now.items() if not id]
+    changed = [topic for topic, id in then if now.get(topic, id) != id]
+    return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
 
 
 def _handle_of(hanging: OpenInPartition) -> dict[str, JsonValue]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.retrying import until_answered
 from twopc_kafka.arrow.answers import UNKNOWN_TOPIC, Answer, failure, meaning, records_refused
 from twopc_kafka.columns import records
 from twopc_kafka.control import connect
@@ -100,6 +101,7 @@ class Writer:
         self._transactional_id = transactional_id
         self._is_ended = False
         self.topic_ids: dict[str, str] = {}
+        self._known_ids: set[str] = set()  # the topics whose ids were asked for
         try:
             self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
         except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
@@ -169,10 +171,9 @@ class Writer:
     def _partitions(self, topic: str, highest: int) -> int:
         """How many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do, unless it
         is older, or has no partition ``highest``."""
-        if self._transactional and topic not in self.topic_ids:
-            # librdkafka does not tell them.
-            ids = connect(self._options.control).leaders.topic_ids([topic], max_age_s=0)
-            self.topic_ids |= {topic: id for topic, id in ids.items() if id}
+        if self._transactional and topic not in self._known_ids:
+            self._known_ids.add(topic)
+            self._note_id(topic)
         place = self._options.bootstrap_servers, topic
         count, known_at = _known_topics.get(place, (0, 0.0))
         if count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
@@ -180,6 +181,16 @@ class Writer:
             if count:
                 _known_topics[place] = count, time.monotonic()
         return count
+
+    def _note_id(self, topic: str) -> None:
+        """Kafka's id of a topic, if the brokers tell it: librdkafka does not."""
+        what, patience_s = f"to find topic {topic!r}", int(self._options.properties["message.timeout.ms"]) / 1000
+        ask = connect(self._options.control).leaders.topic_ids
+        try:
+            ids = until_answered(what, ask, [topic], 0.0, patience_s=patience_s)
+        except Retriable as error:
+            raise RoundAborted(f"{what} failed for {patience_s:.0f} s: {error}. The batch can be run again.") from error
+        self.topic_ids |= {topic: id for topic, id in ids.items() if id}
 
     def _look_up(self, topic: str) -> int:
         properties, started = self._options.properties, time.monotonic()

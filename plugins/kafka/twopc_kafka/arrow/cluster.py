@@ -324,29 +324,35 @@ class Cluster:
             return meaning(code), None
         features = (await self.contact(node)).finalized_features
         level = {feature.name: feature.max_version_level for feature in features}.get("transaction.version", 0)
-        if was_used:
-            code = await self._require_committed(transactional_id, node)
-            if code:
-                return meaning(code), None
+        code, before = await self._last_of(transactional_id, node) if was_used else (0, None)
+        if code:
+            return meaning(code), None
         response = await self.send(node, init_producer_id(transactional_id, timeout_ms))
         if response.error_code:
             return meaning(response.error_code), None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
+        if before and not before.precedes(producer.producer_id, producer.producer_epoch):
+            raise NotCommitted(transactional_id, f"{before.state}, and another since")
         return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
 
-    async def _require_committed(self, transactional_id: str, node: int) -> int:
-        """Raise NotCommitted where the last transaction of the id was not. Returns an error code, 0 for none.
+    async def _last_of(self, transactional_id: str, node: int) -> tuple[int, TransactionState | None]:
+        """The last transaction of an id, None if its coordinator knows of none; and an error code, 0 for none.
 
-        A coordinator that is none any more may tell the past: it then refuses the beginning that follows.
+        Raises:
+            NotCommitted: it was not. A broker may tell what was the case when it coordinated the id.
+            NotSent: there was no answer.
         """
-        response = await self.send(node, DescribeTransactionsRequest(transactional_ids=[transactional_id]))
+        try:
+            response = await self.send(node, DescribeTransactionsRequest(transactional_ids=[transactional_id]))
+        except Unanswered as error:  # nothing can have come of it
+            raise NotSent(str(error)) from error
         [found] = response.transaction_states
-        if found.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
-            return 0
+        if found.error_code:
+            return (0 if found.error_code == _TRANSACTIONAL_ID_NOT_FOUND else found.error_code), None
         state = TransactionState(found.transaction_state, found.producer_id, found.producer_epoch)
-        if not found.error_code and not state.may_go_on:
+        if not state.may_go_on:
             raise NotCommitted(transactional_id, state.state)
-        return int(found.error_code)
+        return 0, state
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """An error code, and the broker that coordinates a transactional id, or a consumer group."""
