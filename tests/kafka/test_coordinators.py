@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -99,22 +98,19 @@ def test_an_older_coordinator_whose_transactions_a_newer_one_swept_decides_nothi
     assert topic.has_no_open_transaction()
 
 
-@pytest.mark.parametrize("is_same_machine", [False, True], ids=["names-differ", "names-are-equal"])
 def test_late_aborts_and_sweeps_of_an_older_coordinator_leave_the_newer_ones_transactions_alone(
-    is_same_machine: bool, topic: Any, start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    topic: Any, start: Any
 ) -> None:
     old, new = start(topic, "old"), start(topic, "new")
 
     def the_old_one_wakes_up(votes_of_old: list[Vote], votes_of_new: list[Vote]) -> None:
         names = [votes[0]["orders"].transaction_id for votes in (votes_of_old, votes_of_new)]
-        assert (names[0] == names[1]) is is_same_machine
+        assert names[0] != names[1]  # on one machine, but that of the old one was rolled back
         old.sink.abort(votes_of_old[0]["orders"])
         with pytest.raises(Fenced):
             old.coordinator._sweep(recovered=False)
 
     def the_new_one_takes_over(votes_of_old: list[Vote]) -> None:
-        if not is_same_machine:
-            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         new.run(0, before_voting=lambda votes_of_new: the_old_one_wakes_up(votes_of_old, votes_of_new))
 
     with pytest.raises((Fenced, RoundAborted)):

@@ -488,12 +488,6 @@ MUTANTS = (
         (replace(ONE, late_begin=True),),
     ),
     Mutant(
-        "a name whose attempt has died amid its writing is used again",
-        (Edit(f"{KAFKA}.begin", "else:", "else:\n                lease.answered()"),),
-        (RECURRING,),
-        in_turn=((Fault.DIES_IN_FLIGHT,), (Fault.PREEMPT,), (Fault.MARKER_LEFT_OUT,)),
-    ),
-    Mutant(
         "a name whose last transaction was rolled back is used again",
         (Edit(f"{KAFKA}.begin", "lease.was_used", "False"),),
         (ONE,),
