@@ -149,9 +149,7 @@ def test_a_query_goes_on_exactly_where_it_was(
 ) -> None:
     query, control = (kind(pipeline.beside(name), plan) for name in ("lossy", "control"))
     for each in (query, control):
-        for minute in range(
-            max(lost, 2) + 2
-        ):  # two batches more than are lost, and four files, so that some are compact
+        for minute in range(max(lost, 2) + 2):  # four files at least, so that one is compact
             each.add(minute, minute + 1, minute)
         each.run()
         each.add(minute + 1, minute + 3, minute - 1)
