@@ -8,14 +8,14 @@ a file with a lock, which the attempt holds for as long as it may still begin, a
 ``next_use`` has the rules for whoever holds the lock of a name:
 
 - The name was last used in an older round: take it. Rounds follow each other, so that round is settled. What is still
-  open under the name can never be decided.
+  open under the name can never be decided; whether to use the name then is for the sink (``Lease.was_used``).
 - It was last used in this round or a newer one: leave it, as it may be decided or will be. A late attempt finds every
   name of newer rounds so, and leases one that nobody has.
 - Its last user died or failed, so not all that it had sent was answered; or that was before the last boot:
   give the file another name. What was sent by the old one may still arrive.
 
 So a machine has four names (``BATCH_SLOTS``) for each attempt that it had in one round, and four more for each that
-died or failed.
+died, failed or did not use the name that it had leased.
 """
 
 from __future__ import annotations
