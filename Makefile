@@ -45,7 +45,7 @@ $(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml $(wildcard plugins/
 
 .PHONY: test
 test: $(STAMP) ## run all tests; ARGS="-k name" goes to pytest
-	$(WITH_JAVA) $(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(WITH_JAVA) $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
