@@ -395,7 +395,8 @@ class Coordinator:
         for (sink, _), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
         if len(lost) < len(failed):
-            raise max((error for _, error in failed), key=lambda error: isinstance(error, OperatorRequired))
+            errors = [error for done, error in failed if done not in lost]  # what is lost has a copy: it stops nothing
+            raise max(errors, key=lambda error: isinstance(error, OperatorRequired))
         return self._replay(batch_id, lost) if lost else []
 
     def _replay(self, batch_id: int, lost: Sequence[InSink]) -> list[InSink]:

@@ -118,8 +118,8 @@ class Lease:
             self._slot = None
 
 
-def lease(pool: str, round: RoundNumbers) -> Lease:
-    """Lease a name of ``pool`` for one attempt of ``round``.
+def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
+    """Lease a name of ``pool`` for one attempt of ``round``, one that nobody has used before if it ``is_new``.
 
     Where this machine has no folder to lock files in, each lease is a name of its own, which the target has to keep.
 
@@ -131,7 +131,7 @@ def lease(pool: str, round: RoundNumbers) -> Lease:
             slot = open_slot(pool, number)
             if slot is None:
                 continue
-            last = _from_json(slot.read())
+            last = None if is_new else _from_json(slot.read())
             use = next_use(last, _boot(), round)
             if use is not None:
                 slot.write(_to_json(use))

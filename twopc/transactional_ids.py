@@ -109,13 +109,14 @@ class TransactionalIdPool:
         _, _, partition, serial, replay = map(int, lost.removeprefix(self.scope).split("."))
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
-    def lease(self, round: Round) -> Lease:
-        """A name for one attempt of ``round``, for targets that keep names.
+    def lease(self, round: Round, is_new: bool = False) -> Lease:
+        """A name for one attempt of ``round``, for targets that keep names; one that nobody has used before if it
+        ``is_new``.
 
         Raises:
             PoolExhausted: this machine has too many at once.
         """
-        return leases.lease(self.scope, (round.incarnation, round.batch_id))
+        return leases.lease(self.scope, (round.incarnation, round.batch_id), is_new)
 
     def may_be_of(self, leased: str, batch_id: int) -> bool:
         """Whether a leased name may be of that batch; it may be of another, too."""

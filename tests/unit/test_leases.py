@@ -98,6 +98,10 @@ def test_as_many_names_are_enough_for_any_number_of_rounds(folder: Path) -> None
     assert len([path for path in folder.rglob("*") if path.is_file()]) == 4
 
 
+def test_a_name_that_is_to_be_new_is_none_that_anybody_has_used() -> None:
+    assert lease(POOL, (1, 1), is_new=True).name.rpartition(".")[0] not in {used((1, 0)) for _ in range(3)}
+
+
 def test_nobody_gets_a_name_that_an_attempt_holds() -> None:
     held = lease(POOL, (1, 0))
     held.answered()
