@@ -29,8 +29,6 @@ ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 def known(version: int) -> dict[tuple[str, int], Outcome]:
     """(state, epochs since) → the outcome. What is not here can't be told."""
     told = {("Ongoing", 0): Outcome.ONGOING}
-    # A time-out raises the epoch before the roll-back, whose first write may fail.
-    told |= {("Ongoing", 1): Outcome.ENDING}
     told |= {(state, since): Outcome.ENDING for state in ENDING for since in (0, 1)}
     # A commit up to version 4 leaves the epoch alone, a later one raises it by one; unless the cluster's version of
     # transactions was lowered, and it was committed by 4.

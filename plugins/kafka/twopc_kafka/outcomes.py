@@ -87,8 +87,7 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
     match described.state, described.producer_epoch:
         case "Ongoing", at if at == epoch:
             return Outcome.ONGOING
-        # Ongoing with the next epoch: a time-out whose first write has failed, and is tried again.
-        case "Ongoing" | "PrepareCommit" | "PrepareAbort" | "PrepareEpochFence", at if at in (epoch, epoch + 1):
+        case "PrepareCommit" | "PrepareAbort" | "PrepareEpochFence", at if at in (epoch, epoch + 1):
             return Outcome.ENDING
         case "CompleteCommit", at if at in (epoch, ended_by_us):
             return Outcome.COMMITTED
