@@ -180,8 +180,8 @@ class Ledger:
         timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values())
         if isinstance(error, TransactionLost) and timed_out and not has_copies:
             return
-        if isinstance(error, OutcomeUnknown) and self._expired_undone:
-            return
+        if isinstance(error, OutcomeUnknown) and (self._expired_undone or (self.expired and timed_out)):
+            return  # also of what was decided as its id expired
         raise Violation(f"the query stops without a reason: {type(error).__name__}: {error}")
 
     # At the end. ----------------------------------------------------------------------------------------------------
