@@ -51,6 +51,20 @@ def test_nothing_is_known_of_a_transaction_whose_id_has_another_producer(state: 
     assert outcome(described, PRODUCER, EPOCH, version) is Outcome.UNKNOWN
 
 
+@pytest.mark.parametrize("state", STATES)
+def test_an_id_is_used_again_only_after_a_commit(state: str) -> None:
+    assert TransactionState(state, PRODUCER, EPOCH).may_go_on is (state == "CompleteCommit")
+
+
+@pytest.mark.parametrize(
+    ("producer", "since", "expected"), [(PRODUCER, 1, True), (PRODUCER, 2, False), (PRODUCER, 0, False), (8, 0, True)]
+)
+def test_a_description_of_the_past_is_noticed_by_the_epoch_of_the_beginning(
+    producer: int, since: int, expected: bool
+) -> None:
+    assert TransactionState("CompleteCommit", PRODUCER, EPOCH).precedes(producer, EPOCH + since) is expected
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_nothing_is_known_of_a_transaction_whose_id_has_expired(version: int) -> None:
     assert outcome(None, PRODUCER, EPOCH, version) is Outcome.UNKNOWN

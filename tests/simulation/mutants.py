@@ -506,6 +506,12 @@ MUTANTS = (
         in_pairs=(Fault.STAGE_RETRY, *ASLEEP),
     ),
     Mutant(
+        "what is written again has the name of what is committed",
+        (Edit(f"{KAFKA}.begin", "transaction_id.replay > 0", "False"),),
+        (replace(STAGED, partitions=(2,), rows_a_batch=3, backlog=True),),
+        in_turn=((Fault.TIME_OUT,), (Fault.SLEEP_THROUGH,)),
+    ),
+    Mutant(
         "a batch has the names of the batch before",
         (Edit(f"{LEASES}:Lease.__init__", "use.round[1] % BATCH_SLOTS", "0"),),
         (TWO,),

@@ -46,7 +46,7 @@ def parse(text: str) -> Reads:
 
 
 def is_entry(reads: Reads) -> bool:
-    """Whether ``parse`` has made it."""
+    """Whether ``reads`` has the form that ``parse`` returns."""
     return "text" in reads or reads.keys() >= {"sources", "metadata", "version"}
 
 

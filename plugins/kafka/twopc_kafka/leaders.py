@@ -87,7 +87,7 @@ class Away:
 
     Attributes:
         reason: for people.
-        leader: as which it is away.
+        leader: the leader by the metadata that was used.
     """
 
     reason: str = field(compare=False)

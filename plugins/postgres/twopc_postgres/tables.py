@@ -80,7 +80,8 @@ class Table:
         return [Column(*row) for row in connection.execute(_COLUMNS, (self._schema, self._name))]
 
     def unlogged(self, connection: Connection) -> str | None:
-        """It, or a partition of it, that PostgreSQL empties after a crash."""
+        """Return the name of the table, or of a partition of it, if it is UNLOGGED. PostgreSQL empties such
+        a table after a crash."""
         return next((name for (name,) in connection.execute(_UNLOGGED, (self._schema, self._name))), None)
 
     def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:

@@ -77,7 +77,7 @@ MEANINGS: dict[int, Meaning] = {
                 " topic's message.timestamp.before.max.ms and message.timestamp.after.max.ms."),
     42: Meaning("INVALID_REQUEST", Answer.RUN_AGAIN, "Is 'transactional.id.prefix' used by producers of another kind?"),
     45: Meaning("OUT_OF_ORDER_SEQUENCE_NUMBER", Answer.RUN_AGAIN, "The broker lacks records that it had acknowledged:"
-               " was the topic deleted and created again? Else look at unclean.leader.election.enable."),
+                " was the topic deleted and created again? Else look at unclean.leader.election.enable."),
     46: Meaning("DUPLICATE_SEQUENCE_NUMBER", Answer.RUN_AGAIN),
     47: Meaning("INVALID_PRODUCER_EPOCH", Answer.RUN_AGAIN, _NEWER_WRITER),
     48: Meaning("INVALID_TXN_STATE", Answer.RUN_AGAIN, _NOT_OPEN),
