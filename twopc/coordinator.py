@@ -388,7 +388,7 @@ class Coordinator:
 
         failed = [(done, error) for done, error in zip(work, self._map(failure, work), strict=True) if error]
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
-            self._log.verify()
+            self._until_answered("look at the log", self._log.verify)
         lost = [
             done for done, error in failed if isinstance(error, TransactionLost) and done[0].stage and done[1].staged
         ]

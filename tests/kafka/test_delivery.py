@@ -262,6 +262,13 @@ def test_a_writer_whose_id_another_took_over_votes_no_and_says_so(fenced: Writer
         fenced.finish()
 
 
+def test_a_writer_that_is_stopped_without_a_reason_finds_out_that_its_id_was_taken_over(fenced: Writer) -> None:
+    with pytest.raises(RoundAborted):
+        fenced.finish()
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        fenced._served(without_a_reason, 0)
+
+
 def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait: Any) -> None:
     def writes_on() -> bool:
         fenced.write(text("b"))
@@ -292,6 +299,9 @@ class Silent:
     """A producer that stops in the middle of its callbacks without saying why, as one that is fenced may."""
 
     flush = poll = abort_transaction = staticmethod(without_a_reason)
+
+    def begin_transaction(self) -> None:
+        without_a_reason(0)
 
     def produce(self, *_: object) -> None:
         pass

@@ -773,6 +773,22 @@ def test_a_restart_does_not_pass_over_a_lost_transaction(world: World, error: ty
         assert coordinator._log.tail.decided == 0
 
 
+def test_a_log_that_cannot_be_read_hides_no_failed_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = world.coordinator()
+    verify, answers = CommitLog.verify, [Retriable("the store is slow")]
+
+    def slow(log: CommitLog) -> None:
+        if coordinator.phase is Phase.COMMITTING and answers:
+            raise answers.pop()
+        verify(log)
+
+    monkeypatch.setattr(CommitLog, "verify", slow)
+    sink(coordinator, "a").during["commit 0"] = raises(TransactionLost("rolled back"))
+    with pytest.raises(TransactionLost, match="rolled back"):
+        run(coordinator, 0)
+    assert not answers
+
+
 def test_an_error_of_a_commit_that_says_nothing_is_finished_by_the_next_incarnation(world: World) -> None:
     coordinator = world.coordinator()
     sink(coordinator, "b").during["commit"] = raises(OSError("no reply"))

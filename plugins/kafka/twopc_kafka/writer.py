@@ -112,7 +112,7 @@ class Writer:
                 self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
             except (confluent_kafka.KafkaException, SystemError) as raised:
-                raise self._refused(_of_librdkafka(raised)) from raised
+                raise self._refused(self._reason(raised)) from raised
 
     def _properties(self) -> dict[str, Any]:
         properties = dict(self._options.properties)
@@ -253,7 +253,7 @@ class Writer:
                 self._producer.abort_transaction(ABORT_TIMEOUT_S)
                 self._is_ended = True
             except (confluent_kafka.KafkaException, SystemError) as raised:
-                error = _of_librdkafka(raised)
+                error = self._reason(raised)
                 if error.code() in _FENCED:  # whoever took over the id has aborted this transaction already
                     self._end()
                     return
@@ -289,7 +289,17 @@ class Writer:
         try:
             return call(timeout_s)
         except (confluent_kafka.KafkaException, SystemError) as raised:
-            raise self._broken(_of_librdkafka(raised)) from raised
+            raise self._broken(self._reason(raised)) from raised
+
+    def _reason(self, raised: BaseException) -> confluent_kafka.KafkaError:
+        """The error that was raised, or the one that ended the producer where confluent-kafka lost it."""
+        if (error := _of_librdkafka(raised)).code() == _FATAL:
+            try:
+                self._producer.begin_transaction()  # refused: one has begun, or the producer has ended, and why
+            except (confluent_kafka.KafkaException, SystemError) as refused:
+                reason = _of_librdkafka(refused)
+                return reason if reason.fatal() else error
+        return error
 
     def _raise_failures(self) -> None:
         if self._reports.failures:
@@ -328,6 +338,8 @@ class Writer:
 _known_topics: dict[tuple[str, str], tuple[int, float]] = {}
 """Of this process: brokers and topic → how many partitions it has, and when that was known."""
 
+_FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
+
 _FENCED = (
     confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
     confluent_kafka.KafkaError.PRODUCER_FENCED,
@@ -343,7 +355,7 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
     while isinstance(error, SystemError):
         error = error.__cause__
     if error is None:
-        return confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL, str(raised))  # noqa: SLF001  # its name
+        return confluent_kafka.KafkaError(_FATAL, str(raised))
     if not isinstance(error, confluent_kafka.KafkaException):
         raise raised
     return error.args[0]  # type: ignore[no-any-return]
