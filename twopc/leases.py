@@ -126,8 +126,9 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
     Raises:
         PoolExhausted: attempts of this round or newer ones hold too many.
     """
+    searched, first = _searched.get(pool, (round, 0))
     try:
-        for number in range(NAMES_AT_MOST):
+        for number in range(first if searched == round else 0, NAMES_AT_MOST):
             slot = open_slot(pool, number)
             if slot is None:
                 continue
@@ -135,6 +136,7 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
             use = next_use(last, _boot(), round)
             if use is not None:
                 slot.write(_to_json(use))
+                _searched[pool] = round, number + 1
                 return Lease(pool, use, slot, was_used=last is not None and last.token == use.token)
             slot.close()
     except (OSError, ImportError, AttributeError) as error:  # Windows has neither such locks nor user ids
@@ -144,6 +146,11 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
         f"attempts of batch {round[1]}, incarnation {round[0]}, or newer ones hold all {NAMES_AT_MOST} transactional"
         f" ids of {pool!r} on {socket.gethostname()}. Nothing was written. Have fewer tasks, and start again."
     )
+
+
+_searched: dict[str, tuple[RoundNumbers, int]] = {}
+"""Of this process: pool → a round, and how many files of the pool its attempts have looked at. They are that round's by
+now, or locked. Without it a process would look at all of them for each of its attempts."""
 
 
 def open_slot(pool: str, number: int) -> Slot | None:

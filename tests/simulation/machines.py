@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections import defaultdict
+from typing import Any
 
 from tests.simulation.world import Actor, Fault, Op, World
 
@@ -29,6 +30,13 @@ class File:
         self.before = b""
         self.holder: Actor | None = None
         self.is_locked = False
+
+
+class Forgotten(dict[str, Any]):
+    """Stands in for ``leases._searched``: each attempt is the first of its process."""
+
+    def __setitem__(self, pool: str, searched: Any) -> None:
+        pass
 
 
 class Machines:

@@ -18,7 +18,7 @@ from tests.simulation.checkpoint import Checkpoint
 from tests.simulation.disk import Disk, Folder, OperatingSystem
 from tests.simulation.kafka_model import Broker, SimulatedKafkaSink
 from tests.simulation.ledger import FolderAsLog, Ledger
-from tests.simulation.machines import Machines
+from tests.simulation.machines import Forgotten, Machines
 from tests.simulation.object_store import ObjectStore
 from tests.simulation.records import Records, RowsFormat, rows_between, share
 from tests.simulation.spark_model import Batch, Cluster, Spark
@@ -206,6 +206,7 @@ def simulated() -> Iterator[None]:
         (leases, "json", _JSON),
         (leases, "open_slot", _MACHINES.open_slot),
         (leases, "_boot", _MACHINES.boot),
+        (leases, "_searched", Forgotten()),
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
         (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
         (log_store, "mount_of", lambda _: None),

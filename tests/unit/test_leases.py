@@ -24,6 +24,7 @@ POOL = "twopc.log.a."
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine of its own for each test."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(leases, "_searched", {})
     leases._warn.cache_clear()
     yield tmp_path
     leases._warn.cache_clear()
@@ -100,6 +101,25 @@ def test_as_many_names_are_enough_for_any_number_of_rounds(folder: Path) -> None
 
 def test_a_name_that_is_to_be_new_is_none_that_anybody_has_used() -> None:
     assert lease(POOL, (1, 1), is_new=True).name.rpartition(".")[0] not in {used((1, 0)) for _ in range(3)}
+
+
+def test_a_process_looks_at_each_file_once_a_round_however_many_attempts_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[int] = []
+    open_slot = leases.open_slot
+
+    def counted(pool: str, number: int) -> leases.Slot | None:
+        opened.append(number)
+        return open_slot(pool, number)
+
+    monkeypatch.setattr(leases, "open_slot", counted)
+    for batch_id in range(2):
+        held = [lease(POOL, (1, batch_id)) for _ in range(20)]
+        for each in held:
+            each.answered()
+            each.release()
+    assert opened == [*range(20), *range(20)]
 
 
 def test_nobody_gets_a_name_that_an_attempt_holds() -> None:
