@@ -389,13 +389,15 @@ class Coordinator:
         failed = [(done, error) for done, error in zip(work, self._map(failure, work), strict=True) if error]
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
             self._until_answered("look at the log", self._log.verify)
-        lost = [
-            done for done, error in failed if isinstance(error, TransactionLost) and done[0].stage and done[1].staged
-        ]
-        for (sink, _), error in failed:
+        lost: list[InSink] = []  # transactions that their target rolled back, and that have a copy
+        errors: list[Exception] = []
+        for (sink, committable), error in failed:
             logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
-        if len(lost) < len(failed):
-            errors = [error for done, error in failed if done not in lost]  # what is lost has a copy: it stops nothing
+            if isinstance(error, TransactionLost) and sink.stage and committable.staged:
+                lost.append((sink, committable))
+            else:
+                errors.append(error)
+        if errors:
             raise max(errors, key=lambda error: isinstance(error, OperatorRequired))
         return self._replay(batch_id, lost) if lost else []
 

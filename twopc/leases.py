@@ -119,7 +119,7 @@ class Lease:
 
 
 def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
-    """Lease a name of ``pool`` for one attempt of ``round``, one that nobody has used before if it ``is_new``.
+    """Lease a name of ``pool`` for one attempt of ``round``. With ``is_new``, nobody has used that name before.
 
     Where this machine has no folder to lock files in, each lease is a name of its own, which the target has to keep.
 
@@ -149,8 +149,9 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
 
 
 _searched: dict[str, tuple[RoundNumbers, int]] = {}
-"""Of this process: pool → a round, and how many files of the pool its attempts have looked at. They are that round's by
-now, or locked. Without it a process would look at all of them for each of its attempts."""
+"""Of this process: pool → the last round, and how many files of the pool its attempts have looked at. No later attempt
+of the round looks at these again: with many tasks in one process, the looks would grow with the square of their number.
+To skip a file is always safe, whatever has become of it since."""
 
 
 def open_slot(pool: str, number: int) -> Slot | None:

@@ -110,8 +110,8 @@ class TransactionalIdPool:
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
     def lease(self, round: Round, is_new: bool = False) -> Lease:
-        """A name for one attempt of ``round``, for targets that keep names; one that nobody has used before if it
-        ``is_new``.
+        """Lease a name for one attempt of ``round``, for targets that keep names. With ``is_new``, nobody has used
+        that name before.
 
         Raises:
             PoolExhausted: this machine has too many at once.

@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction that is lost is passed over",
-        (Edit(f"{COORDINATOR}._attempt_commits", "if len(lost) < len(failed):", "if False:"),),
+        (Edit(f"{COORDINATOR}._attempt_commits", "if errors:", "if False:"),),
     ),
     Mutant(
         "what is committed is committed again after a replay",

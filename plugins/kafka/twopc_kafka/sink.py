@@ -118,8 +118,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        # What is written again takes a name that nobody has used. One of the same batch may be committed, and must be
-        # seen to be until the log says so.
+        # What is written again takes a name that nobody has used. A used name may be that of a committed transaction of
+        # the same batch. Kafka must show that commit until the log records it, so nothing may begin by the name.
         is_new = transaction_id.replay > 0
         while True:
             lease = self.transactional_ids.lease(transaction_id.round, is_new)
