@@ -21,6 +21,10 @@ WITH_JAVA = JAVA_HOME="$$(cat $(JAVA_HOME_FILE))"
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
+# Print a line every eight seconds until the recipe's shell ends, so that a long step shows its progress in a log, too.
+SHOW_LIFE = @(while sleep 8 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do echo "  still at it ..."; done) & \
+  trap "kill $$!" EXIT; trap 'exit 130' INT TERM;
+
 .PHONY: setup
 setup: $(STAMP) ## make .venv, find or fetch a JDK, download the jars; the others do it by themselves
 
@@ -31,17 +35,27 @@ build/uv-$(UV_VERSION)/done:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "error: $(PYTHON) lacks venv; on Debian and Ubuntu install the package python3-venv" >&2; exit 1; }
 	@echo "installing uv $(UV_VERSION) ..."
-	@rm -rf $(@D) && mkdir -p build && $(PYTHON) -m venv $(@D)
-	@$(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(SHOW_LIFE) rm -rf $(@D) && mkdir -p build && $(PYTHON) -m venv $(@D) && \
+	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@touch $@
 
 # Compiled once: what is run here starts hundreds of Pythons, and where none may keep what it compiles, each takes 2 s longer.
 $(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
 	@echo "installing the packages of uv.lock into .venv ..."
-	@build/uv-$(UV_VERSION)/bin/uv sync --quiet --locked --all-packages --all-extras --no-python-downloads \
+	$(SHOW_LIFE) build/uv-$(UV_VERSION)/bin/uv sync --quiet --locked --all-packages --all-extras --no-python-downloads \
 	  --compile-bytecode --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
-	@$(BIN)/python -m twopc_kafka.development --java-home-file $(JAVA_HOME_FILE)
+	$(SHOW_LIFE) $(BIN)/python -m twopc_kafka.development --java-home-file $(JAVA_HOME_FILE)
 	@touch $@
+
+# pip splits PIP_FIND_LINKS at blanks; a URL has those of the path quoted.
+WHEELS := build/wheels
+.PHONY: wheels
+wheels: build/uv-$(UV_VERSION)/done ## build a wheel of each distribution into build/wheels
+	@rm -rf $(WHEELS)
+	@build/uv-$(UV_VERSION)/bin/uv build --quiet --wheel --all-packages --out-dir $(WHEELS)
+	@echo "built: $$(cd $(WHEELS) && ls *.whl | tr '\n' ' ')"
+	@echo "For pip to find them, run:"
+	@$(PYTHON) -c 'import pathlib; print("export PIP_FIND_LINKS=" + pathlib.Path("$(WHEELS)").resolve().as_uri())'
 
 .PHONY: test
 test: $(STAMP) ## run all tests; ARGS="-k name" goes to pytest
@@ -72,8 +86,9 @@ simulate: $(STAMP) ## run simulated schedules for SECONDS (600) and at most SEED
 	$(BIN)/python -m tests.simulation $(if $(SEEDS),--seeds $(SEEDS)) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS))
 
 .PHONY: mutants
-mutants: $(STAMP) ## show that the simulation catches every defect that is put into the code
+mutants: $(STAMP) ## show that the simulation and the contract of sinks catch every defect that is put into the code
 	$(BIN)/python -m tests.simulation --mutants
+	$(WITH_JAVA) $(BIN)/python -m tests.contract
 
 SECONDS ?= 300
 SEED ?= 1
@@ -82,7 +97,7 @@ storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1)
 	$(WITH_JAVA) $(BIN)/python -m tests.storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: prove-stores
-prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores
+prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
 	$(BIN)/python -m tests.prove_stores $(ARGS)
 
 .PHONY: prove-spark

@@ -20,6 +20,12 @@ def blocks(page: Path, language: str) -> Iterator[str]:
     yield from block.findall(page.read_text(encoding="utf-8"))
 
 
+def installations(page: Path) -> list[str]:
+    """What the page tells to install of this project: the arguments of each ``pip install``."""
+    lines = re.findall(r"pip install ([^`\n#&]+)", page.read_text(encoding="utf-8"))
+    return [line.strip() for line in lines if "twopc" in line]
+
+
 def write_files(page: Path, folder: Path) -> list[str]:
     """Write the files of the page into ``folder``. Returns their names."""
     files = {found["name"]: found["text"] for found in _FILE.finditer(page.read_text(encoding="utf-8"))}

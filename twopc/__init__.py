@@ -2,6 +2,7 @@
 
 from twopc.coordinator import Coordinator
 from twopc.findings import Finding
+from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
 from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
@@ -26,3 +27,5 @@ __all__ = [
     "register_observer",
     "unregister_observer",
 ]
+
+refuse_foreign_files()

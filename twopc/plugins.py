@@ -13,6 +13,7 @@ import pluggy
 from twopc import hookspecs
 from twopc.errors import ConfigurationError
 from twopc.events import Event
+from twopc.options import did_you_mean
 from twopc.sink import TwoPhaseCommitSink
 
 logger = logging.getLogger(__name__)
@@ -56,10 +57,11 @@ def _find(backend: str) -> EntryPoint:
         origins = " and ".join(sorted(_origin(entry_point) for entry_point in found.values()))
         raise ConfigurationError(f"two backends are named {backend!r}: {origins}. Uninstall one of them.")
     if not found:
-        known = ", ".join(sorted({entry_point.name for entry_point in registered})) or "none"
+        known = sorted({entry_point.name for entry_point in registered})
+        guess = "" if backend.startswith("twopc") else f", such as twopc-{backend},"
         raise ConfigurationError(
-            f"no backend is named {backend!r}. Installed: {known}."
-            f" Is its distribution installed here (pip install twopc-{backend})?"
+            f"no backend is named {backend!r}.{did_you_mean(backend, known)} Installed: {', '.join(known) or 'none'}."
+            f" Is its distribution{guess} installed here?"
         )
     return next(iter(found.values()))
 

@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -19,8 +20,10 @@ from twopc_kafka.development import (
     JarsNotAvailable,
     JavaNotFound,
     KafkaBroker,
+    SourceNotPublished,
     fetch_java,
     find_java,
+    jars,
 )
 from twopc_kafka.development import broker as broker_module
 from twopc_kafka.development.__main__ import main
@@ -214,6 +217,35 @@ def test_jars_that_cannot_be_had_are_named(tmp_path: Path, monkeypatch: pytest.M
         broker_classpath()
 
 
+class Published:
+    """A Maven project with some versions of Spark's Kafka source."""
+
+    def __init__(self, *versions: str) -> None:
+        self.metadata = SimpleNamespace(versions=versions)
+
+    def update(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("spark", "source"), [("4.1.2", "4.1.2"), ("4.2.1", "4.2.0"), ("4.1.9", "4.1.10"), ("4.0.0.dev1", "4.0.2")]
+)
+def test_the_source_for_a_spark_is_its_own_or_the_newest_of_its_minor_version(spark: str, source: str) -> None:
+    published: Any = Published("4.0.2", "4.1.2", "4.1.10", "4.2.0", "4.2.0-preview5")
+    assert jars._newest_source(published, spark) == source
+
+
+def test_a_spark_without_a_source_is_told_the_newest_that_has_one_and_the_pin() -> None:
+    published: Any = Published("4.1.2", "4.10.0", "4.2.0", "5.0.0-preview1")
+    with pytest.raises(SourceNotPublished, match=r"Spark 4\.3\.0; the newest is for 4\.10\.0.*'pyspark==4\.10\.0'"):
+        jars._newest_source(published, "4.3.0")
+
+
+def test_where_the_versions_cannot_be_listed_the_download_tells() -> None:
+    published: Any = Published()
+    assert jars._newest_source(published, "4.3.0") == "4.3.0"
+
+
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +253,7 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ExtraNotInstalled, match=r"pip install twopc-kafka\[dev\]"):
+    with pytest.raises(ExtraNotInstalled, match=r"pip install 'twopc-kafka\[dev\]'"):
         broker_classpath()
 
 

@@ -1,4 +1,4 @@
-"""What ``docs/getting-started.md`` tells a stranger to do, done. The installation is not: its names are compared."""
+"""What ``docs/getting-started.md`` has a stranger do after the installation, which ``tests/packaging`` resolves."""
 
 from __future__ import annotations
 

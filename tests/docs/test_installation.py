@@ -1,29 +1,49 @@
-"""What pages tell to install: distributions and extras that there are."""
+"""What pages and messages tell to install: distributions and extras that there are."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import sys
 from importlib.metadata import metadata
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.pages import PAGES
+from tests.pages import PAGES, ROOT, installations
+from twopc import cli
 
-DISTRIBUTIONS = ("twopc", "twopc-files", "twopc-kafka", "twopc-postgres")
+DISTRIBUTIONS = ("twopc-core", "twopc-files", "twopc-kafka", "twopc-postgres")
 
 INSTALLED = [
     (page.name, requirement)
     for page in PAGES
-    for line in re.findall(r"pip install ([^`\n#]+)", page.read_text(encoding="utf-8"))
-    for requirement in shlex.split(line.split("&&")[0])
+    for line in installations(page)
+    for requirement in shlex.split(line)
     if requirement.startswith("twopc")
 ]
 
+SOURCES = [*(ROOT / "twopc").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
 
-@pytest.mark.parametrize(("page", "requirement"), sorted(set(INSTALLED)))
-def test_what_a_page_installs_is_a_distribution_with_such_extras(page: str, requirement: str) -> None:
+TOLD = [
+    (source.name, requirement)
+    for source in SOURCES
+    for requirement in re.findall(r"pip install '?(twopc[\w\[\],-]*)", source.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("page", "requirement"), sorted({*INSTALLED, *TOLD}))
+def test_what_a_page_or_a_message_installs_is_a_distribution_with_such_extras(page: str, requirement: str) -> None:
     asked = Requirement(requirement)
     assert asked.name in DISTRIBUTIONS, page
     assert asked.extras <= set(metadata(asked.name).get_all("Provides-Extra") or []), page
+
+
+def test_the_command_without_its_packages_names_the_extra_that_brings_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "twopc.cli.commands", raising=False)
+    monkeypatch.setitem(sys.modules, "click", None)
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err == "twopc: the command needs click: pip install 'twopc-core[cli]'\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -15,9 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.pages import PAGES, installations
 from tests.prove_plugin.environment import ROOT, Environment
 
-SOURCES = {"twopc": ROOT, **{f"twopc_{plugin.name}": plugin for plugin in sorted((ROOT / "plugins").iterdir())}}
+PLUGINS = {f"twopc_{plugin.name}": plugin for plugin in sorted((ROOT / "plugins").iterdir())}
+SOURCES = {"twopc_core": ROOT, **PLUGINS}
+PACKAGES = {"twopc_core": "twopc", **{name: name for name in PLUGINS}}
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +61,10 @@ def test_an_index_has_nothing_against_any_of_them(built: Path) -> None:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_wheel_has_the_package_with_its_types_the_licence_and_nothing_else(name: str, built: Path) -> None:
-    package = SOURCES[name] / name
+    package = SOURCES[name] / PACKAGES[name]
     sources = {file.relative_to(SOURCES[name]) for file in package.rglob("*") if file.is_file()}
     expected = {str(file) for file in sources if "__pycache__" not in file.parts}
-    assert f"{name}/py.typed" in expected
+    assert f"{PACKAGES[name]}/py.typed" in expected
     assert {file.suffix for file in sources} <= {".py", ".pyc", ".typed", ".html"}
     assert not [file for file in sources if file.name.startswith("test_")]
     with zipfile.ZipFile(wheel_of(name, built)) as wheel:
@@ -85,13 +90,47 @@ def test_an_sdist_has_what_its_wheel_is_built_from_and_gives_the_same_wheel(
         [sdist] = built.glob(f"{name}-*.tar.gz")
         with tarfile.open(sdist) as archive:
             top = {member.name.split("/")[1] for member in archive.getmembers()}
-        assert top == {".gitignore", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", name}
+        assert top == {".gitignore", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", PACKAGES[name]}
 
 
 def test_the_extra_all_has_every_other_one(built: Path) -> None:
-    wanted = metadata_of("twopc", built).get_all("Requires-Dist", [])
+    wanted = metadata_of("twopc_core", built).get_all("Requires-Dist", [])
     optional = {re.sub(r"extra == '\w+'", "extra == 'all'", each) for each in wanted if "extra == " in each}
     assert optional <= set(wanted)
+
+
+INSTALLED = sorted({line for page in PAGES for line in installations(page)})
+
+
+@pytest.mark.parametrize("requirements", INSTALLED)
+def test_what_pages_install_comes_from_our_wheels_and_brings_no_foreign_twopc(
+    requirements: str, built: Path, uv: str
+) -> None:
+    """With the index on, where ``twopc`` is another project."""
+    resolve = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--find-links", str(built)]
+    resolved = subprocess.run(
+        [*resolve, "-"], input="\n".join(shlex.split(requirements)), capture_output=True, text=True, check=False
+    )
+    assert resolved.returncode == 0, resolved.stderr
+    ours = [line for line in resolved.stdout.splitlines() if line.startswith("twopc")]
+    assert "twopc-core==0.1.0" in ours
+    assert {line.partition("=")[0].replace("-", "_") for line in ours} <= set(SOURCES)
+
+
+def test_pip_finds_what_make_wheels_builds_in_a_folder_with_a_blank(uv: str, tmp_path: Path) -> None:
+    clone = tmp_path / "my projects" / "twopc"
+    for folder in ("twopc", "plugins"):
+        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("LICENSE", "Makefile", "README.md", "pyproject.toml", "uv.lock"):
+        shutil.copy(ROOT / file, clone)
+    pinned = Path(uv).parents[1]
+    (clone / "build").mkdir()
+    (clone / "build" / pinned.name).symlink_to(pinned)
+    build = ["/bin/sh", "-c", "make --no-print-directory wheels"]
+    *_, line = subprocess.check_output(build, cwd=clone, text=True).splitlines()
+    download = f"{line}; {pinned}/bin/python -m pip download --no-deps --no-index twopc-core twopc-kafka"
+    subprocess.run(["/bin/sh", "-c", download], cwd=tmp_path, check=True)
+    assert len([*tmp_path.glob("twopc_*.whl")]) == 2
 
 
 IMPORTED = """

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TextColumn, TimeElapsedColumn
 
 from tests.prove_spark.case import Bench, feed_folder
 from tests.prove_spark.contents import Contents, in_batch
@@ -27,6 +27,7 @@ from tests.prove_spark.plans import PLANS
 from tests.prove_spark.standalone import Standalone
 from tests.prove_spark.ways import WAYS, Way
 from tests.storm.query import end_jvm
+from twopc.cli.progress import ProgressLines
 from twopc_kafka.development import JarsNotAvailable, KafkaBroker
 
 console = Console()
@@ -84,8 +85,8 @@ def main() -> int:
     work.mkdir(parents=True)
     (folder / "report.json").unlink(missing_ok=True)
     report: dict[str, Any] = {}
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
-    with KafkaBroker(work / "broker") as broker, Progress(*columns, console=console) as progress:
+    columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
+    with KafkaBroker(work / "broker") as broker, ProgressLines(*columns, console=console) as progress:
         environment = own()
         bench = Bench(work, broker, expected(work, environment.jars), environment)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyspark
 
-from twopc_kafka.development import spark_kafka_jars
+from twopc_kafka.development import SourceNotPublished, spark_kafka_jars
 
 INSTALL_AT_MOST_S = 600
 _PROJECT = ("-e", ".[spark]", "-e", "plugins/kafka", "-e", "plugins/files", "psutil")
@@ -21,7 +21,7 @@ class Environment:
 
     Attributes:
         python: the interpreter.
-        jars: of Kafka's source, as a class path.
+        jars: of Kafka's source, as a class path; empty where none is published for this Spark.
     """
 
     python: str
@@ -57,7 +57,10 @@ def made(folder: Path, uv: str, spark: str, python: str) -> Environment:
 
 
 def _jars(spark: str) -> str:
-    return ":".join(map(str, spark_kafka_jars(spark)))
+    try:
+        return ":".join(map(str, spark_kafka_jars(spark)))
+    except SourceNotPublished:
+        return ""
 
 
 def _call(*command: str) -> None:

@@ -86,8 +86,11 @@ _DYNAMIC_ALLOCATION = {
 _MAIN = Case("enriched", _kills(("pre_commit", 0), ("commit", 2), ("sweeping", 4)))
 _MAIN_BY_FORMAT = Case("deduplication", _kills(("seal", 1), ("commit", 2)), FORMAT_STREAM)
 
-_SPARKS = ("4.0.3", "4.1.2", "4.2.0")
-"""Of each minor version a late one whose source for Kafka is published widely."""
+_SPARKS = ("4.0.3", "4.1.2", "4.2.0", "4.2.1")
+"""Of each minor version a late one whose source for Kafka is published widely; and 4.2.1, with the source of 4.2.0."""
+
+_WITHOUT_SOURCE = "4.3.0"
+"""No source for Kafka is published for it, so its cases read files."""
 
 WAYS: Mapping[str, Way] = {
     "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),
@@ -103,8 +106,11 @@ WAYS: Mapping[str, Way] = {
     ),
     **{name: Way([Case(name, _PIPELINE)]) for name in ("aggregation", "join", "deduplication", "windowed_counts")},
     **{f"spark-{version}": Way([_MAIN, _MAIN_BY_FORMAT], spark=version) for version in _SPARKS},
+    f"spark-{_WITHOUT_SOURCE}": Way(
+        [Case("aggregation", _kills(("pre_commit", 1), ("commit", 4), ("sweeping", 6))), _MAIN_BY_FORMAT],
+        spark=_WITHOUT_SOURCE,
+    ),
     **{
-        f"python-{version}": Way([_MAIN], spark=_SPARKS[-1], python=version)
-        for version in ("3.10", "3.11", "3.12", "3.13")
+        f"python-{version}": Way([_MAIN], spark="4.2.0", python=version) for version in ("3.10", "3.11", "3.12", "3.13")
     },
 }

@@ -76,6 +76,20 @@ def test_an_unknown_backend_names_the_ones_installed_and_how_to_get_it(install: 
         create_sink("cocoa", {})
 
 
+def test_a_distribution_given_as_a_backend_gets_the_backend_and_no_guess(install: Install) -> None:
+    install("twopc-coffee", "coffee")
+    with pytest.raises(ConfigurationError) as refused:
+        create_sink("twopc-coffee", {})
+    assert "Did you mean 'coffee'?" in str(refused.value)
+    assert str(refused.value).endswith(". Is its distribution installed here?")
+
+
+def test_a_misspelt_backend_gets_the_nearest_one(install: Install) -> None:
+    install("twopc-coffee", "coffee")
+    with pytest.raises(ConfigurationError, match=r"no backend is named 'cofee'\. Did you mean 'coffee'\?"):
+        create_sink("cofee", {})
+
+
 @pytest.mark.parametrize("form", ["{0}", "{0}:twopc_sink", "./{0}", "../{0}.py", "/{0}.py", "{0}\0", "tea/../{0}"])
 def test_a_name_is_looked_up_and_never_imported_or_opened(install: Install, form: str) -> None:
     install("twopc-tea", "tea")

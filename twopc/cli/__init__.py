@@ -13,14 +13,17 @@ import sys
 
 from twopc.cli.exit_codes import ExitCode
 
+_NEEDED = ("click", "jinja2", "rich", "tomli")
+"""The packages of the extra ``cli``."""
+
 
 def main() -> None:
     """The console script."""
     try:
         from twopc.cli.commands import run
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in ("click", "jinja2", "rich", "tomli"):
+        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
             raise
-        print(f"twopc: the command needs {error.name}: pip install 'twopc[cli]'", file=sys.stderr)
+        print(f"twopc: the command needs {error.name}: pip install 'twopc-core[cli]'", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
     run()

@@ -21,7 +21,7 @@ class OpenTelemetryObserver:
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
-        self._tracer = trace.get_tracer("twopc", version("twopc"), provider)
+        self._tracer = trace.get_tracer("twopc", version("twopc-core"), provider)
 
     @hookimpl
     def twopc_event(self, event: Event) -> None:

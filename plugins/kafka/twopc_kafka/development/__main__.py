@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         help="write the path that JAVA_HOME should have to FILE",
     )
     options = parser.parse_args(arguments)
-    # What takes long says so, when it begins, through the log.
+    # Each download logs a line when it begins.
     logging.basicConfig(format="%(message)s ...", stream=sys.stdout)
     logging.getLogger("twopc_kafka.development").setLevel(logging.INFO)
     try:

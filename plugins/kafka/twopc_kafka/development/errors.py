@@ -4,6 +4,7 @@
  ├─ `ExtraNotInstalled`   install `twopc-kafka[dev]`
  ├─ `JavaNotFound`        install a JDK
  ├─ `JarsNotAvailable`    see to the network or the configured repositories
+ │   └─ `SourceNotPublished`  take a Spark for which there is a Kafka source
  └─ `BrokerFailed`        the broker did not start (its log's tail is in the message) or refused a request
 """
 
@@ -21,7 +22,7 @@ class ExtraNotInstalled(DevelopmentError):
         """Name the missing `package` and the command that installs it."""
         super().__init__(
             f"the development broker needs the package {package!r}, which is not installed: "
-            "run `pip install twopc-kafka[dev]`"
+            "run `pip install 'twopc-kafka[dev]'`"
         )
 
 
@@ -31,6 +32,10 @@ class JavaNotFound(DevelopmentError):
 
 class JarsNotAvailable(DevelopmentError):
     """Jars could not be downloaded."""
+
+
+class SourceNotPublished(JarsNotAvailable):
+    """No Kafka source is published for this version of Spark."""
 
 
 class BrokerFailed(DevelopmentError):

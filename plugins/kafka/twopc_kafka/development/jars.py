@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import shutil
 import zipfile
 from typing import TYPE_CHECKING
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception_type,
+    retry_if_not_exception_type,
+    stop_after_attempt,
+    wait_exponential,
+)
 
 from twopc_kafka.development.cache import cache_folder, publish
-from twopc_kafka.development.errors import ExtraNotInstalled, JarsNotAvailable
+from twopc_kafka.development.errors import DevelopmentError, ExtraNotInstalled, JarsNotAvailable, SourceNotPublished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from jgo.maven import Component, MavenContext
+    from jgo.maven import Component, MavenContext, Project
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +43,8 @@ _TOKEN_PROVIDER = f"spark-token-provider-kafka-0-10_{_SCALA}"
 _PROVIDER_FALLBACK = "4.0.0"
 # All that the source needs beyond what pyspark itself contains.
 _SOURCE_NEEDS = (_TOKEN_PROVIDER, "kafka-clients", "commons-pool2")
+
+_RELEASE = re.compile(r"\d+\.\d+\.\d+")
 
 _DOWNLOAD_TIMEOUT_S = 30
 _DOWNLOAD_ATTEMPTS = 3
@@ -67,10 +76,12 @@ def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
     Only what pyspark does not contain: the source, its token provider, kafka-clients and commons-pool2.
 
     Args:
-        spark_version: As in `pyspark.__version__`. The source must match Spark's minor version.
+        spark_version: As in `pyspark.__version__`. The source must match Spark's minor version; where there is none of
+            this version, the newest of the same minor version is taken.
 
     Raises:
-        JarsNotAvailable: They could not be downloaded, or there is no source for this Spark.
+        JarsNotAvailable: They could not be downloaded.
+        SourceNotPublished: There is none for this Spark.
         ExtraNotInstalled: `jgo` is missing.
     """
     return _kept(f"spark-kafka-{spark_version}", lambda folder: _download_source(folder, spark_version))
@@ -85,7 +96,8 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
             stop=stop_after_attempt(_DOWNLOAD_ATTEMPTS),
             wait=wait_exponential(multiplier=1, max=10),
             # requests' errors are OSErrors; jgo's own, also for a repository's 5xx, are RuntimeErrors.
-            retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile)),
+            retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile))
+            & retry_if_not_exception_type(DevelopmentError),
             reraise=True,
         ):
             with attempt:
@@ -93,7 +105,7 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
 
     try:
         folder = publish(cache_folder() / "jars" / name, fill)
-    except ExtraNotInstalled:
+    except DevelopmentError:
         raise
     except (OSError, RuntimeError, zipfile.BadZipFile) as error:
         raise JarsNotAvailable(
@@ -114,7 +126,8 @@ def _download(folder: Path, coordinates: Iterable[str]) -> None:
 
 def _download_source(folder: Path, spark_version: str) -> None:
     context = _maven(folder)
-    source = context.project("org.apache.spark", _SOURCE).at_version(spark_version)
+    project = context.project("org.apache.spark", _SOURCE)
+    source = project.at_version(_newest_source(project, spark_version))
     # Its POM names the versions it was built with. Not resolved further down: that would bring all of Spark.
     needs = [
         dependency.artifact.component
@@ -122,6 +135,25 @@ def _download_source(folder: Path, spark_version: str) -> None:
         if dependency.artifactId in _SOURCE_NEEDS and dependency.scope == "compile"
     ]
     _keep([source.artifact().resolve(), *map(_jar, needs)], folder)
+
+
+def _newest_source(project: Project, spark_version: str) -> str:
+    project.update()
+    published = [version for version in project.metadata.versions if _RELEASE.fullmatch(version)]
+    if not published or spark_version in published:  # with no list of versions, the download tells
+        return spark_version
+    fitting = [version for version in published if version.split(".")[:2] == spark_version.split(".")[:2]]
+    if not fitting:
+        newest = max(published, key=_numbers)
+        raise SourceNotPublished(
+            f"no Kafka source is published for Spark {spark_version}; the newest is for {newest}. To read from Kafka"
+            f" with Spark, run `pip install 'pyspark=={newest}'`. Kafka as a sink of twopc needs no such source."
+        )
+    return max(fitting, key=_numbers)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
 
 
 def _jar(component: Component) -> Path:

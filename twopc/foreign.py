@@ -1,0 +1,28 @@
+"""Another distribution in this package's folder.
+
+This package comes with the distribution ``twopc-core``. On PyPI, ``twopc`` is a distribution that has nothing to do
+with it, and brings a package of the same name. pip installs both into one folder, without a word.
+"""
+
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+def refuse_foreign_files() -> None:
+    """Make sure that no other distribution has written into this package's folder.
+
+    Raises:
+        ImportError: one has.
+    """
+    try:
+        foreign = distribution(_PACKAGE.name)
+    except PackageNotFoundError:
+        return
+    theirs = [Path(str(foreign.locate_file(file))) for file in foreign.files or ()]
+    if any(file.parent == _PACKAGE for file in theirs):
+        raise ImportError(
+            f"the distribution 'twopc' {foreign.version} is not this project's, and has written into {_PACKAGE}, the"
+            " folder of 'twopc-core'. Repair it: pip uninstall twopc twopc-core, then install twopc-core again."
+        )
