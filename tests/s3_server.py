@@ -25,7 +25,7 @@ class S3Server:
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        self._port = _free_port()
+        self._port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,7 +74,7 @@ class S3Server:
         self.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from twopc import Finding, Round
 from twopc.findings import Result
 from twopc_files.stores.s3 import S3
 
-LIFE_CYCLE = "no life-cycle rule removes open uploads before they are 7 days old"
+LISTED = "open uploads are listed by a part of their keys"
+SHOWN = "an object of the folder can be looked at"
+LIFECYCLE = "no lifecycle rule removes open uploads before they are 7 days old"
 
 
 def examined(place: Any, result: Result, **options: str) -> list[Finding]:
@@ -69,13 +72,55 @@ def test_a_bucket_that_is_not_there_fails(s3: Any) -> None:
         ({"Filter": {"Prefix": ""}, "days": 1, "Status": "Disabled"}, False),
     ],
 )
-def test_a_life_cycle_rule_that_would_take_decided_uploads_is_warned_of(rule: Any, warns: bool, s3: Any) -> None:
+def test_a_lifecycle_rule_that_would_take_decided_uploads_is_warned_of(rule: Any, warns: bool, s3: Any) -> None:
     days = {"AbortIncompleteMultipartUpload": {"DaysAfterInitiation": rule.pop("days")}}
     store: S3 = s3.store
     rules = [{"ID": "tidy", "Status": "Enabled", **rule, **days}]
     store.call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
-    found = [finding for finding in s3.sink().examine() if finding.what == LIFE_CYCLE]
+    found = [finding for finding in s3.sink().examine() if finding.what == LIFECYCLE]
     assert [finding.result for finding in found] == [Result.WARNED if warns else Result.PASSED]
+
+
+def test_a_server_that_does_not_list_what_a_killed_writer_leaves_open_is_warned_of(
+    s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [finding.result for finding in s3.sink().examine() if finding.what == LISTED] == [Result.PASSED]
+    call, asked = S3.call, list[str]()
+
+    def by_the_exact_key(store: S3, method: str, **arguments: Any) -> dict[str, Any]:  # as MinIO does
+        asked.append(method)
+        answer = call(store, method, **arguments)
+        if method == "list_multipart_uploads":
+            answer["Uploads"] = [found for found in answer.get("Uploads", ()) if found["Key"] == arguments["Prefix"]]
+        return answer
+
+    monkeypatch.setattr(S3, "call", by_the_exact_key)
+    [warned] = examined(s3, Result.WARNED)
+    assert warned.what == LISTED
+    assert "MINIO_API_STALE_UPLOADS_EXPIRY" in warned.advice
+    assert asked.count("create_multipart_upload") == asked.count("abort_multipart_upload")
+
+
+@pytest.mark.parametrize(
+    ("errno_", "result"),
+    [(None, Result.PASSED), (errno.EACCES, Result.FAILED), (errno.ETIMEDOUT, Result.WARNED)],
+    ids=["shown", "refused", "no answer"],
+)
+def test_an_object_of_the_folder_that_may_not_be_looked_at_fails(
+    errno_: int | None, result: Result, s3: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3.fs.pipe_file(s3.path("part-0.json"), b"")
+    call = S3.call
+
+    def refusing(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
+        if method == "head_object" and arguments["Key"].endswith("part-0.json") and errno_:
+            raise OSError(errno_, "HeadObject: as the test asked")
+        return call(store, method, **arguments)
+
+    monkeypatch.setattr(S3, "call", refusing)
+    [found] = [finding for finding in s3.sink().examine() if finding.what == SHOWN]
+    assert found.result is result
+    assert ("s3:GetObject" in found.advice) is (result is Result.FAILED)
 
 
 def test_a_store_that_can_keep_no_log_of_complete_batches_fails(renaming: Any) -> None:

@@ -28,6 +28,11 @@ def test_a_plain_path_and_a_file_url_name_the_same_folder(path: str) -> None:
     assert FileOptions.parse({"path": path}).store == Local(Path("/data/orders"))
 
 
+def test_the_home_folder_may_be_written_as_a_tilde(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert FileOptions.parse({"path": "~/orders"}).store == Local(tmp_path / "orders")
+
+
 def test_a_relative_path_means_the_same_in_every_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert FileOptions.parse({"path": "orders"}).store == Local(tmp_path / "orders")
@@ -63,7 +68,7 @@ def test_storage_options_may_be_text(options: object) -> None:
     ["s3://key:secret@bucket/x", "s3://key:sec/ret@bucket/x", "hdfs://me:secret@host/x", "sftp://me:sec/ret@host/x"],
 )
 def test_a_password_in_the_path_is_refused_and_not_repeated(path: str) -> None:
-    with pytest.raises(ConfigurationError) as error:
+    with pytest.raises(ConfigurationError, match="the file sink's path holds a password") as error:
         FileOptions.parse({"path": path})
     assert "sec" not in repr(error.value)
     assert error.value.__cause__ is error.value.__context__ is None
@@ -107,7 +112,7 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": "memory://x", "storage_options": "[]"}, "'storage_options' must be a mapping"),
         ({"path": "memory://x", "storage_options": "{"}, "'storage_options' must be a mapping"),
         ({"path": "simplecache::file:///x"}, "is not one of file, local"),
-        ({"path": "file://data/orders"}, "three slashes"),
+        ({"path": "file://data/orders"}, "names a host, 'data'. Write file:///data/orders"),
         ({"path": "/x", "fromat": "json"}, r"'fromat'. Did you mean 'format'\? It knows: path, storage_options"),
         ({"path": "/x", "zzz": "1"}, "no option 'zzz'. It knows: path, storage_options"),
         ({"path": "/x", "format": "xml"}, "format 'xml' is not one of parquet, json"),

@@ -23,16 +23,18 @@ def test_a_commit_that_died_between_its_copy_and_the_removal_is_completed_by_the
     assert memory.files() == [file.target]
 
 
-def test_a_rename_that_the_store_refuses_without_a_word_is_repeated(
-    renaming: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("kind", "call"), [("renaming", "mv"), ("memory", "cp_file")])
+def test_a_rename_or_copy_that_the_store_refuses_without_a_word_is_repeated(
+    kind: str, call: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committable = renaming.pre_commit()
+    place: Place = request.getfixturevalue(kind)
+    committable = place.pre_commit()
     with monkeypatch.context() as patched:
-        patched.setattr(type(renaming.fs), "mv", lambda *_: None)  # as WebHDFS does
+        patched.setattr(type(place.fs), call, lambda *_: None)  # as WebHDFS does
         with pytest.raises(Retriable, match="not there yet"):
-            renaming.sink().commit(committable)
-    renaming.sink().commit(committable)
-    assert renaming.values() == ["a", "b"]
+            place.sink().commit(committable)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ["memory", "renaming"])
@@ -70,6 +72,16 @@ def test_a_store_that_can_not_be_made_is_refused_at_the_start(memory: Place, mon
     monkeypatch.setattr("twopc_files.stores.remote.url_to_fs", fail)
     with pytest.raises(ConfigurationError, match=r"memory://.*not installed.*Nothing was written"):
         memory.sink().open()
+
+
+def test_a_missing_hadoop_client_is_told_in_one_line(renaming: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("Unable to load libjvm\n" + "dlopen(libjvm.so) failed: no such file\n" * 90)  # as pyarrow does
+
+    monkeypatch.setattr("twopc_files.stores.remote.url_to_fs", fail)
+    with pytest.raises(ConfigurationError, match=r"Unable to load libjvm\), which needs Hadoop.*HADOOP_HOME") as told:
+        renaming.sink().open()
+    assert len(str(told.value).splitlines()) == 1
 
 
 class NoOSError(Exception):

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from twopc_files.sink import FileSink
+    from twopc_files.stores.store import Sight
 
 MakeFile: TypeAlias = Any
 
@@ -237,6 +240,246 @@ def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: P
     assert s3.targets() == []
 
 
+# What the server says, and what is there. -------------------------------------------------------------------
+
+
+COMPLETED = Answer(
+    200,
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<CompleteMultipartUploadResult><ETag>&quot;0-1&quot;</ETag>'
+    b"</CompleteMultipartUploadResult>",
+)
+"""As S3 says that an upload is completed."""
+
+
+def test_a_completion_that_is_accepted_and_publishes_nothing_is_no_success_and_is_repeated(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit(batch_id=7)
+    proxy.disturb_next("POST", COMPLETED, "uploadId")
+    with pytest.raises(Retriable, match=r"batch 7.*not there yet"):
+        proxied.sink().commit(committable)
+    assert proxied.targets() == []
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+def test_an_upload_that_is_gone_after_a_completion_that_published_nothing_is_lost(
+    s3: Place, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with versitygw 1.8.0 that is killed amid a completion, which the client repeats."""
+    committable = proxied.pre_commit()
+    look = S3.look
+
+    def look_before_the_upload_is_gone(store: S3, file: FileHandle) -> Sight:
+        seen = look(store, file)
+        s3.store.discard(file)
+        return seen
+
+    proxy.disturb_next("POST", COMPLETED, "uploadId")
+    with monkeypatch.context() as patched:
+        patched.setattr(S3, "look", look_before_the_upload_is_gone)
+        with pytest.raises(Retriable, match="not there yet"):
+            proxied.sink().commit(committable)
+    with pytest.raises(TransactionLost, match="2 records"):
+        proxied.sink().commit(committable)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [{"Metadata": {"twopc-transaction": "another"}}, {"Body": b"x", "Metadata": {"twopc-transaction": ID}}],
+    ids=["another's", "another length"],
+)
+def test_an_object_that_is_not_the_transactions_does_not_prove_a_completion(
+    put: Any, s3: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = upload(s3, b"abc")
+    store, call = s3_of(s3), S3.call
+
+    def put_instead(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
+        if method != "complete_multipart_upload":
+            return call(store, method, **arguments)
+        return call(store, "put_object", **{"Key": arguments["Key"], "Body": b"abc", **put})
+
+    seen = store.look(handle)
+    monkeypatch.setattr(S3, "call", put_instead)
+    with pytest.raises(OSError, match="not there yet"):
+        store.publish(handle, seen)
+
+
+def test_a_commit_takes_four_requests_of_a_file_the_last_of_which_looks_at_the_object(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.requests.clear()
+    proxied.sink().commit(committable)
+    assert [request.method for request in proxy.requests] == ["GET", "HEAD", "POST", "HEAD"]
+
+
+A_PART = b"<ListPartsResult><Part><PartNumber>1</PartNumber><ETag>0</ETag><Size>1</Size></Part></ListPartsResult>"
+HIDING = [s3_error(404, "NoSuchUpload"), Answer(200, b"<ListPartsResult/>"), Answer(200, A_PART)]
+"""How servers list the parts of an upload that they are at putting together: versitygw first, then MinIO."""
+
+
+@pytest.mark.parametrize("parts", HIDING, ids=["no upload", "no parts", "a part of them"])
+def test_a_file_that_its_server_hides_while_it_publishes_is_asked_for_again_before_it_counts_as_lost(
+    parts: Answer, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 60.0)
+    sink, committable = proxied.sink(), proxied.pre_commit()
+    proxy.disturb_all("GET", parts, "uploadId")
+    for _ in range(2):
+        with pytest.raises(Retriable, match="asked again"):
+            sink.commit(committable)
+    proxy.heal()
+    sink.commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    list(zip(HIDING, (TransactionLost, TransactionLost, OutcomeUnknown), strict=True)),
+    ids=["no upload", "no parts", "a part of them"],
+)
+def test_what_a_killed_server_left_of_an_upload_stops_the_query(
+    parts: Answer, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all("GET", parts, "uploadId")
+    with pytest.raises(expected) as error:
+        proxied.sink().commit(committable)
+    assert type(error.value) is expected
+    assert proxy.sent("POST", "uploadId") == []
+
+
+def test_a_file_that_stays_hidden_is_lost_when_its_time_has_passed(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 0.3)
+    sink, committable = s3.sink(), s3.pre_commit()
+    s3.store.discard(the_file(committable))
+    with pytest.raises(Retriable, match="asked again"):
+        sink.commit(committable)
+    time.sleep(0.3)
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_a_file_that_is_seen_again_may_be_hidden_once_more(
+    proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 0.3)
+    sink, committable = proxied.sink(), proxied.pre_commit()
+    for _ in range(2):
+        proxy.disturb_next("GET", s3_error(404, "NoSuchUpload"), "uploadId")
+        proxy.disturb_next("POST", s3_error(503, "SlowDown"), "uploadId")
+        for reason in ("asked again", "SlowDown"):
+            with pytest.raises(Retriable, match=reason):
+                sink.commit(committable)
+        time.sleep(0.3)
+
+
+@dataclass
+class Clock:
+    """``time`` for the sink: a test has it go on."""
+
+    now_s: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("twopc_files.sink.time", clock)
+    return clock
+
+
+def is_asked_again(sink: FileSink, committable: Committable) -> None:
+    with pytest.raises(Retriable, match="asked again"):
+        sink.commit(committable)
+
+
+def test_time_in_which_a_store_gives_no_answer_does_not_count_as_time_in_which_it_hides_a_file(
+    s3: Place, proxied: Place, proxy: HttpProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 1.5)
+    sink, committable = proxied.sink(), proxied.pre_commit()
+    s3.store.discard(the_file(committable))
+    is_asked_again(sink, committable)
+    clock.now_s += 1
+    is_asked_again(sink, committable)
+    proxy.disturb_next("HEAD", s3_error(503, "SlowDown"))
+    with pytest.raises(Retriable, match="can't be committed yet"):
+        sink.commit(committable)
+    for _ in range(2):
+        clock.now_s += 1
+        is_asked_again(sink, committable)
+    clock.now_s += 1
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_time_in_which_the_client_repeats_a_look_does_not_count_as_time_in_which_a_file_is_hidden(
+    s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 10.0)
+    sink, committable = s3.sink(), s3.pre_commit()
+    s3.store.discard(the_file(committable))
+    is_asked_again(sink, committable)
+    look = S3.look
+
+    def look_for_long(store: S3, file: FileHandle) -> Sight:
+        clock.now_s += 20
+        return look(store, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3, "look", look_for_long)
+        is_asked_again(sink, committable)
+    clock.now_s += 1
+    is_asked_again(sink, committable)
+
+
+def test_time_between_two_looks_counts_however_long_the_files_between_take(
+    s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 10.0)
+    sink, committable = s3.sink(), s3.pre_commit()
+    s3.store.discard(the_file(committable))
+    is_asked_again(sink, committable)
+    clock.now_s += 60
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_a_sink_that_is_opened_again_waits_for_a_hidden_file_anew(
+    s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 1.0)
+    sink, committable = s3.sink(), s3.pre_commit()
+    s3.store.discard(the_file(committable))
+    is_asked_again(sink, committable)
+    clock.now_s += 1
+    sink.open()
+    is_asked_again(sink, committable)
+
+
+def test_a_large_file_may_be_hidden_for_longer(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 10.0)
+    monkeypatch.setattr("twopc_files.stores.s3.ASSEMBLED_BYTES_PER_S", 16 * MIB)
+    handles = [FileHandle(ID, "upload", TARGET, size_bytes) for size_bytes in (0, 1600 * MIB)]
+    assert [s3_of(s3).may_hide_s(handle) for handle in handles] == [10.0, 110.0]
+
+
+def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Place, proxy: HttpProxy) -> None:
+    """MinIO removes what is left of an upload after its object is there."""
+    committable = proxied.pre_commit()
+    proxied.sink().commit(committable)
+    size_bytes = b"%d" % (the_file(committable).size_bytes or 0)
+    for parts in (A_PART, A_PART.replace(b"<Size>1<", b"<Size>%s<" % size_bytes)):
+        proxy.disturb_next("GET", Answer(200, parts), "uploadId")
+        proxied.sink().commit(committable)
+    assert proxy.is_done
+
+
 # Replies that are lost or bad. ------------------------------------------------------------------------------
 
 
@@ -310,6 +553,23 @@ def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
     with pytest.raises(TwoPhaseCommitError) as error:
         proxied.sink().commit(committable)
     assert type(error.value) is expected
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommitted(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    """Without s3:GetObject, S3 answers 404 for an absent object, and 403 as soon as the object is there."""
+    committable = proxied.pre_commit(batch_id=7)
+    proxy.disturb_next("HEAD", s3_error(404, "NoSuchKey"))
+    proxy.disturb_all("HEAD", s3_error(403, "AccessDenied"))
+    with pytest.raises(OutcomeUnknown, match=r"batch 7.*accepted the completion.*published.*Grant.*s3:GetObject"):
+        proxied.sink().commit(committable)
+    with pytest.raises(OperatorRequired, match=r"batch 7.*may not see whether it is committed.*s3:GetObject") as error:
+        proxied.sink().commit(committable)
+    assert "not committed" not in str(error.value)
     proxy.heal()
     proxied.sink().commit(committable)
     assert proxied.values() == ["a", "b"]

@@ -24,6 +24,8 @@ from tests.prove_stores.steps import NEVER, Killed, Steps, die, kill
 AT_MOST_S = 60
 """What hangs is ended, and found."""
 
+LOOKS_EVERY_S = 0.01
+
 
 @dataclass(frozen=True)
 class Campaign:
@@ -49,32 +51,32 @@ def moments(campaign: Campaign) -> tuple[int, list[str], list[str]]:
 
     def count() -> None:
         steps = _begin(place, NEVER)
-        _note(place, "moments", [steps.steps, steps.moments])
-        _finish(place)
+        note(place, "moments", [steps.steps, steps.moments])
+        finish_and_compare(place)
 
-    status = _in_a_process(count)
-    steps, names = _noted(place, "moments") or (0, [])
-    return steps, names, _concluded(place, status).told
+    status = in_a_process(count)
+    steps, names = noted(place, "moments") or (0, [])
+    return steps, names, concluded(place, status).told
 
 
 def killed_at(campaign: Campaign, moment: int) -> Outcome:
     """Kill a writer at ``moment``, finish, compare."""
     place = new_place(campaign.store, campaign.folder, campaign.server)
     if place.survives:
-        status = _in_a_process(lambda: _begin(place, moment))
-        was_killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        ended = (0 if was_killed else status) or _in_a_process(lambda: _finish(place))
+        status = in_a_process(lambda: _begin(place, moment))
+        was_killed = is_of_a_kill(status)
+        ended = (0 if was_killed else status) or in_a_process(lambda: finish_and_compare(place))
     else:
-        ended = _in_a_process(lambda: _both(place, moment))
-        was_killed = _noted(place, "killed") is not None
-    return Outcome(moment, was_killed, _concluded(place, ended))
+        ended = in_a_process(lambda: _both(place, moment))
+        was_killed = noted(place, "killed") is not None
+    return Outcome(moment, was_killed, concluded(place, ended))
 
 
-def _concluded(place: Place, status: int) -> Findings:
+def concluded(place: Place, status: int) -> Findings:
     """What the second process has found. Where anything is wrong, what is local is kept."""
-    noted = _noted(place, "findings")
-    findings = Findings(**noted) if noted else Findings()
-    if status or noted is None:
+    found = noted(place, "findings")
+    findings = Findings(**found) if found else Findings()
+    if status or found is None:
         findings.told.append(f"a process ended with status {status}; what it left is in {place.work}")
     if not findings.told:
         shutil.rmtree(place.work)
@@ -86,15 +88,15 @@ def _both(place: Place, moment: int) -> None:
     try:
         _begin(place, moment)
     except Killed:
-        _note(place, "killed", True)
-    _finish(place)
+        note(place, "killed", True)
+    finish_and_compare(place)
 
 
 def _begin(place: Place, moment: int) -> Steps:
     """The writer."""
     place.make()
     plant(place)
-    _note(place, "foreign", present(place))
+    note(place, "foreign", present(place))
     steps = Steps(moment, kill if place.survives else die)
     SEAMS[place.store](steps)
     twopc.register_observer(steps)
@@ -106,9 +108,9 @@ def _begin(place: Place, moment: int) -> Steps:
     return steps
 
 
-def _finish(place: Place) -> None:
+def finish_and_compare(place: Place) -> None:
     """The second process: looks, finishes, looks again."""
-    foreign = _noted(place, "foreign") or {}
+    foreign = noted(place, "foreign") or {}
     findings = Findings()
     findings.whole_batches("after the kill", look(place, foreign))
     _let_an_hour_pass(place)
@@ -117,7 +119,7 @@ def _finish(place: Place) -> None:
     findings.whole_batches("at the end", after)
     findings.all_there(after)
     findings.nothing_left(place, after, foreign)
-    _note(place, "findings", asdict(findings))
+    note(place, "findings", asdict(findings))
 
 
 def _let_an_hour_pass(place: Place) -> None:
@@ -126,22 +128,30 @@ def _let_an_hour_pass(place: Place) -> None:
         os.utime(path, (time.time() - 7200,) * 2)
 
 
-def _note(place: Place, name: str, value: object) -> None:
+def note(place: Place, name: str, value: object) -> None:
     (place.work / f"{name}.noted").write_text(json.dumps(value))
 
 
-def _noted(place: Place, name: str) -> Any:
+def noted(place: Place, name: str) -> Any:
     path = place.work / f"{name}.noted"
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def _in_a_process(call: Callable[[], object]) -> int:
+def is_of_a_kill(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def in_a_process(call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> int:
     """Run ``call`` in a process of its own, which has all imports done; how it ended, as ``os.wait`` tells it.
+    ``meanwhile`` is called here until then, again and again.
 
     Upholds: whoever forks has made no file system and no thread.
     """
     child = os.fork()
     if child:
+        while meanwhile and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            meanwhile()
+            time.sleep(LOOKS_EVERY_S)
         return os.waitpid(child, 0)[1]
     try:
         signal.alarm(AT_MOST_S)

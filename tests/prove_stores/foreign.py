@@ -22,7 +22,7 @@ def plant(place: Place) -> None:
     fs.makedirs(f"{folder}/kind=a", exist_ok=True)
     for name, data in LOOK_ALIKES.items():
         fs.pipe_file(f"{folder}/{name}", data)
-    if place.store == "s3":
+    if place.holds_uploads:
         bucket, _, key = folder.partition("/")
         fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{key}/part-00000.parquet")
     sink = place.sink()
@@ -36,7 +36,7 @@ def present(place: Place) -> dict[str, str]:
     """All that is there: path or upload → something that tells whether it was changed."""
     fs, folder = place.located()
     found = {path.removeprefix(f"{folder}/"): str(info["size"]) for path, info in fs.find(folder, detail=True).items()}
-    if place.store == "s3":
+    if place.holds_uploads:
         bucket, _, key = folder.partition("/")
         uploads = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/").get("Uploads", ())
         found |= {f"upload {upload['UploadId']}": upload["Key"] for upload in uploads}

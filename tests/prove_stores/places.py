@@ -19,6 +19,7 @@ from fsspec.registry import _registry
 from s3fs import S3FileSystem
 
 from tests.prove_stores import steps
+from tests.prove_stores.go_servers import PROGRAMS
 from twopc.log_store import LogStore, open_store
 from twopc_files.sink import FileSink
 
@@ -36,6 +37,9 @@ class Copying(S3FileSystem):  # type: ignore[misc]
 
     protocol = ("gs", "s3")
 
+
+UPLOADING = ("s3", *PROGRAMS)
+"""Where a file that is not committed is an upload that is held open."""
 
 _registry.update({"hdfs": Renaming, "gs": Copying})
 
@@ -61,7 +65,7 @@ class Place:
         """What the option ``path`` says."""
         return {
             "local": str(self.work / "data" / "orders"),
-            "s3": f"s3://{self.name}/data/orders",
+            **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
             "copy": f"gs://{self.name}/data/orders",
             "rename": f"hdfs://{self.work}/data/orders",
             "memory": f"memory://{self.name}/data/orders",
@@ -73,7 +77,11 @@ class Place:
 
     @property
     def is_on_s3(self) -> bool:
-        return self.store in ("s3", "copy")
+        return self.store == "copy" or self.holds_uploads
+
+    @property
+    def holds_uploads(self) -> bool:
+        return self.store in UPLOADING
 
     @property
     def batch_logs(self) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ from twopc.participant import Vote
 from twopc_files.sink import FileSink
 
 BATCHES, PARTITIONS, RECORDS = 3, 2, 4
+KINDS = "ab"
+FILES = BATCHES * PARTITIONS * len(KINDS)
 LOSES_ITS_COORDINATOR, LOSES_A_TASK = 1, 2
 
 Record = tuple[int, int, int, str]
@@ -22,7 +24,7 @@ Record = tuple[int, int, int, str]
 
 def records(batch_id: int) -> list[Record]:
     """What batch ``batch_id`` has: batch, partition, number, kind."""
-    return [(batch_id, partition, n, "ab"[n % 2]) for partition in range(PARTITIONS) for n in range(RECORDS)]
+    return [(batch_id, partition, n, KINDS[n % len(KINDS)]) for partition in range(PARTITIONS) for n in range(RECORDS)]
 
 
 class Lost(BaseException):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 
 import pytest
 
@@ -279,6 +280,21 @@ def test_a_server_that_is_not_there_may_be_asked_again() -> None:
         )
         with pytest.raises(Retriable, match=r"s3://bucket/log gave no answer \(EndpointConnectionError.*Is it up"):
             CommitLog.open(store, "query")
+
+
+def test_a_client_without_credentials_is_not_asked_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    store = twopc.open_store(bucket.url("log"), endpoint_url=bucket.proxy.url)
+    for ask in (store.slots, lambda: CommitLog.open(store, "query")):
+        with pytest.raises(ConfigurationError, match=r"finds no credentials.*docs/stores.md"):
+            ask()
+    assert bucket.proxy.requests == []
 
 
 def test_no_secret_is_in_what_is_shown_or_written(bucket: Bucket) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, names
+from twopc.options import Option, did_you_mean, names
 from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
 from twopc_files.layout import Layout
 from twopc_files.stores.by_protocol import store_at
@@ -63,8 +62,7 @@ class FileOptions:
         """
         unknown = sorted(str(name) for name in options if name not in KNOWN)
         if unknown:
-            near = difflib.get_close_matches(unknown[0].lower(), KNOWN, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(unknown[0], KNOWN)
             raise ConfigurationError(f"the file sink has no option {unknown[0]!r}.{hint} It knows: {', '.join(KNOWN)}.")
         if not str(options.get("path") or "").strip():
             raise ConfigurationError(

@@ -82,6 +82,17 @@ def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | 
     return seen.target_bytes is None
 
 
+def not_shown_yet(what: str) -> Retriable:
+    """The error to raise where a store may be publishing a decided file that it does not show.
+
+    Upholds: an answer that the store may change by itself is not final.
+    """
+    return Retriable(
+        f"{what} is decided, and the store shows neither the committed file nor the whole staged one. It may be"
+        " publishing it just now, so the store is asked again before the file counts as lost."
+    )
+
+
 def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
     """What would keep a file that is not decided yet from being published, and what to do about it."""
     if seen.target_bytes is not None:
@@ -98,6 +109,17 @@ def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
 
 def _length(size_bytes: int) -> str:
     return "is no plain file" if size_bytes == NO_FILE else f"has {size_bytes} bytes"
+
+
+def look_failed(error: OSError, what: str) -> TwoPhaseCommitError:
+    """The error to raise where a decided file could not be looked at, so that it may be committed already."""
+    if error.errno in NEEDS_A_PERSON:
+        return OperatorRequired(
+            f"{what} is decided, and this process may not see whether it is committed: {error}. Nothing was changed."
+            " Give this process the right to look at staged and committed files; then start the query again, which"
+            " repeats the commit."
+        )
+    return commit_failed(error, what, published=False)
 
 
 def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitError:

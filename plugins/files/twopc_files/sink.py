@@ -7,6 +7,7 @@ decided in ``outcomes.py``. Here is what is common: the transaction, its committ
 from __future__ import annotations
 
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
@@ -28,6 +29,8 @@ from twopc_files.outcomes import (
     NEEDS_A_PERSON,
     commit_failed,
     is_to_be_published,
+    look_failed,
+    not_shown_yet,
     obstacle_seen,
     unreachable,
     write_failed,
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
     from twopc_files.batch_log import BatchLog
     from twopc_files.formats import Format
     from twopc_files.layout import Layout
-    from twopc_files.stores.store import StagedFile, Store
+    from twopc_files.stores.store import Sight, StagedFile, Store
 
 ResultT = TypeVar("ResultT")
 
@@ -91,12 +94,17 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
     def __init__(self, options: Mapping[str, Any]) -> None:
         parsed = FileOptions.parse(options)
         self._store = parsed.store
+        self.output_folder = self._store.url
         self._format = parsed.format
         self._layout = parsed.layout
         self._batch_logs = parsed.batch_logs
+        # Decided files that the store hides → since when, not counting the looks: the store's client repeats by itself
+        # what gets no answer.
+        self._hidden_since: dict[FileHandle, float] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_logs"}
+        state = {name: value for name, value in super().__getstate__().items() if name != "_logs"}
+        return {**state, "_hidden_since": {}}
 
     def __repr__(self) -> str:
         return f"FileSink({self._store.url!r}, {self._format})"
@@ -112,6 +120,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             ConfigurationError: it is not there or refuses us, or another writer keeps such a log there.
             Retriable: it does not answer.
         """
+        self._hidden_since.clear()  # the store may have been away since the last incarnation
         with self._reaching():
             self._store.check()
         if self._batch_logs:
@@ -229,11 +238,13 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             raise min(failures, key=lambda failure: not isinstance(failure, Retriable))
 
     def _failure(self, committable: Committable, file: FileHandle) -> TwoPhaseCommitError | None:
-        """Upholds: the target is this transaction's file, whole and durable; or an error."""
+        """Upholds: the target was seen, is this transaction's file, whole and durable; or an error."""
         what = self._what(committable, file)
         published = False
         try:
-            seen = self._store.look(file)
+            seen = self._look(file, what)
+            if self._may_appear(file, seen):
+                return not_shown_yet(what)
             if is_to_be_published(seen, file, what, committable.records):
                 self._store.publish(file, seen)
             published = True
@@ -245,6 +256,27 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         except TwoPhaseCommitError as error:
             return error
         return None
+
+    def _look(self, file: FileHandle, what: str) -> Sight:
+        """Look at a decided file. A store that does not answer is not hiding it, so the wait for it begins anew."""
+        began_s = time.monotonic()
+        try:
+            seen = self._store.look(file)
+        except OSError as error:
+            self._hidden_since.pop(file, None)
+            raise look_failed(error, what) from error
+        if file in self._hidden_since:
+            self._hidden_since[file] += time.monotonic() - began_s
+        return seen
+
+    def _may_appear(self, file: FileHandle, seen: Sight) -> bool:
+        """Whether the store shows neither the target nor the whole staged file, and may be publishing it just now: this
+        process may have asked for that, or another one."""
+        if seen.target_bytes is not None or seen.staged_bytes == file.size_bytes:
+            self._hidden_since.pop(file, None)
+            return False
+        now_s = time.monotonic()
+        return now_s - self._hidden_since.setdefault(file, now_s) < self._store.may_hide_s(file)
 
     def abort(self, transaction: FileTransaction | Committable) -> None:
         """Remove what is staged, never a target.

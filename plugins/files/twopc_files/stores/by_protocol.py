@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsspec import get_filesystem_class
-from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
+from twopc.places import LOCAL, parsed_place
 from twopc_files.stores.local import Local
 from twopc_files.stores.remote import Remote
 
@@ -31,14 +31,11 @@ if TYPE_CHECKING:
     from twopc_files.stores.s3 import S3
     from twopc_files.stores.store import Store
 
-LOCAL = ("file", "local")
 UPLOADING = ("s3", "s3a", "s3n")
 RENAMING = ("hdfs", "webhdfs")
 COPYING = ("gs", "gcs", "memory")
-KNOWN = (*LOCAL, *UPLOADING, *RENAMING, *COPYING)
+KNOWN = (*filter(None, LOCAL), *UPLOADING, *RENAMING, *COPYING)
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
-_CREDENTIALS = re.compile(r"://[^/]*:[^/]*@")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 
 
@@ -48,23 +45,14 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
     Raises:
         ConfigurationError: the protocol is not in the table or its package is not there, or the path can't be.
     """
-    if _CREDENTIALS.search(url):
-        # Not repeated in the message.
-        raise ConfigurationError("the option 'path' holds a password: give credentials in 'storage_options'")
-    protocol, rest = split_protocol(url)
-    # Hadoop's spelling, file:/data, which fsspec does not split.
-    if protocol is None and (hadoop := _SCHEME.match(url)):
-        protocol, rest = (
-            hadoop[1],
-            url[hadoop.end() - 1 :],
-        )
-    if protocol not in (None, *KNOWN):
+    protocol, rest = parsed_place("the file sink's path", url)
+    if protocol is None or protocol in LOCAL:
+        return _local(rest, storage_options)
+    if protocol not in KNOWN:
         raise ConfigurationError(
             f"of the option 'path', the protocol {protocol!r} is not one of {', '.join(KNOWN)}, of whose stores it is"
             " known that a file appears whole. Give one of them, or a plain path"
         )
-    if protocol in (None, *LOCAL):
-        return _local(url, protocol, rest, storage_options)
     _require_package(protocol)
     if protocol in UPLOADING:
         return _s3(rest, storage_options)
@@ -74,15 +62,11 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
     return Remote(f"{protocol}://{folder}", storage_options, renames=protocol in RENAMING)
 
 
-def _local(url: str, protocol: str | None, rest: str, storage_options: Mapping[str, Any]) -> Local:
-    if protocol and not rest.startswith("/"):
-        # fsspec reads file://data/orders as a path below the working folder, which differs between processes.
-        host, _, _ = rest.partition("/")
-        raise ConfigurationError(f"path {url!r} names a host, {host!r}: write {protocol}:///{rest}, with three slashes")
+def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
     if storage_options:
-        raise ConfigurationError(f"the option 'storage_options' is of no use for {url!r}, a local path: leave it out")
+        raise ConfigurationError(f"the option 'storage_options' is of no use for {path!r}, a local path: leave it out")
     # Not resolved: a symbolic link in the path may be moved by its owner between two runs.
-    return Local(Path(LocalFileSystem._strip_protocol(url)))  # noqa: SLF001  # fsspec's documented way to a path
+    return Local(Path(LocalFileSystem._strip_protocol(path)))  # noqa: SLF001  # fsspec's documented way to a path
 
 
 def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:

@@ -80,6 +80,9 @@ class Local:
         is_foreign = staged is not None and target is not None and not os.path.samestat(staged, target)
         return Sight(_size(staged), _size(target), is_foreign)
 
+    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a rename takes no time
+        return 0.0
+
     def obstacle(self, file: FileHandle) -> str | None:
         folder = next((folder for folder in self._folders(file) if folder.is_dir()), self.folder)
         for changed in (folder, self._staging):
@@ -96,6 +99,9 @@ class Local:
         make_folder(folder)
         # Not a hard link and an unlink, which could never overwrite: not every file system has hard links, and Linux
         # refuses them on another user's file. The target's name holds an id that is never used twice.
+        #
+        # Not looked at afterwards: rename(2) returns when the kernel has put this very file under the target's name,
+        # and a look would ask the same kernel again. Only a sync adds to that, which is what ``settle`` does.
         (self._staging / file.staged).rename(self.folder / file.target)
 
     def rehearse(self, file: FileHandle) -> None:

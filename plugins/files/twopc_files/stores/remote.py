@@ -24,6 +24,8 @@ from twopc_files.stores.store import NO_FILE, Sight, StagedFile
 
 ResultT = TypeVar("ResultT")
 
+_HADOOP = ", which needs Hadoop's native client: set JAVA_HOME, HADOOP_HOME and CLASSPATH (hadoop classpath --glob)"
+
 COMPARED_BYTES = 4 * 1024 * 1024
 """Of two files at a time, when they are compared."""
 
@@ -96,6 +98,9 @@ class Remote:
         is_foreign = staged is not None and target is not None and not self._is_copy(file, staged, target)
         return Sight(staged, target, is_foreign)
 
+    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # what is copied stays, a rename is atomic
+        return 0.0
+
     def _is_copy(self, file: FileHandle, staged: int, target: int) -> bool:
         """Both are there: after a crash between a copy and the removal, or because a stranger has the name."""
         if self.renames or staged != target:
@@ -120,7 +125,8 @@ class Remote:
         else:
             _ask(self._fs.cp_file, staged, target)
         self._fs.invalidate_cache()
-        # Of a rename that it refuses WebHDFS says nothing.
+        # WebHDFS does not report a refused rename. Such stores have no mark: the name, with an id that is never used
+        # twice, tells whose the target is.
         if self._size(target) != file.size_bytes:
             raise OSError(errno.EAGAIN, f"{target} is not there yet, though the store was asked for it")
 
@@ -172,8 +178,11 @@ class Remote:
         try:
             located: tuple[Any, str] = url_to_fs(self.url, **self.storage_options)  # fsspec keeps one a process
         except Exception as error:
-            # Such as a missing library of HDFS: no repeat mends it.
-            raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+            # No repeat mends it. Of a missing library the first line has the name, and dozens follow with the places
+            # where it is not.
+            what = str(error).partition("\n")[0].strip()
+            needs = _HADOOP if self.url.startswith("hdfs:") else ""
+            raise OSError(errno.EIO, f"its client can't be made ({type(error).__name__}: {what}){needs}") from error
         return located
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import errno
 import hashlib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ import fsspec
 from botocore import exceptions as boto
 
 from twopc.findings import Finding
-from twopc_files.file_names import FileHandle, owner_of_target
+from twopc_files.file_names import STAGING, FileHandle, owner_of_target
 from twopc_files.stores.store import Sight, StagedFile
 
 MARK = "twopc-transaction"
@@ -33,11 +34,22 @@ FIRST_PART_BYTES = 8 * 1024 * 1024
 FEWEST_DAYS = 7
 """What is decided must outlive the longest outage of its query, and a long weekend is nearly that."""
 
+HIDDEN_S = 10.0
+"""While a server assembles an object it may show neither upload nor object, or the upload without its parts: versitygw
+renames the upload first, MinIO removes the metadata of its parts. It goes on when the client is gone, so no file counts
+as lost before this time has passed. That delays only a query that is about to stop."""
+
+ASSEMBLED_BYTES_PER_S = 16 * 1024 * 1024
+"""A large file gets this much longer. Less than a server copies on a slow disk."""
+
 PARTS_OF_ONE_SIZE = 1000
 """After so many the size doubles: the 10 000 parts that S3 allows then hold more than its largest object."""
 
 
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
+
+_GRANT = "Grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
+"""S3's answer to a HEAD has no body that would say what is missing."""
 
 # S3 wants the checksums back that it was given, if a bucket or the option s3_additional_kwargs asks for any.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
@@ -85,29 +97,70 @@ class S3:
         return contextlib.nullcontext()  # a bucket has no folders
 
     def examine(self) -> Iterator[Finding]:
-        what = f"no life-cycle rule removes open uploads before they are {FEWEST_DAYS} days old"
+        yield self._lists_open_uploads()
+        yield self._keeps_open_uploads()
+        yield from self._shows_objects()
+
+    def _lists_open_uploads(self) -> Finding:
+        """Whether the sweep can find what a killed writer leaves: MinIO lists an upload by its exact key alone, and by
+        no key at all what it has in memory since its start."""
+        what = "open uploads are listed by a part of their keys"
+        key = self._key(f"{STAGING}/.{uuid.uuid4().hex}.probe")
+        try:
+            upload = self.call("create_multipart_upload", Key=key)["UploadId"]
+            try:
+                listed = self.call("list_multipart_uploads", Prefix=key[:-1]).get("Uploads", ())
+            finally:
+                self.call("abort_multipart_upload", Key=key, UploadId=upload)
+        except OSError as error:
+            return Finding.warned(what, f"It could not be tried: {error}.")
+        if any(found["UploadId"] == upload for found in listed):
+            return Finding.passed(what)
+        return Finding.warned(
+            what,
+            "They are not, as on MinIO. Uploads of killed writers are seen by no reader and found by no sweep: they"
+            " take up the server's disk until it removes them. MinIO removes every upload that is older than"
+            " MINIO_API_STALE_UPLOADS_EXPIRY, 24 hours by default, and with it a decided batch whose query was down"
+            f" for that long. Set it to more than any outage has, such as {FEWEST_DAYS * 24}h, and leave room for"
+            " uploads of that age.",
+        )
+
+    def _keeps_open_uploads(self) -> Finding:
+        what = f"no lifecycle rule removes open uploads before they are {FEWEST_DAYS} days old"
         try:
             rules = self.call("get_bucket_lifecycle_configuration")["Rules"]
         except FileNotFoundError:
             rules = []
         except OSError as error:
             advice = f"They can't be seen: {error}. Grant s3:GetLifecycleConfiguration, or have a look at them."
-            yield Finding.warned(what, advice)
-            return
+            return Finding.warned(what, advice)
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
             advice = (
                 f"One does after {min(days)}, and takes a decided batch with it that waits so long for its commit as"
                 f" the query is down. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
             )
-            yield Finding.warned(what, advice)
-        else:
-            yield Finding.passed(what)
+            return Finding.warned(what, advice)
+        return Finding.passed(what)
 
     def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
         """Whether it removes uploads of this folder, or of a part of it."""
         prefix, here = rule.get("Filter", rule).get("Prefix", ""), self._key("")
         return rule["Status"] == "Enabled" and _ENDS_UPLOADS in rule and here[: len(prefix)] == prefix[: len(here)]
+
+    def _shows_objects(self) -> Iterator[Finding]:
+        """Look at one object of the folder, as a commit looks at what it has published. A folder without objects yields
+        nothing: S3 answers 404 there, with or without s3:GetObject."""
+        what = "an object of the folder can be looked at"
+        try:
+            for listed in self.call("list_objects_v2", Prefix=self._key(""), MaxKeys=1).get("Contents", ()):
+                self._head(listed["Key"])
+                yield Finding.passed(what)
+        except PermissionError as error:
+            advice = f"S3 refuses it: {error}. A commit looks at the object that it has published. {_GRANT}"
+            yield Finding.failed(what, advice)
+        except OSError as error:
+            yield Finding.warned(what, f"It could not be tried: {error}.")
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
@@ -124,30 +177,46 @@ class S3:
     def look(self, file: FileHandle) -> Sight:
         # In this order, which upholds what the store promises of a look.
         parts, target = self._parts(file), self._object(file)
-        if parts is not None and file.parts != digest(part["ETag"] for part in parts):
+        staged_bytes = sum(part["Size"] for part in parts) if parts else None
+        is_whole = target is None and staged_bytes == file.size_bytes
+        if is_whole and file.parts != digest(part["ETag"] for part in parts):
             raise OSError(errno.EIO, f"the upload has {len(parts)} parts, which are not those that were pre-committed")
         return Sight(
-            staged_bytes=None if parts is None else sum(part["Size"] for part in parts),
+            staged_bytes=staged_bytes,
             target_bytes=None if target is None else target["ContentLength"],
-            is_foreign=target is not None and target["Metadata"].get(MARK) != file.transaction_id,
-            parts=tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts or ()),
+            is_foreign=target is not None and _mark(target) != file.transaction_id,
+            parts=tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts),
         )
+
+    def may_hide_s(self, file: FileHandle) -> float:
+        return HIDDEN_S + (file.size_bytes or 0) / ASSEMBLED_BYTES_PER_S
 
     def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # S3 tells of rights when they are used
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
-        answer = self.call(
+        self.call(
             "complete_multipart_upload",
             Key=self._key(file.target),
             UploadId=file.staged,
             MultipartUpload={"Parts": list(seen.parts)},
         )
-        if not answer.get("ETag"):  # S3 says 200 first, and whether it worked later
-            raise OSError(errno.EAGAIN, "S3 did not say that the upload is completed")
+        # Only the object proves it. S3 sends 200 before it begins. versitygw 1.8.0 that was killed amid a completion
+        # answers every repeat with 200, also the client's own, and never publishes the object.
+        try:
+            target = self._object(file)
+        except PermissionError as error:
+            raise OSError(
+                errno.EIO,
+                "S3 accepted the completion, so the file is published as far as can be known, and refuses a look at"
+                f" it: {error.strerror}",
+            ) from error
+        if target is None or (target["ContentLength"], _mark(target)) != (file.size_bytes, file.transaction_id):
+            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} is not there yet, though S3 accepted its completion")
 
     def rehearse(self, file: FileHandle) -> None:
-        """Completing an upload needs the same right as its parts, and an object might not be removed again."""
+        """Completing an upload needs the same right as its parts. The look at the object needs s3:GetObject, which only
+        an object can show: ``examine`` looks at one if there is one. None is made, as it might not be removed again."""
 
     def settle(self, file: FileHandle) -> None:
         """A completed upload is durable, and gone."""
@@ -177,18 +246,25 @@ class S3:
             raise translated(error) from error
         return answer
 
-    def _parts(self, file: FileHandle) -> list[dict[str, Any]] | None:
+    def _parts(self, file: FileHandle) -> list[dict[str, Any]]:
+        """The parts of an upload. None are left where it is gone, or its server has taken it apart: pre-commit uploads
+        one at least."""
         key = {"Key": self._key(file.target), "UploadId": file.staged}
         try:
             return list(self._pages("list_parts", "Parts", ("PartNumberMarker",), **key))
         except FileNotFoundError:
-            return None
+            return []
 
     def _object(self, file: FileHandle) -> dict[str, Any] | None:
         try:
-            return self.call("head_object", Key=self._key(file.target))
+            return self._head(self._key(file.target))
         except FileNotFoundError:
             return None
+        except PermissionError as error:
+            raise OSError(errno.EACCES, f"{error.strerror}. {_GRANT}") from error
+
+    def _head(self, key: str) -> dict[str, Any]:
+        return self.call("head_object", Key=key)
 
     def _pages(self, method: str, entries: str, markers: tuple[str, ...], **arguments: object) -> Iterator[Any]:
         while True:
@@ -248,6 +324,12 @@ class S3File(StagedFile):
         )
         self._etags.append(answer["ETag"])
         self._buffer = bytearray()
+
+
+def _mark(target: Mapping[str, Any]) -> str | None:
+    """The transactional id in an object's metadata."""
+    mark: str | None = target["Metadata"].get(MARK)
+    return mark
 
 
 def digest(etags: Iterable[str]) -> str:

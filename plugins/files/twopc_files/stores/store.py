@@ -111,14 +111,22 @@ class Store(Protocol):
         """Where the file is staged and where it goes, in words."""
 
     def look(self, file: FileHandle) -> Sight:
-        """What is there. Upholds: a file that is published meanwhile is seen in both places, and never in none."""
+        """What is there. Upholds: a file that is published meanwhile is seen in both places, and never in none, or
+        staged in part, for longer than ``may_hide_s``."""
+
+    def may_hide_s(self, file: FileHandle) -> float:
+        """For how many seconds the store may show neither the target nor the whole staged file while it publishes."""
 
     def obstacle(self, file: FileHandle) -> str | None:
         """What else would keep this process from publishing it, and what to do about it."""
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
         """Make of the staged file the target, at once for every reader. Only after ``look`` has seen the first and not
-        the second. On return the target is there."""
+        the second.
+
+        Upholds: on return the target has been seen, whole and the transaction's own. What the store answers to the
+        request proves nothing.
+        """
 
     def settle(self, file: FileHandle) -> None:
         """Make the publication durable and remove its remains; also of one that another process made."""
