@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc import Round
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
 
 if TYPE_CHECKING:
     from tests.postgres.conftest import Place
@@ -97,6 +98,55 @@ def test_a_column_that_the_records_or_the_table_lack_is_named(columns: str, name
     place.create(columns)
     with pytest.raises(SchemaMismatch, match=named):
         place.sink().validate(pa.schema([("amount", pa.int32())]))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "rule"),
+    [
+        ("text NOT NULL", None, "NotNullViolation"),
+        ("text CHECK (value <> 'secret')", "secret", "CheckViolation orders_value_check"),
+        ("varchar(3)", "secret", "StringDataRightTruncation"),
+        ("uuid", "secret", "InvalidTextRepresentation"),
+    ],
+)
+def test_a_record_that_breaks_a_rule_of_the_table_is_refused_without_its_value(
+    column: str, value: str | None, rule: str, place: Place
+) -> None:
+    place.create(f"value {column}")
+    with pytest.raises(RecordRefused, match=rf"breaks the table's rules \({rule}\)") as refused:
+        place.pre_commit({"value": pa.array([value], pa.string())})
+    assert "secret" not in str(refused.value)
+    assert place.prepared() == []
+
+
+@pytest.mark.parametrize("upsert_by", ["", "value"], ids=["insert", "upsert"])
+def test_a_partition_that_is_missing_can_be_created_and_the_batch_run_again(upsert_by: str, place: Place) -> None:
+    place.ask("DROP TABLE {}; CREATE TABLE {} (value text PRIMARY KEY) PARTITION BY LIST (value)")
+    with pytest.raises(RoundAborted, match=r"no partition of relation.* Create the partition") as aborted:
+        place.pre_commit(["secret"], upsert_by=upsert_by)
+    assert "secret" not in str(aborted.value)
+    assert place.prepared() == []
+    place.ask("CREATE TABLE {}_a PARTITION OF {} FOR VALUES IN ('secret')")
+    place.sink().commit(place.pre_commit(["secret"], Round(2, 0), upsert_by=upsert_by))
+    assert place.values() == ["secret"]
+
+
+RAISING = """
+    CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS
+        $$BEGIN RAISE USING MESSAGE = 'no ' || NEW.value, ERRCODE = 'check_violation'; END$$;
+    CREATE TRIGGER refuse BEFORE INSERT ON {schema}.orders FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()
+"""
+
+
+@pytest.mark.parametrize("by", ["a trigger", "the bounds of a partition"])
+def test_a_rule_without_a_name_is_one_that_a_record_breaks(by: str, place: Place) -> None:
+    if by == "a trigger":
+        place.ask(RAISING.replace("{schema}", place.schema))
+    else:
+        place.ask("DROP TABLE {}; CREATE TABLE {}_whole (value text) PARTITION BY LIST (value)")
+        place.ask("CREATE TABLE {} PARTITION OF {}_whole FOR VALUES IN ('another')")
+    with pytest.raises(RecordRefused, match=r"breaks the table's rules \(CheckViolation\)"):
+        place.pre_commit(["secret"])
 
 
 def test_what_the_server_fills_in_may_be_left_out(place: Place) -> None:

@@ -14,7 +14,15 @@ from psycopg import sql
 import twopc
 from tests.postgres_server import PostgresServer
 from twopc import Committable, Coordinator, Participant, Round
-from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable, RoundAborted, TransactionLost
+from twopc.errors import (
+    ConfigurationError,
+    CorruptLog,
+    OperatorRequired,
+    RecordRefused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.phases import Phase
 from twopc_postgres import PostgresSink, sessions
@@ -171,7 +179,7 @@ def test_a_transaction_in_which_a_write_has_failed_can_not_be_prepared(place: Pl
     place.create("value int")
     sink = place.sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
-    with pytest.raises(RoundAborted, match="invalid input syntax"):
+    with pytest.raises(RecordRefused, match="InvalidTextRepresentation"):
         sink.write(transaction, pa.record_batch({"value": ["no number"]}))
     with pytest.raises(RoundAborted, match="current transaction is aborted"):
         sink.pre_commit(transaction)

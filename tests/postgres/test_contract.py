@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.typed_records import typed
 from twopc.testing import SinkContract
-from twopc.testing.contract import SINK
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from tests.postgres.conftest import Place
     from twopc_postgres import PostgresSink
+
+
+COLUMNS = {
+    "value": "text",
+    "whole": "bigint",
+    "fraction": "float8",
+    "flag": "boolean",
+    "tags": "text[]",
+    "at": "timestamptz",
+    "day": "date",
+    "amount": "numeric(12,2)",
+    "raw": "bytea",
+}
 
 
 class TestAppend(SinkContract):
@@ -20,15 +35,20 @@ class TestAppend(SinkContract):
     @pytest.fixture(autouse=True)
     def _place(self, place: Place) -> None:
         self.place = place
-        sink = place.unbound()
-        sink.bind(SINK, "log")
-        sink.open()  # makes the table of markers, which a coordinator does before anything is begun
+        place.create(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
 
     def make_sink(self) -> PostgresSink:
         return self.place.unbound(upsert_by=self.upsert_by)
 
     def visible(self) -> list[str]:
         return self.place.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        rows = self.place.ask("SELECT * FROM {}")
+        return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
 class TestUpsert(TestAppend):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pyarrow as pa
 import pytest
 
+from tests.typed_records import typed
 from twopc.testing import MemorySink, MemoryTarget, SinkContract
 
 
 class TestMemorySink(SinkContract):
-    picklable = False
+    picklable = False  # the target is this process's memory
 
     @pytest.fixture(autouse=True)
     def _target(self) -> None:
@@ -19,3 +23,9 @@ class TestMemorySink(SinkContract):
 
     def visible(self) -> list[str]:
         return [record["value"] for record in self.target.visible]
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return self.target.visible

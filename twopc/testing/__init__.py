@@ -3,5 +3,6 @@
 from twopc.testing.contract import SinkContract
 from twopc.testing.log_store import LogStoreContract
 from twopc.testing.memory import MemorySink, MemoryTarget
+from twopc.testing.query import Query
 
-__all__ = ["LogStoreContract", "MemorySink", "MemoryTarget", "SinkContract"]
+__all__ = ["LogStoreContract", "MemorySink", "MemoryTarget", "Query", "SinkContract"]

@@ -2,185 +2,569 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
+import sys
+import tempfile
+import threading
+import time
+import unittest
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
 
 import pyarrow as pa
-import tenacity
 
-from twopc.errors import Retriable
+from twopc.errors import OperatorRequired, Refused
 from twopc.findings import Result
+from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
+from twopc.testing.kills import kill_at_each_step
+from twopc.testing.query import FIRST_ROUND, Query
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 LOG_ID = "contract"
-SINK = "sink"
-FIRST_ROUND = Round(incarnation=1, batch_id=0)
+SINK = "a_sink"
+
+NEIGHBORS = (
+    (SINK, "another"),
+    (SINK, f"{LOG_ID}2"),
+    (f"{SINK}2", LOG_ID),
+    ("a-sink", LOG_ID),  # alike for who looks for names with LIKE, to which _ is any character
+)
+"""Sink and log of other queries, or of other sinks of the same one. Their names begin alike."""
+
+AWKWARD = (
+    *("", " ", "null", "NaN", "0", "%s {0}", "a,b;c\td", "back\\slash", "line\nbreak"),
+    *('it\'s "quoted"', "Grüße, 世界 🐎"),
+)
+
+WorkT = TypeVar("WorkT")
+
+
+class Lost(Exception):
+    """A task attempt fails here."""
 
 
 class SinkContract(ABC):
-    """What every sink must do, whatever its target. Collected by pytest in a subclass whose name starts with Test.
+    """What every sink must do, whatever its target system. Collected by pytest in a subclass whose name starts with
+    Test.
 
-    Each test calls ``make_sink`` several times: the sinks share one target, as processes do, and a fresh sink stands
-    for a process that knows nothing of the one that wrote.
+    Each test calls ``make_sink`` several times. The sinks share one target system, as processes do, and a fresh sink
+    stands for a process that knows nothing of the one that wrote.
+
+    Records are looked for when their batch is complete and no transaction is open: a target system may show commits
+    in the order in which their transactions began, or whole batches only.
     """
 
-    picklable = True
-    """Whether a sink can travel to another process. Only a target in memory can't."""
+    picklable: bool = True
+    """Whether a sink can travel to another process, and reaches the target system from there. False only where that
+    lives in this process, such as in its memory: then no sink is pickled, and no process is killed."""
+
+    patience_s: float = 30.0
+    """How long a call that raises ``Retriable`` is repeated before the test fails. Each process of the test that kills
+    has this time for all of its calls, and a minute."""
+
+    kills: int = 40
+    """How many processes are killed at most, each at another step of a batch."""
+
+    # What a subclass gives. -------------------------------------------------------------------------------------
 
     @abstractmethod
     def make_sink(self) -> TwoPhaseCommitSink[Any]:
-        """A new sink on the target of the current test."""
+        """A new sink on the target system of the current test."""
 
     @abstractmethod
     def visible(self) -> list[str]:
         """What a committed reader of the current test's target sees: the ``value`` of every record, in any order."""
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
-        """Records as the sink takes them; override where it needs other columns than ``value``."""
+        """Records as the sink takes them; override where it needs other columns than ``value``. The values are short,
+        and no two that are open or visible at a time are equal."""
         return pa.record_batch({"value": pa.array(values)})
 
-    def sink(self, log_id: str = LOG_ID) -> TwoPhaseCommitSink[Any]:
-        """A new sink, bound as a coordinator binds it."""
-        sink = self.make_sink()
-        sink.bind(SINK, log_id)
-        return sink
+    def sample(self) -> pa.RecordBatch:
+        """Records that are easily damaged. Override it to have every column and type that the sink takes, with nulls,
+        together with ``visible_records``."""
+        return self.record_batch([*AWKWARD, None])  # type: ignore[list-item]  # a subclass may expect text alone
 
-    def pre_committed(
-        self, values: list[str], round: Round = FIRST_ROUND, partition: int = 0, log_id: str = LOG_ID
-    ) -> Committable:
-        """What a participant that is gone has pre-committed, sealed and read back from a log."""
-        sink = self.sink(log_id)
-        with Participant({SINK: sink}, round, partition) as participant:
-            participant.write(SINK, self.record_batch(values))
-            [committable] = participant.pre_commit().values()
-        [sealed] = sink.seal([committable], age_s=0)
-        return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+    def visible_records(self) -> list[dict[str, Any]] | None:
+        """What a committed reader sees of ``sample``, as its ``to_pylist`` has it. None: compare ``visible`` with the
+        column ``value``."""
+        return None
 
     def becomes_visible(self, values: list[str]) -> bool:
         """Whether exactly ``values`` are visible. Override to wait where a target shows its commits late."""
-        return sorted(self.visible()) == sorted(values)
+        return Counter(self.visible()) == Counter(values)
 
-    def commit(self, committable: Committable) -> None:
-        """Commit as a coordinator does, from a process of its own: again where the target could not answer."""
-        again = tenacity.retry_if_exception_type(Retriable)
-        retrying = tenacity.Retrying(
-            retry=again, wait=tenacity.wait_fixed(0.01), stop=tenacity.stop_after_delay(30), reraise=True
-        )
-        retrying(self.sink().commit, committable)
-
-    # Before the decision. ---------------------------------------------------------------------------------------
+    # What is written. -------------------------------------------------------------------------------------------
 
     def test_what_is_written_and_pre_committed_is_not_visible(self) -> None:
-        self.pre_committed(["a", "b"])
+        self.query().pre_committed(self.record_batch(["a", "b"]))
         assert self.visible() == []
 
+    def test_a_transaction_has_the_records_of_every_write(self) -> None:
+        query = self.query()
+        written = [self.record_batch(values) for values in (["a"], ["b", "c"], [], ["d"])]
+        committable = query.pre_committed(*written)
+        assert committable.records == 4
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["a", "b", "c", "d"])
+
+    def test_a_slice_of_a_record_batch_is_written_without_the_rest(self) -> None:
+        query = self.query()
+        whole = self.record_batch(["a", "b", "c", "d"])
+        committable = query.pre_committed(whole.slice(1, 2), whole.slice(3))
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["b", "c", "d"])
+
+    def test_a_record_is_refused_or_read_back_as_it_was_written(self) -> None:
+        """A sink may refuse a value, by ``Refused``. It must not change one."""
+        query = self.query()
+        sample = self.sample()
+        taken = [row for row in range(sample.num_rows) if self._is_taken(sample.slice(row, 1), partition=row)]
+        assert taken, "the sink has refused every record of the sample"
+        written = sample.take(pa.array(taken, pa.int64()))
+        committable = query.pre_committed(written.slice(0, 1), written.slice(1), round=Round(2, 0))
+        query.commit(committable)
+        query.complete(0, committable)
+        records = self.visible_records()
+        if records is None:
+            self._require_visible(written["value"].to_pylist())
+        else:
+            assert _without(records, written.to_pylist()) == _without(written.to_pylist(), records) == []
+
+    def _is_taken(self, record: pa.RecordBatch, partition: int) -> bool:
+        query = self.query()
+        try:
+            committable = query.pre_committed(record, partition=partition)
+        except Refused:
+            return False
+        query.abort(committable)
+        return True
+
+    def test_a_column_that_validate_accepts_can_be_written(self) -> None:
+        sink = self.sink()
+        if type(sink).validate is TwoPhaseCommitSink.validate:
+            return  # the sink accepts nothing in advance
+        query = self.query()
+        batch = self.record_batch(["a"]).append_column("of_the_contract", pa.array(["b"]))
+        try:
+            query.answered(sink.validate, batch.schema)
+        except Refused:
+            return
+        committable = query.pre_committed(batch)
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["a"])
+
     def test_a_committable_is_small_and_survives_a_round_trip_through_json(self) -> None:
-        committable = self.pre_committed(["a"] * 1000)
+        committable = self.query().pre_committed(self.record_batch([f"{number}" for number in range(1000)]))
         assert len(json.dumps(committable.to_json())) < 2000
         assert committable.records == 1000
 
     def test_a_sink_travels_to_a_participant(self) -> None:
-        if self.picklable:
-            twin = pickle.loads(pickle.dumps(self.sink()))  # noqa: S301  # our own bytes
-            assert twin.transactional_ids == self.sink().transactional_ids
+        self._require_other_processes()
+        sink = self.sink()
+        twin = pickle.loads(pickle.dumps(sink))  # noqa: S301  # our own bytes
+        assert twin.transactional_ids == sink.transactional_ids
 
     # Commit. ----------------------------------------------------------------------------------------------------
 
     def test_another_process_commits_what_one_pre_committed(self) -> None:
-        committable = self.pre_committed(["a", "b"])
-        self.commit(committable)
-        assert self.becomes_visible(["a", "b"])
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a", "b"]))
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["a", "b"])
+
+    def test_a_commit_publishes_its_own_transaction_alone(self) -> None:
+        query = self.query()
+        first, second, third = self._pre_committed("abc")
+        records = self.record_batch(["d"])
+        with query.participant(records.schema, partition=3) as late:
+            late.write(SINK, records)
+            query.commit(second)
+            assert set(self.visible()) <= {"b"}
+            query.commit(third, first)
+            assert set(self.visible()) <= {"a", "b", "c"}
+            late.write(SINK, self.record_batch(["e"]))
+            last = query.sealed(late)
+        query.commit(last)
+        query.complete(0, first, second, third, last)
+        self._require_visible(["a", "b", "c", "d", "e"])
+
+    def test_commits_from_many_threads_publish_each_transaction_once(self) -> None:
+        """A coordinator commits the transactions of a batch from several threads, by one sink."""
+        query = self.query()
+        committables = self._pre_committed("abcdefgh")
+        sink = query.sink()
+        _all_at_once(lambda committable: query.answered(sink.commit, committable), committables)
+        query.complete(0, *committables)
+        self._require_visible([*"abcdefgh"])
+
+    def test_coordinators_that_commit_at_once_publish_each_transaction_once(self) -> None:
+        """A coordinator that was replaced may still be committing. Only the newest one's errors count."""
+        query = self.query()
+        committables = self._pre_committed("abc")
+        attempts = [(sink, committable) for sink in (query.sink(), query.sink()) for committable in committables]
+        _all_at_once(lambda attempt: _error_of(query.answered, attempt[0].commit, attempt[1]), attempts)
+        query.commit(*committables)
+        query.complete(0, *committables)
+        self._require_visible([*"abc"])
 
     def test_a_repeated_commit_changes_nothing(self) -> None:
-        committable = self.pre_committed(["a", "b"])
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a", "b"]))
         for _ in range(3):
-            self.commit(committable)
-        assert self.becomes_visible(["a", "b"])
+            query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["a", "b"])
 
-    def test_a_late_commit_of_an_old_transaction_leaves_a_newer_one_of_the_same_name_alone(self) -> None:
-        first = self.pre_committed(["a"], Round(1, 0))
-        self.commit(first)
-        self.pre_committed(["b"], Round(9, 0))  # a later round, which may lease the same name
-        self._ignoring_errors(lambda: self.commit(first))
-        assert self.becomes_visible(["a"])
+    def test_a_commit_is_repeated_after_complete_and_a_restart(self) -> None:
+        """As long as the next batch is not decided, the log does not say that this one is complete."""
+        query = self.query()
+        first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
+        query.commit(first)
+        query.complete(0, first)
+        second = query.pre_committed(self.record_batch(["b"]), round=Round(1, 1))
+        query.commit(first)
+        query.complete(0, first)
+        query.commit(second)
+        query.complete(1, second)
+        query.commit(second)
+        query.complete(1, second)
+        self._require_visible(["a", "b"])
+
+    def test_a_batch_without_transactions_is_completed(self) -> None:
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a"]))
+        query.commit(committable)
+        query.complete(0, committable)
+        for _ in range(2):
+            query.complete(1)
+        self._require_visible(["a"])
+
+    def test_a_commit_of_what_was_rolled_back_calls_an_operator(self) -> None:
+        """It is lost. A success would hide that, and ``Retriable`` would repeat the commit for ever."""
+        query = self.query()
+        first, lost = self._pre_committed("ac")
+        query.abort(lost)
+        query.commit(first)
+        error = _error_of(query.commit, lost)
+        assert isinstance(error, OperatorRequired), f"the commit of what was rolled back: {error!r}"
+        query.complete(0, first)
+        self._require_visible(["a"])
+
+    def test_what_is_late_for_a_committed_transaction_leaves_a_newer_one_alone(self) -> None:
+        query = self.query()
+        first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
+        query.commit(first)
+        query.complete(0, first)
+        for batch_id in range(1, BATCH_SLOTS):
+            query.complete(batch_id)
+        second = query.pre_committed(self.record_batch(["b"]), round=Round(9, BATCH_SLOTS))  # maybe by the same name
+        _error_of(query.commit, first)
+        _error_of(query.abort, first)
+        self._require_visible(["a"])
+        [found] = query.recover()
+        assert found.is_same_transaction(second)
+        assert not found.is_same_transaction(first)
+        query.commit(second)
+        query.complete(BATCH_SLOTS, second)
+        self._require_visible(["a", "b"])
+
+    def test_seal_returns_the_transactions_that_it_is_given(self) -> None:
+        query = self.query()
+        committables = self._pre_committed("abc")
+        sink = query.sink()
+        for given in (committables, committables[::-1], []):
+            sealed = query.answered(sink.seal, given, 0.0)
+            assert [one.transaction_id for one in sealed] == [one.transaction_id for one in given]
+            assert all(one.is_same_transaction(other) for one, other in zip(sealed, given, strict=True))
 
     # Abort. -----------------------------------------------------------------------------------------------------
 
     def test_an_aborted_transaction_never_becomes_visible_and_is_not_recovered(self) -> None:
-        committable = self.pre_committed(["a"])
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a"]))
         for _ in range(2):
-            self.sink().abort(committable)
+            query.abort(committable)
         assert self.visible() == []
-        assert list(self.sink().recover()) == []
+        assert query.recover() == []
+
+    def test_an_abort_rolls_back_its_own_transaction_alone(self) -> None:
+        query = self.query()
+        first, second, third = self._pre_committed("abc")
+        records = self.record_batch(["d"])
+        with contextlib.suppress(Lost), query.participant(records.schema, partition=3) as failing:
+            failing.write(SINK, records)
+            raise Lost
+        query.abort(second)
+        found = query.recover()
+        assert sorted(map(_name, found)) == sorted(map(_name, (first, third)))
+        query.commit(first, third)
+        query.complete(0, first, third)
+        self._require_visible(["a", "c"])
 
     def test_an_abort_of_what_is_committed_takes_nothing_back(self) -> None:
-        committable = self.pre_committed(["a"])
-        self.commit(committable)
-        self._ignoring_errors(lambda: self.sink().abort(committable))
-        assert self.becomes_visible(["a"])
+        """Such as by an operator's tool, which listed the transaction before its commit."""
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a"]))
+        query.commit(committable)
+        _error_of(query.abort, committable)
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["a"])
 
     def test_a_late_abort_of_an_old_transaction_leaves_a_newer_one_of_the_same_name_alone(self) -> None:
-        first = self.pre_committed(["a"], Round(1, 0))
-        self.sink().abort(first)
-        second = self.pre_committed(["b"], Round(9, 0))
-        self._ignoring_errors(lambda: self.sink().abort(first))
-        self.commit(second)
-        assert self.becomes_visible(["b"])
+        query = self.query()
+        first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
+        query.abort(first)
+        second = query.pre_committed(self.record_batch(["b"]), round=Round(9, 0))
+        _error_of(query.abort, first)
+        query.commit(second)
+        query.complete(0, second)
+        self._require_visible(["b"])
 
     def test_a_participant_that_fails_leaves_nothing_open(self) -> None:
-        sink = self.sink()
-        try:
-            with Participant({SINK: sink}, Round(1, 0), partition=0) as participant:
-                participant.write(SINK, self.record_batch(["a"]))
-                raise RuntimeError("the task failed")
-        except RuntimeError:
-            pass
-        assert list(self.sink().recover()) == []
+        query = self.query()
+        with contextlib.suppress(Lost), self._writing("a"):
+            raise Lost
+        assert query.recover() == []
         assert self.visible() == []
+
+    def test_a_participant_that_fails_after_its_vote_is_rolled_back(self) -> None:
+        """Another sink's vote was no."""
+        query = self.query()
+        with contextlib.suppress(Lost), self._writing("a") as participant:
+            participant.pre_commit()
+            raise Lost
+        query.sweep()
+        assert query.recover() == []
+        assert self.visible() == []
+
+    def test_a_transaction_without_a_record_is_rolled_back(self) -> None:
+        """Its first write failed."""
+        query = self.query()
+        sink = query.sink()
+        query.answered(sink.require_valid, self.record_batch(["a"]).schema)  # as a participant does before each begin
+        transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition=0))
+        query.answered(sink.abort, transaction)
+        assert query.recover() == []
+        assert self.visible() == []
+
+    def test_a_writer_that_was_rolled_back_does_not_vote_for_a_part(self) -> None:
+        """It may vote no, or be vetoed by ``seal``; or the target system did not know it yet, and all of it counts."""
+        query = self.query()
+        expected: list[str] = []
+        for batch_id, (before, after) in enumerate((("a", ""), ("b", "c"))):
+            decided: list[Committable] = []
+            with contextlib.suppress(Lost), self._writing(before, Round(1, batch_id)) as writer:
+                query.sweep()
+                try:
+                    if after:
+                        writer.write(SINK, self.record_batch([after]))
+                    decided.append(query.sealed(writer))
+                except Exception as error:
+                    raise Lost from error
+                expected += [*before, *after]
+            query.commit(*decided)
+            query.complete(batch_id, *decided)
+            query.sweep()
+        self._require_visible(expected)
 
     # Recovery. --------------------------------------------------------------------------------------------------
 
     def test_recover_finds_what_is_open_whoever_began_it(self) -> None:
-        committables = [self.pre_committed([f"{p}"], Round(1, 0), partition=p) for p in range(3)]
-        found = list(self.sink().recover())
+        committables = self._pre_committed("abc")
+        found = self.query().recover()
         assert len(found) == len(committables)
         for committable in committables:
-            assert any(committable.is_same_transaction(open_) for open_ in found)
+            assert [committable.is_same_transaction(open_) for open_ in found].count(True) == 1
 
-    def test_recover_finds_nothing_of_another_log(self) -> None:
-        self.pre_committed(["a"], log_id="another")
-        self.pre_committed(["b"], log_id=f"{LOG_ID}2")  # another key: a target may lock what is written
-        assert list(self.sink().recover()) == []
+    def test_recover_only_lists(self) -> None:
+        query = self.query()
+        committables = self._pre_committed("ab")
+        assert sorted(map(_name, query.recover())) == sorted(map(_name, query.recover()))
+        query.commit(*committables)
+        query.complete(0, *committables)
+        self._require_visible(["a", "b"])
+
+    def test_recover_finds_what_is_not_pre_committed_yet(self) -> None:
+        """Unless the target system knows nothing of it yet. It does if an abort by name alone ends the vote."""
+        query = self.query()
+        transaction_id = query.sink().transactional_ids.allocate(Round(1, 0), partition=0)
+        with contextlib.suppress(Lost), self._writing("a") as writer:
+            if query.recover() or _error_of(query.abort, Committable(transaction_id.exact, {})):
+                raise Lost
+            error = _error_of(writer.pre_commit)
+            assert error is None, f"recover did not list a transaction that the target system rolled back: {error!r}"
+            raise Lost
+        query.sweep()
+        assert query.recover() == []
+        assert self.visible() == []
 
     def test_what_recover_finds_can_be_aborted(self) -> None:
-        self.pre_committed(["a"])
-        sink = self.sink()
-        for open_ in sink.recover():
-            sink.abort(open_)
-        assert list(self.sink().recover()) == []
+        query = self.query()
+        self._pre_committed("ab")
+        query.sweep()
+        assert query.recover() == []
+        assert self.visible() == []
 
     def test_recover_leaves_out_what_is_committed(self) -> None:
-        self.commit(self.pre_committed(["a"]))
-        assert list(self.sink().recover()) == []
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a"]))
+        query.commit(committable)
+        query.complete(0, committable)
+        assert query.recover() == []
 
-    # Examination. -----------------------------------------------------------------------------------------------
+    # Other queries and sinks on the same target system. ---------------------------------------------------------
+
+    def test_recover_finds_nothing_of_another_query_or_sink(self) -> None:
+        for value, (name, log_id) in zip("abcd", NEIGHBORS, strict=True):
+            self.query(name, log_id).pre_committed(self.record_batch([value]))
+        assert self.query().recover() == []
+
+    def test_one_query_or_sink_ends_nothing_of_another(self) -> None:
+        query = self.query()
+        neighbors = [self.query(name, log_id) for name, log_id in NEIGHBORS]
+        committed = [each.pre_committed(self.record_batch([v])) for each, v in zip(neighbors, "abcd", strict=True)]
+        for each, committable in zip(neighbors, committed, strict=True):
+            each.commit(committable)
+        open_ = [
+            each.pre_committed(self.record_batch([value]), partition=1)
+            for each, value in zip(neighbors, "efgh", strict=True)
+        ]
+        for batch_id, value in enumerate("ijk"):
+            committable = query.pre_committed(self.record_batch([value]), round=Round(1, batch_id))
+            query.commit(committable)
+            query.complete(batch_id, committable)
+        self._pre_committed("l", Round(1, 3))
+        query.sweep()
+        for each, first, second in zip(neighbors, committed, open_, strict=True):
+            assert list(map(_name, each.recover())) == [second.transaction_id]
+            each.commit(first, second)
+            each.complete(0, first, second)
+        self._require_visible([*"abcdefghijk"])
+
+    # Before and after a query. ----------------------------------------------------------------------------------
 
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
         findings = list(self.sink().examine())
         assert [finding for finding in findings if finding.result is Result.FAILED] == []
-        assert list(self.sink().recover()) == []
+        assert self.query().recover() == []
         assert self.visible() == []
 
-    @staticmethod
-    def _ignoring_errors(call: Callable[[], None]) -> None:
-        """Only the effect counts: a target may refuse, or shrug."""
+    def test_a_sink_that_was_closed_can_be_used_again(self) -> None:
+        query = self.query()
+        first, second = self._pre_committed("ab")
+        sink = query.sink()
+        for committable in (first, second):
+            query.answered(sink.commit, committable)
+            for _ in range(2):
+                sink.close()
+        query.answered(sink.complete, 0, [first, second])
+        assert query.answered(lambda: list(sink.recover())) == []
+        self._require_visible(["a", "b"])
+
+    # Processes that are killed. ---------------------------------------------------------------------------------
+
+    def test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record(self) -> None:
+        self._require_other_processes()
+        records = [(f"{2 * number}", f"{2 * number + 1}") for number in range(self.kills + 1)]
+        batches = [[self.record_batch([value]) for value in values] for values in records]
+        with tempfile.TemporaryDirectory() as folder:
+            steps = kill_at_each_step(SINK, self.make_sink(), batches, Path(folder), self.patience_s)
+        written = records[: len(steps)]
+        assert self.becomes_visible([value for values in written for value in values]), self._killed(steps, written)
+
+    def _killed(self, steps: list[str], written: list[tuple[str, str]]) -> str:
+        """What to say of kills after which a record is not visible, or visible twice."""
+        seen = Counter(self.visible())
+        at = [step for step, values in zip(steps, written, strict=True) if any(seen[value] != 1 for value in values)]
+        return f"lost or doubled after a kill at {at}"
+
+    # What the tests share. --------------------------------------------------------------------------------------
+
+    def query(self, name: str = SINK, log_id: str = LOG_ID) -> Query:
+        """A query that writes to a sink of that name."""
+        return Query(self.make_sink, name, log_id, travels=self.picklable, patience_s=self.patience_s)
+
+    def sink(self) -> TwoPhaseCommitSink[Any]:
+        """A new sink, bound and opened as a coordinator does."""
+        return self.query().sink()
+
+    def _require_visible(self, values: list[str]) -> None:
+        assert self.becomes_visible(values), f"visible should be {values}, not {self.visible()}"
+
+    def _pre_committed(self, values: Iterable[str], round: Round = FIRST_ROUND) -> list[Committable]:
+        """A transaction for each of ``values``, by as many participants of a round, which are gone."""
+        return [
+            self.query().pre_committed(self.record_batch([value]), round=round, partition=partition)
+            for partition, value in enumerate(values)
+        ]
+
+    @contextlib.contextmanager
+    def _writing(self, value: str, round: Round = FIRST_ROUND) -> Iterator[Participant]:
+        """A participant that has written ``value``."""
+        records = self.record_batch([value])
+        with self.query().participant(records.schema, round) as participant:
+            participant.write(SINK, records)
+            yield participant
+
+    def _require_other_processes(self) -> None:
+        if not self.picklable:
+            raise unittest.SkipTest("no other process can reach the target system")
+
+
+def _name(committable: Committable) -> str:
+    return committable.transaction_id
+
+
+def _without(records: Iterable[dict[str, Any]], others: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records that are left when each of ``others`` has taken away its equal. Not all can be hashed."""
+    left = list(records)
+    for other in others:
+        if other in left:
+            left.remove(other)
+    return left
+
+
+def _error_of(call: Callable[..., object], *arguments: object) -> Exception | None:
+    try:
+        call(*arguments)
+    except Exception as error:  # noqa: BLE001  # the test says which it must be, or that only the effect counts
+        return error
+    return None
+
+
+def _all_at_once(call: Callable[[WorkT], object], work: Sequence[WorkT]) -> None:
+    """Call with each of ``work`` in a thread of its own. They begin together, and take turns at every line."""
+    start = threading.Barrier(len(work))
+
+    def run(each: WorkT) -> None:
+        start.wait()
+        before = sys.gettrace()
+        sys.settrace(_give_way)
         try:
-            call()
-        except Exception:  # noqa: BLE001
-            return
+            call(each)
+        finally:
+            sys.settrace(before)
+
+    with ThreadPoolExecutor(len(work)) as pool:
+        list(pool.map(run, work))
+
+
+def _give_way(frame: FrameType, event: str, argument: object) -> Any:  # noqa: ARG001  # Python gives three
+    time.sleep(0)
+    return _give_way

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import TransactionLost
+from twopc.errors import RoundAborted, TransactionLost
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
@@ -48,6 +48,9 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
             self.target.open[transaction.id.exact].extend(batch.to_pylist())
 
     def pre_commit(self, transaction: Transaction) -> Committable:
+        with self.target.lock:
+            if transaction.id.exact not in self.target.open:
+                raise RoundAborted(f"transaction {transaction.id.exact} was rolled back while it was written")
         return Committable(transaction.id.exact, {}, transaction.records)
 
     def commit(self, committable: Committable) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, names
+from twopc.options import Option, did_you_mean, names
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -81,8 +80,7 @@ class PostgresOptions:
         """
         unknown = sorted(str(name) for name in options if name not in KNOWN)
         if unknown:
-            near = difflib.get_close_matches(unknown[0].lower(), KNOWN, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(unknown[0], KNOWN)
             raise ConfigurationError(
                 f"the postgres sink has no option {unknown[0]!r}.{hint} It knows: {', '.join(KNOWN)}."
             )

@@ -6,7 +6,14 @@ from enum import Enum
 
 import psycopg
 
-from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import (
+    OperatorRequired,
+    OutcomeUnknown,
+    RecordRefused,
+    Retriable,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
 
 
 class Answer(Enum):
@@ -66,11 +73,37 @@ def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     return asked_in_vain(error, what)
 
 
-def write_failed(error: psycopg.Error, what: str) -> RoundAborted:
+def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborted:
     """The error to raise where a participant could not write ``what``: its vote is no, nothing of it is visible."""
+    if rule := broken_rule(error):
+        return RecordRefused(
+            f"{what} could not be written: a value breaks the table's rules ({rule}). Correct or filter such records.",
+            column=error.diag.column_name,
+        )
     advice = ADVICE.get(error.sqlstate or "", "The batch can be run again.")
     return RoundAborted(f"{what} could not be written: {_told(error)}. {advice}")
 
+
+def broken_rule(error: psycopg.Error) -> str | None:
+    """What a record breaks however often it is written, by PostgreSQL's name for it; None for any other error.
+
+    The server's words may quote the value. A unique or foreign key is not meant: the other row may come or go. Nor is a
+    partition that is missing: it can be created.
+    """
+    sqlstate = error.sqlstate or ""
+    if error.diag.source_function == _LOOKS_FOR_PARTITION:
+        return None
+    if sqlstate not in _OF_RECORDS and sqlstate[:2] != _DATA_EXCEPTIONS:
+        return None
+    return " ".join(filter(None, (type(error).__name__, error.diag.constraint_name)))
+
+
+_OF_RECORDS = ("23502", "23514")  # not_null_violation, check_violation
+_DATA_EXCEPTIONS = "22"
+
+_LOOKS_FOR_PARTITION = "ExecFindPartition"
+"""The function of the server that reports a missing partition, by check_violation without a constraint. A trigger and
+the bounds of a partition may be reported so, too, and the message is translated."""
 
 ADVICE: dict[str, str] = {
     "53200": "Raise max_prepared_transactions of the server, if that is what ran out: there must be room for a"
@@ -78,6 +111,7 @@ ADVICE: dict[str, str] = {
     "55P03": "Another transaction holds the row for longer than 'lock_timeout_s'. It may be another task of this batch:"
     " records with equal keys must be in one partition, so repartition by them. Or a lost attempt, which is rolled back"
     " with the batch: run it again.",
+    "23514": "Create the partition, or a default one. The batch can be run again.",
     "23505": "A row with this key is there already: with 'upsert_by' records replace rows.",
     "42501": "Grant this role the rights that the sink's README lists.",
     "42P01": "Was a table dropped while the query runs? Start it again, and what is missing is named or made.",

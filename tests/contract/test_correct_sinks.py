@@ -1,0 +1,137 @@
+"""The contract passes sinks that are right in a way that the sinks of this project are not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from twopc.errors import Retriable, RoundAborted
+from twopc.sink import TwoPhaseCommitSink
+from twopc.testing import MemorySink, MemoryTarget, SinkContract
+from twopc.testing.kills import kill_at_each_step
+from twopc.transaction import Committable, Transaction
+from twopc_files.sink import FileSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from twopc.transactional_ids import TransactionId
+
+
+class InMemory(SinkContract):
+    picklable = False
+    kind: type[MemorySink]
+
+    @pytest.fixture(autouse=True)
+    def _target(self) -> None:
+        self.target = MemoryTarget()
+
+    def make_sink(self) -> TwoPhaseCommitSink[Any]:
+        return self.kind(self.target)
+
+    def visible(self) -> list[str]:
+        return [record["value"] for record in self.target.visible]
+
+
+class LearningSink(MemorySink):
+    """Begins a transaction for the columns that ``validate`` was shown, as a participant always does before."""
+
+    columns: list[str] | None = None
+
+    def validate(self, schema: pa.Schema) -> None:
+        self.columns = schema.names
+
+    def begin(self, transaction_id: TransactionId) -> Transaction:
+        assert self.columns, "begin before validate"
+        return super().begin(transaction_id)
+
+
+class TestASinkThatLearnsItsColumnsInValidate(InMemory):
+    kind = LearningSink
+
+
+class UniqueSink(MemorySink):
+    """Has a unique key, which also an open transaction holds, as in a database."""
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        super().write(transaction, batch)
+        values = [record["value"] for records in self.target.open.values() for record in records]
+        values += [record["value"] for record in self.target.visible]
+        if twice := [value for value, count in Counter(values).items() if count > 1]:
+            raise RoundAborted(f"a record with one of the keys {twice} is there already")
+
+
+class TestASinkWithAUniqueKey(InMemory):
+    kind = UniqueSink
+
+
+class BusySink(MemorySink):
+    """Its target answers the second request alone."""
+
+    asked = 0
+
+    def abort(self, transaction: Transaction | Committable) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise Retriable("try again")
+        super().abort(transaction)
+
+
+class BusyInMemory(InMemory):
+    kind = BusySink
+
+
+def test_an_abort_of_a_live_transaction_may_be_retriable() -> None:
+    contract = BusyInMemory()
+    contract.target = MemoryTarget()
+    contract.test_a_transaction_without_a_record_is_rolled_back()
+
+
+# Processes that are killed. ---------------------------------------------------------------------------------------
+
+
+class BusyFiles(FileSink):
+    """Its target answers every second request for what is open."""
+
+    asked = 0
+
+    def recover(self) -> Iterable[Committable]:
+        self.asked += 1
+        if self.asked % 2:
+            raise Retriable("try again")
+        return super().recover()
+
+
+class SilentFiles(FileSink):
+    """Its target never answers a commit."""
+
+    def commit(self, committable: Committable) -> None:
+        time.sleep(1000)
+
+
+BATCHES = [[pa.record_batch({"value": [f"{number}"]})] for number in range(3)]
+
+
+@pytest.mark.crash
+def test_a_process_that_recovers_after_a_kill_may_get_no_answer_at_first(tmp_path: Path) -> None:
+    sink = BusyFiles({"path": str(tmp_path / "orders"), "format": "json"})
+    (tmp_path / "logs").mkdir()
+    assert len(kill_at_each_step("a_sink", sink, BATCHES, tmp_path / "logs", patience_s=5)) == len(BATCHES)
+    files = (tmp_path / "orders").glob("part-*")
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert sorted(json.loads(line)["value"] for line in lines) == ["0", "1", "2"]
+
+
+@pytest.mark.crash
+def test_a_process_has_the_time_for_an_answer_beside_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc.testing.kills.HANGS_AFTER_S", 1)
+    sink = SilentFiles({"path": str(tmp_path / "orders"), "format": "json"})
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(AssertionError, match=r"a batch without a kill has not ended after 1\.5 s"):
+        kill_at_each_step("a_sink", sink, BATCHES, tmp_path / "logs", patience_s=0.5)

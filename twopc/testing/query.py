@@ -1,0 +1,115 @@
+"""One query on the target system of a ``SinkContract``: what its coordinator and its participants ask of the sink."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from twopc.events import Event
+from twopc.participant import Participant
+from twopc.retrying import until_answered
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ResultT = TypeVar("ResultT")
+
+FIRST_ROUND = Round(incarnation=1, batch_id=0)
+
+
+class Query:
+    """Makes every call from a new sink, as a process does that knows nothing of the one before.
+
+    Args:
+        make_sink: returns a new, unbound sink.
+        name: the sink's name in the query.
+        log_id: the id of the query's log.
+        travels: whether the sink can be pickled on its way to the participants.
+        patience_s: how long a call that raises ``Retriable`` is repeated.
+    """
+
+    def __init__(
+        self,
+        make_sink: Callable[[], TwoPhaseCommitSink[Any]],
+        name: str,
+        log_id: str,
+        travels: bool,
+        patience_s: float,
+    ) -> None:
+        self.name = name
+        self._make_sink = make_sink
+        self._log_id = log_id
+        self._travels = travels
+        self._patience_s = patience_s
+
+    def answered(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Repeat a call that raises ``Retriable``, as a coordinator does, and raise that when patience ends."""
+        return answered(self._patience_s, call, *arguments)
+
+    def sink(self) -> TwoPhaseCommitSink[Any]:
+        """Return a new sink, bound and opened as at the start of an incarnation."""
+        sink = self._make_sink()
+        sink.bind(self.name, self._log_id)
+        self.answered(sink.open)
+        return sink
+
+    def participant(self, schema: pa.Schema, round: Round = FIRST_ROUND, partition: int = 0) -> Participant:
+        """Return a task attempt whose sink the coordinator has validated ``schema`` with and sent to it."""
+        sink = self.sink()
+        self.answered(sink.require_valid, schema)
+        sent = pickle.loads(pickle.dumps(sink)) if self._travels else sink  # noqa: S301  # our own bytes
+        return Participant({self.name: sent}, round, partition)
+
+    def pre_committed(self, *batches: pa.RecordBatch, round: Round = FIRST_ROUND, partition: int = 0) -> Committable:
+        """Write each of ``batches``, pre-commit, and return what a coordinator reads back from the log."""
+        with self.participant(batches[0].schema, round, partition) as participant:
+            for batch in batches:
+                participant.write(self.name, batch)
+            return self.sealed(participant)
+
+    def sealed(self, participant: Participant) -> Committable:
+        """Return the vote of ``participant`` on this query's sink, sealed and read back from the log."""
+        vote = participant.pre_commit()[self.name]
+        [sealed] = self.answered(self.sink().seal, [vote], 0.0)
+        return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+
+    def commit(self, *committables: Committable) -> None:
+        """Commit each transaction."""
+        sink = self.sink()
+        for committable in committables:
+            self.answered(sink.commit, committable)
+
+    def complete(self, batch_id: int, *committables: Committable) -> None:
+        """Report a batch as committed in every sink."""
+        self.answered(self.sink().complete, batch_id, committables)
+
+    def abort(self, committable: Committable) -> None:
+        """Roll back one transaction."""
+        self.answered(self.sink().abort, committable)
+
+    def recover(self) -> list[Committable]:
+        """Return what the sink lists as open."""
+        sink = self.sink()
+        return self.answered(lambda: list(sink.recover()))
+
+    def sweep(self) -> None:
+        """Roll back whatever is open, as a coordinator does with what is not decided, until there is nothing new."""
+        aborted: list[Committable] = []
+        while (found := self.recover()) and found != aborted:
+            for committable in found:
+                self.abort(committable)
+            aborted = found
+
+
+def answered(patience_s: float, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Repeat a call that raises ``Retriable`` for up to ``patience_s``, as a coordinator does, and then raise that."""
+    return until_answered("a test", call, *arguments, tell=_tell_nobody, patience_s=patience_s)
+
+
+def _tell_nobody(event: Event) -> None:
+    """Observers are for queries, not for tests."""
