@@ -31,7 +31,7 @@ class _UnnoticedWriter(ArrowWriter):
         self._options, self._settings = options, settings(options.properties)
         self._transaction = transaction
         self._cluster = connect(options.control, self._settings.timeout_ms)
-        self._sending = _Unnoticed(self._cluster, transaction, self._settings)
+        self._sending = _Unnoticed(self._cluster, transaction, self._settings, asked={})
         self._topics = {}
         self._sticky = self._written = 0
 

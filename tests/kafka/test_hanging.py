@@ -12,6 +12,7 @@ from tests.kafka.hanging import will_hang
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import RoundAborted
 from twopc_kafka import KafkaSink
+from twopc_kafka.leaders import Leaders
 from twopc_kafka.writer import Writer
 
 if TYPE_CHECKING:
@@ -110,6 +111,39 @@ def test_what_was_rolled_back_and_hangs_is_swept_and_never_visible(
     wait.until("readers are not held back", topic.has_no_open_transaction)
     committed_there(sink, "decided", SAME_NAME)
     topic.becomes(["decided"])
+
+
+def test_a_sweep_finds_what_hung_when_the_batch_was_completed(sink: KafkaSink) -> None:
+    rolled_back_by_the_coordinator(sink, begun(sink, "undecided"))
+    committed_there(sink, "decided", SAME_NAME)
+    [hanging] = sink.recover()
+    assert "hanging" in hanging.handle
+
+
+def test_a_sweep_repeats_the_look_of_the_batch_that_was_completed_only_after_a_restart(
+    sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed_there(sink, "decided", SAME_NAME)
+    looks: list[object] = []
+    look = Leaders.open_transactions
+
+    def looked(self: Leaders, *where: Any) -> Any:
+        looks.append(where)
+        return look(self, *where)
+
+    monkeypatch.setattr(Leaders, "open_transactions", looked)
+    assert list(sink.recover()) == []
+    assert not looks
+    sink.open()
+    assert list(sink.recover()) == []
+    assert looks
+
+
+def test_a_batch_without_transactions_is_complete_without_a_look(
+    sink: KafkaSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Leaders, "open_transactions", lambda *_: pytest.fail("Kafka may be away"))
+    sink.complete(0, [Committable("delivered without a transaction", {})])
 
 
 @pytest.mark.parametrize("writer", ["arrow", "librdkafka"])

@@ -104,12 +104,12 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What metadata told of a topic, and when by ``time.monotonic``. The id of one that does not exist is empty, and
-    None where the brokers are too old to tell it."""
+    """What metadata told of a topic, and when it was asked by ``time.monotonic``. The id of one that does not exist is
+    empty, and None where the brokers are too old to tell it."""
 
     id: str | None
     leaders: Mapping[int, Leader]
-    seen_at: float
+    seen_at_s: float
 
 
 class Leaders:
@@ -131,11 +131,15 @@ class Leaders:
         """The partitions of ``topic`` that have no leader."""
         return self._control.run(self._away, topic)
 
-    def topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
-        """Return Kafka's id of each topic, from metadata of at most this age. A topic that is deleted and created again
-        gets another id. The id is empty if there is no such topic. Topics that this principal may not DESCRIBE, and
-        topics without an id, are left out."""
-        return self._control.run(self._topic_ids, topics, max_age_s) if topics else {}
+    def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
+        """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
+
+        A topic that is deleted and created again gets another id. The id is empty if there is no such topic. Topics
+        that this principal may not DESCRIBE, and topics without an id, are left out."""
+        found = self._kept(topics, since_s)
+        if len(found) < len(topics):
+            found = self._control.run(self._look_up, topics, since_s)
+        return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
     def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each topic that more than half of the brokers report now. A single broker may be cut off
@@ -189,11 +193,11 @@ class Leaders:
     # How. -------------------------------------------------------------------------------------------------------
 
     async def _open_transactions(self, partitions: Partitions, topic: str | None) -> Seen:
-        led_by = await self._led_by(partitions, topic, RECENT_S)
+        led_by = await self._led_by(partitions, topic, time.monotonic() - RECENT_S)
         seen = await self._seen(led_by)
         if not seen.away:
             return seen
-        newest = await self._led_by(partitions, topic, max_age_s=0)
+        newest = await self._led_by(partitions, topic)
         moved = {partition: leader for partition, leader in newest.items() if led_by.get(partition) != leader}
         again = await self._seen({partition: moved[partition] for partition in seen.away.keys() & moved.keys()})
         still = {partition: away for partition, away in seen.away.items() if newest.get(partition) == away.leader}
@@ -237,10 +241,6 @@ class Leaders:
         ]
         return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
-    async def _topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
-        found = await self._look_up(topics, max_age_s)
-        return {name: topic.id for name, topic in found.items() if topic.id is not None}
-
     async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
         asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
         told: dict[str, Counter[str]] = {name: Counter() for name in topics}
@@ -263,13 +263,13 @@ class Leaders:
         return ids
 
     async def _may_read(self, topic: str) -> bool:
-        led_by = await self._led_by({}, topic, max_age_s=0)
+        led_by = await self._led_by({}, topic)
         away = _leaderless(led_by)
         asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
         return bool(await self._ask(asked, _producers, away)) or away.keys() == led_by.keys()
 
     async def _away(self, topic: str) -> Mapping[TopicPartition, Away]:
-        return _leaderless(await self._led_by({}, topic, max_age_s=0))
+        return _leaderless(await self._led_by({}, topic))
 
     async def _write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         marker = WriteTxnMarkersRequest.WritableTxnMarker
@@ -286,7 +286,7 @@ class Leaders:
                 )
             ]
         )
-        led_by = await self._led_by({transaction.topic: [transaction.partition]}, None, max_age_s=0)
+        led_by = await self._led_by({transaction.topic: [transaction.partition]}, None)
         for leader in led_by.values():
             [of_marker] = (await self._control.send(request, leader.node)).markers
             return str(kafka.errors.for_code(of_marker.topics[0].partitions[0].error_code).message)
@@ -340,10 +340,12 @@ class Leaders:
         return answered
 
     async def _led_by(
-        self, partitions: Partitions, topic: str | None, max_age_s: float
+        self, partitions: Partitions, topic: str | None, since_s: float | None = None
     ) -> dict[TopicPartition, Leader]:
-        """The leader of each of ``partitions`` that exists, and of all that ``topic`` has."""
-        topics = await self._look_up({*partitions, *([] if topic is None else [topic])}, max_age_s)
+        """The leader of each of ``partitions`` that exists, and of all that ``topic`` has: now, or at ``since_s`` or
+        later."""
+        wanted = {*partitions, *([] if topic is None else [topic])}
+        topics = await self._look_up(wanted, time.monotonic() if since_s is None else since_s)
         return {
             (name, number): leader
             for name, found in topics.items()
@@ -351,14 +353,17 @@ class Leaders:
             if name == topic or number in partitions[name]
         }
 
-    async def _look_up(self, topics: Collection[str], max_age_s: float) -> dict[str, _Topic]:
-        """All but those that this principal may not DESCRIBE. What was told of them is at most so old."""
-        now = time.monotonic()
-        kept = {name: found for name in topics if (found := self._topics.get(name)) and now - found.seen_at < max_age_s}
+    def _kept(self, topics: Collection[str], since_s: float) -> dict[str, _Topic]:
+        return {name: found for name in topics if (found := self._topics.get(name)) and found.seen_at_s >= since_s}
+
+    async def _look_up(self, topics: Collection[str], since_s: float) -> dict[str, _Topic]:
+        """All but those that this principal may not DESCRIBE."""
+        kept = self._kept(topics, since_s)
         if wanted := [name for name in topics if name not in kept]:
+            now_s = time.monotonic()
             response = await self._control.metadata(wanted)
             told = {
-                topic.name: _Topic(topic_id(topic), _leaders(topic), now)
+                topic.name: _Topic(topic_id(topic), _leaders(topic), now_s)
                 for topic in response.topics
                 if _may_describe(topic)
             }

@@ -6,10 +6,13 @@ commits or aborts exactly that transaction with them (``control``); no task need
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +103,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self.prefix = self._options.prefix
         self._written_to: dict[str, set[int]] = {}
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when they are
+        self._nothing_hung_s = -math.inf  # the last look that found so, by time.monotonic
         self._away: frozenset[TopicPartition] = frozenset()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
 
@@ -184,6 +188,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: ``transaction.timeout.ms`` is longer, or none is required and not granted. Nothing was
                 written.
         """
+        self._nothing_hung_s = -math.inf
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
@@ -271,9 +276,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return committables
         if any(_has_timeout(committable) for committable in committables):
             self._refuse_too_old(age_s)
-        described = self._describe_to_seal(committables)
+        started_s = time.monotonic()
+        with self._looking_up_topics(committables, started_s):
+            described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
-        topic_ids = self._topic_ids_to_seal(committables, described.values())
+        since_s = max(started_s, time.monotonic() - RECENT_S)
+        topic_ids = self._topic_ids_to_seal(committables, described.values(), since_s)
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
@@ -303,14 +311,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
 
     def _topic_ids_to_seal(
-        self, committables: Sequence[Committable], described: Iterable[TransactionState]
+        self, committables: Sequence[Committable], described: Iterable[TransactionState], since_s: float
     ) -> dict[str, str]:
         """The ids of the topics that were written to. Veto where one is not the topic that it was when a participant
         began to write to it, as what was written to that is gone; and so is what was written to one that is not there
         any more."""
         topics = {topic for state in described for topic in state.partitions}
         then = [of_topic for committable in committables for of_topic in _topic_ids(committable).items()]
-        now = self._ids_now(topics, then, max_age_s=0)
+        now = self._ids_now(topics, then, since_s)
         if gone := _gone(then, now):
             raise RoundAborted(
                 f"topic {gone[0]!r} was deleted while the batch was written, and its records with it. Nothing of the"
@@ -318,11 +326,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             )
         return now
 
-    def _ids_now(self, topics: Collection[str], then: Collection[tuple[str, str]], max_age_s: float) -> dict[str, str]:
+    def _ids_now(self, topics: Collection[str], then: Collection[tuple[str, str]], since_s: float) -> dict[str, str]:
         """The ids of topics. Of those that are not what they were ``then``, by the word of most brokers."""
-        now = self._leaders.topic_ids(topics, max_age_s)
+        now = self._leaders.topic_ids(topics, since_s)
         gone = _gone(then, now)
         return now | self._leaders.topic_ids_of_most(gone) if gone else now
+
+    @contextlib.contextmanager
+    def _looking_up_topics(self, committables: Iterable[Committable], since_s: float) -> Iterator[None]:
+        """Have a thread look up meanwhile the ids of the topics that were written to. Who needs them afterwards finds
+        them kept, or asks again."""
+        topics = {topic for committable in committables for topic in _topic_ids(committable)}
+        with ThreadPoolExecutor(1) as thread:
+            if topics:
+                with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads
+                    thread.submit(self._leaders.topic_ids, topics, since_s)
+            yield
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -345,7 +364,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return  # delivered without a transaction
         identity, version = _identity(committable), _version(committable)
         name = self._name(committable)
-        self._refuse_gone_topics(committable)
+        self._refuse_gone_topics(committable, time.monotonic() - RECENT_S)
         is_first = identity not in self._asked_to_commit
         self._asked_to_commit.add(identity)
         error = self._control.end(name, *identity, commit=True, version=version)
@@ -362,9 +381,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 raise _stuck(name)
         self._judge(committable, error, self._state(committable), is_first)
 
-    def _refuse_gone_topics(self, committable: Committable, max_age_s: float = RECENT_S) -> None:
+    def _refuse_gone_topics(self, committable: Committable, since_s: float) -> None:
         """Stop where a topic was deleted since the decision, and may have been created again: Kafka would commit what
-        is left of the transaction.
+        is left of the transaction. What is known of topics since ``since_s`` will do.
 
         Raises:
             TransactionLost: nothing of it is committed, so it may be written again as a whole.
@@ -373,7 +392,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if _identity(committable) in self._visible:
             return  # what was done to the topic later is nobody's loss
         then = _topic_ids(committable)
-        gone = _gone(then.items(), self._ids_now(then, then.items(), max_age_s))
+        gone = _gone(then.items(), self._ids_now(then, then.items(), since_s))
         if not gone:
             return
         decided = f"transaction {committable.transaction_id} ({committable.records} records) is decided"
@@ -455,22 +474,31 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Return when readers see all of it: Kafka answers a commit before it has written its markers, and may leave
         one out. So what commits last comes after that, too."""
         ended = [committable for committable in committables if committable.handle]
+        if not ended:
+            return
         self._wait_for_markers(ended)
-        for committable in _one_of_each_topic(ended):
-            self._refuse_gone_topics(committable, max_age_s=0)
+        ended_s = time.monotonic()
         partitions = _partitions(ended)
+        self._note_written(partitions)
         names = {_identity(committable): committable.transaction_id for committable in ended}
-        seen = self._leaders.open_transactions(partitions)
+        with self._looking_up_topics(ended, ended_s):
+            seen = self._leaders.open_transactions(self._written_to, self._options.topic)
+        self._note(seen.away)
+        for committable in _one_of_each_topic(ended):
+            self._refuse_gone_topics(committable, ended_s)
         for open_ in seen.open:
             if open_.identity in names:
                 self._leaders.end(open_, names[open_.identity], commit=True)
-        if seen.away:
+        away = {
+            (topic, number): why for (topic, number), why in seen.away.items() if number in partitions.get(topic, ())
+        }
+        if away:
             raise Retriable(
-                f"whether Kafka has written all markers of the batch can't be seen while {_told(seen.away)}. It wrote"
+                f"whether Kafka has written all markers of the batch can't be seen while {_told(away)}. It wrote"
                 " there: bring the brokers of that partition back"
             )
         self._visible = frozenset(names)
-        self._note_written(partitions)
+        self._nothing_hung_s = -math.inf if seen.open or seen.away else ended_s
 
     def _wait_for_markers(self, ended: Sequence[Committable]) -> None:
         deadline = time.monotonic() + MARKERS_TIMEOUT_S
@@ -533,7 +561,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
             for name, state in ongoing
         ]
-        return [*open_, *self._hanging()]
+        is_seen = time.monotonic() - self._nothing_hung_s < RECENT_S  # as the batch was completed just now
+        return open_ if is_seen and not open_ else [*open_, *self._hanging()]
 
     def _note_written(self, partitions: Partitions) -> None:
         """Note where to look for what hangs."""

@@ -187,7 +187,7 @@ class Writer:
         what, patience_s = f"to find topic {topic!r}", int(self._options.properties["message.timeout.ms"]) / 1000
         ask = connect(self._options.control).leaders.topic_ids
         try:
-            ids = until_answered(what, ask, [topic], 0.0, patience_s=patience_s)
+            ids = until_answered(what, ask, [topic], time.monotonic(), patience_s=patience_s)
         except Retriable as error:
             raise RoundAborted(f"{what} failed for {patience_s:.0f} s: {error}. The batch can be run again.") from error
         self.topic_ids |= {topic: id for topic, id in ids.items() if id}

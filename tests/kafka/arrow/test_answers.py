@@ -264,6 +264,31 @@ def test_a_used_id_is_given_up_if_its_beginning_had_an_effect_and_was_answered_o
 
 
 @pytest.mark.kafka
+@pytest.mark.parametrize("moved", [False, True], ids=["still there", "moved"])
+def test_an_id_that_was_begun_lately_begins_at_the_same_coordinator_unless_that_has_moved(
+    moved: bool, broker_answers: Any, topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic, writer="arrow")
+    [earlier] = sink.seal([written(sink, "earlier")], age_s=0)
+    wait.repeated(lambda: sink.commit(earlier))
+    wait.repeated(lambda: sink.complete(0, [earlier]))
+    left = broker_answers(InitProducerIdRequest, *[16] * moved)
+    found, find = [], Cluster.coordinator
+
+    async def coordinator(self: Cluster, key: str, *kind: Any) -> Any:
+        found.append(key)
+        return await find(self, key, *kind)
+
+    monkeypatch.setattr(Cluster, "coordinator", coordinator)
+    with Participant({"orders": sink}, SAME_NAME, 0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        vote = participant.pre_commit()["orders"]
+    assert left == []
+    assert vote.transaction_id == earlier.transaction_id
+    assert found == [vote.transaction_id] * moved
+
+
+@pytest.mark.kafka
 @pytest.mark.parametrize("kind", [InitProducerIdRequest, AddPartitionsToTxnRequest])
 @pytest.mark.parametrize(("code", "raised"), [(53, OperatorRequired), (90, RoundAborted), (-1, RoundAborted)])
 def test_a_beginning_and_an_adding_that_are_refused_fail_the_task(

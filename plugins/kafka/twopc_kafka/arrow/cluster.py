@@ -37,6 +37,10 @@ CONTACT_TIMEOUT_MS = 5_000
 KNOWN_ALIVE_S = 1.0
 """So long after an answer a connection need not show it again: a small batch is written in less."""
 
+KNOWN_COORDINATOR_S = 10.0
+"""So long after an id was begun at a broker, the next transaction of the id begins there, too. A broker that does not
+coordinate it any more says so."""
+
 CHECK_INTERVAL_S = 1.0
 """How often a task that waits for the thread checks that it is alive."""
 
@@ -117,6 +121,7 @@ class Cluster:
         self._answered_at: dict[int, float] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._contacts: dict[int, Future] = {}
+        self._coordinators: dict[str, tuple[int, float]] = {}  # of ids that were begun there, and when
         self._is_refused = False
 
     @property
@@ -154,8 +159,7 @@ class Cluster:
         Raises:
             RoundAborted: the thread has ended.
         """
-        self.check()
-        result, has_ended = self._net.call_soon_with_future(asked, *args), threading.Event()
+        result, has_ended = self.start(asked, *args), threading.Event()
         result.add_both(lambda _: has_ended.set())
         while not has_ended.wait(CHECK_INTERVAL_S):
             self.check()
@@ -174,6 +178,15 @@ class Cluster:
                 f"the thread that drives the connections to {self.servers} has ended (the log has the reason), or this"
                 " process was forked from the one that runs it. The batch can be run again."
             )
+
+    def start(self, asked: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> Future:
+        """Start a coroutine in the thread, for another one to await.
+
+        Raises:
+            RoundAborted: the thread has ended.
+        """
+        self.check()
+        return self._net.call_soon_with_future(asked, *args)
 
     def spawn(self, asked: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
         """Start a coroutine in the thread and do not wait for it.
@@ -319,12 +332,16 @@ class Cluster:
     async def _begin(
         self, transactional_id: str, was_used: bool, timeout_ms: int | None
     ) -> tuple[Meaning, OpenTransaction | None]:
-        code, node = await self.coordinator(transactional_id)
-        if code:
-            return meaning(code), None
-        features = (await self.contact(node)).finalized_features
+        node, begun_s = self._coordinators.pop(transactional_id, (-1, -math.inf))
+        if time.monotonic() - begun_s > KNOWN_COORDINATOR_S:
+            code, node = await self.coordinator(transactional_id)
+            if code:
+                return meaning(code), None
+        contact = self._net.call_soon_with_future(self.contact, node)
+        last = self._net.call_soon_with_future(self._last_of, transactional_id, node) if was_used else None
+        features = (await contact).finalized_features
         level = {feature.name: feature.max_version_level for feature in features}.get("transaction.version", 0)
-        code, before = await self._last_of(transactional_id, node) if was_used else (0, None)
+        code, before = await last if last else (0, None)
         if code:
             return meaning(code), None
         response = await self.send(node, init_producer_id(transactional_id, timeout_ms))
@@ -333,6 +350,7 @@ class Cluster:
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
         if before and not before.precedes(producer.producer_id, producer.producer_epoch):
             raise NotCommitted(transactional_id, f"{before.state}, and another since")
+        self._coordinators[transactional_id] = node, time.monotonic()
         return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
 
     async def _last_of(self, transactional_id: str, node: int) -> tuple[int, TransactionState | None]:
@@ -343,7 +361,8 @@ class Cluster:
             NotSent: there was no answer.
         """
         try:
-            response = await self.send(node, DescribeTransactionsRequest(transactional_ids=[transactional_id]))
+            request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
+            response = await self.send(node, request, CONTACT_TIMEOUT_MS)
         except Unanswered as error:  # nothing can have come of it
             raise NotSent(str(error)) from error
         [found] = response.transaction_states

@@ -13,12 +13,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
+from kafka.future import Future
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from twopc.errors import RoundAborted
@@ -65,16 +66,23 @@ class Lane:
 
 
 class Sending:
-    """The sending half of one transaction. Its coroutines run in the cluster's thread, and only they use the lanes."""
+    """The sending half of one transaction. Its coroutines run in the cluster's thread, and only they use the lanes.
 
-    def __init__(self, cluster: Cluster, transaction: OpenTransaction, settings: Settings) -> None:
+    Args:
+        asked: topics whose ``Cluster.leaders`` are under way already.
+    """
+
+    def __init__(
+        self, cluster: Cluster, transaction: OpenTransaction, settings: Settings, asked: Mapping[str, Future]
+    ) -> None:
         self._cluster = cluster
+        self._asked = dict(asked)
         self._transaction = transaction
         self._settings = settings
         implicit = {"min_version": _IMPLICIT_PRODUCE, "max_version": _IMPLICIT_PRODUCE}
         told = {"min_version": FIRST_COMPACT, "max_version": _IMPLICIT_PRODUCE - 1}
         self._versions = implicit if transaction.implicit else told
-        self.topic_ids: dict[str, str] = {}  # when each was first written to
+        self.topic_ids: dict[str, str] = {}  # before each was first written to
         self._leaders: dict[str, list[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._under_way: dict[int, int] = defaultdict(int)
@@ -158,7 +166,7 @@ class Sending:
         patience = Patience(what, self._settings.topic_timeout_ms)
         while True:
             try:
-                answer, leaders, id = await self._cluster.leaders(topic)
+                answer, leaders, id = await (self._asked.pop(topic, None) or self._cluster.leaders(topic))
             except NotSent as error:
                 last = f"{error}. Is the broker up?"
             else:

@@ -42,10 +42,12 @@ class ArrowWriter:
         self._options = options
         self._settings = settings(options.properties)
         self._cluster = connect(options.control, self._settings.timeout_ms)
+        topic = options.topic
+        asked = {} if topic is None else {topic: self._cluster.start(self._cluster.leaders, topic)}
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
-        self._sending = Sending(self._cluster, self._transaction, self._settings)
+        self._sending = Sending(self._cluster, self._transaction, self._settings, asked)
         weakref.finalize(self, self._sending.halt)  # a task may end without an abort
         self._topics: dict[str, tuple[Encoder, int]] = {}
         self._sticky = secrets.randbelow(1 << 16)  # tasks that begin together don't all write to partition 0
@@ -74,7 +76,7 @@ class ArrowWriter:
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
-        """Kafka's id of each topic when it was first written to, where the brokers tell it."""
+        """Kafka's id of each topic before it was first written to, where the brokers tell it."""
         return self._sending.topic_ids
 
     def finish(self) -> ProducerIdentity:
@@ -101,6 +103,8 @@ class ArrowWriter:
         encoder, count = self._topics.get(topic, new)
         if count <= highest:
             count = self._sending.partitions(topic)
+            if 0 < count <= highest:  # what was asked before the transaction began may be old
+                count = self._sending.partitions(topic)
             self._topics[topic] = encoder, count
         return count
 
