@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from twopc import notices
-from twopc.commit_log import CommitLog, read_decision
+from twopc.commit_log import CommitLog, read_decision, read_tail
 from twopc.entries import Decision, Entry
 from twopc.errors import (
     ConfigurationError,
@@ -54,22 +54,26 @@ from twopc.figures import Figures
 from twopc.log_store import LogStore, open_store
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
+from twopc.places import refuse_within_outputs
 from twopc.plugins import notify
 from twopc.reads import differences, told
 from twopc.resting import REST_INTERVAL_S, Resting
-from twopc.retrying import until_answered
+from twopc.retrying import Waits, until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.staging import DamagedCopy, Stage
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 InSink: TypeAlias = "tuple[TwoPhaseCommitSink[Any], Committable]"
+
+START_TIMEOUT_S = 60.0
 
 SEAL_PATIENCE_S = 120.0
 """How long a target may give no answer before the decision, such as while its brokers are restarted one by one. Then
@@ -91,6 +95,10 @@ class Coordinator:
         commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
         rest_interval_s: how long after a batch, and how often from then on, to ``rest`` on a thread of its own; or None
             for never.
+        start_timeout_s: how long a target system may give no answer before the first decision of a new log. From the
+            first decision on, there is no such limit: only the target's answer ends a decided transaction.
+        gives_up: asked each time that a target system has given no answer; True ends the wait. The call that waits
+            raises ``Retriable``, and the next one recovers.
     """
 
     def __init__(
@@ -102,6 +110,9 @@ class Coordinator:
         stage: str | Stage | None = None,
         commits_at_once: int = 16,
         rest_interval_s: float | None = REST_INTERVAL_S,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        gives_up: Callable[[CallRetried], bool] = lambda _: False,
     ) -> None:
         _check(sinks)
         self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
@@ -109,20 +120,49 @@ class Coordinator:
         self._owner = owner
         self._first_batch_id = first_batch_id
         self._stage = Stage(stage) if isinstance(stage, str) else stage
+        refuse_within_outputs("the commit log", self._store.url, self._sinks)
+        if self._stage is not None:
+            refuse_within_outputs("the stage", self._stage.url, self._sinks)
         self._commits_at_once = commits_at_once
+        self._start_timeout_s = start_timeout_s
+        self._gives_up = gives_up
         self._phase = Phase.CLOSED
         self._figures = Figures()
         self._one_at_a_time = threading.Lock()
         self._batch_or_rest = threading.Lock()
-        self._given_up = threading.Event()
+        self._waits = Waits()
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
         self._has_notice = False
         self._log: CommitLog
+        self._tail_when_closed: Entry | None = None
 
     @property
     def phase(self) -> Phase:
         return self._phase
+
+    @property
+    def waited_s(self) -> float:
+        """For how long the oldest call to a target system that has no answer yet is repeated; 0 where there is none."""
+        return self._waits.longest_s
+
+    @property
+    def next_batch_id(self) -> int:
+        """The first batch that the log has not decided: where a loop of your own begins after a restart. Call
+        ``recover`` as well, which commits the last batch if it is decided and no more than that. Reads the log, and
+        opens nothing.
+
+        Raises:
+            TwoPhaseCommitError: the log can't be read.
+        """
+        newest = read_tail(self._store)
+        decided = newest[1].decided if newest else None
+        return self._first_batch_id if decided is None else decided + 1
+
+    @property
+    def _tail(self) -> Entry | None:
+        """The newest entry of the log that is known; None where there is none."""
+        return self._tail_when_closed if self._phase is Phase.CLOSED else self._log.tail
 
     def run(
         self,
@@ -184,6 +224,20 @@ class Coordinator:
             self._attach(CommitLog.resume(self._store, log_id, incarnation))
             self._enter(Phase.IDLE)
 
+    def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
+        """Make sure that each sink named in ``schemas`` can write such records. Before the first batch, or the next.
+
+        Raises:
+            Refused: one can't; nothing was written.
+            TwoPhaseCommitError: like ``run``.
+        """
+        with self._alone("validate", waits=True):
+            if self._phase is Phase.CLOSED:
+                self._tail_when_closed = (read_tail(self._store) or (0, None))[1]
+            for name, schema in schemas.items():
+                self._until_started(f"look at what sink {name} writes to", self._sinks[name].require_valid, schema)
+            self._post(None)
+
     def rest(self) -> None:
         """Between batches: record in the log that everything decided is committed, and roll back what lost attempts
         began after the last sweep. Does nothing where a batch runs or none has run.
@@ -221,7 +275,7 @@ class Coordinator:
             try:
                 if self._phase is Phase.IDLE:
                     # A lost attempt may have begun after the last batch's sweep.
-                    self._until_answered("sweep at the end", self._sweep, False)
+                    self._until_started("sweep at the end", self._sweep, False)
                     self._log.close()
                     self._enter(Phase.CLOSED)
             finally:
@@ -235,7 +289,7 @@ class Coordinator:
         if within or not self._one_at_a_time.acquire(blocking=waits):
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
         self._running_in = threading.get_ident()
-        self._given_up.clear()
+        self._waits.given_up.clear()
         try:
             with self._batch_or_rest:
                 yield
@@ -262,7 +316,7 @@ class Coordinator:
         self._enter(Phase.RECOVERING)
         prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
         self._attach(CommitLog.open(self._store, self._owner, prefixes))
-        self._until_answered("sweep at recovery", self._sweep, True)
+        self._until_started("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 
     def _attach(self, log: CommitLog) -> None:
@@ -270,7 +324,7 @@ class Coordinator:
         self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
-            self._until_answered(f"look at the target of sink {name}", sink.open)
+            self._until_started(f"look at the target of sink {name}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         self._commit_through(self._log.tail.decided, recovered=True)
@@ -311,13 +365,12 @@ class Coordinator:
                 f"there are votes for {', '.join(sorted(strangers))}, which are no sinks of this log"
             )
         return {
-            name: until_answered(
+            name: self._until_answered(
                 f"{round}: seal of sink {name}",
                 _sealed,
                 sink,
                 [vote[name] for vote in votes if name in vote],
                 started,
-                tell=self._tell,
                 patience_s=SEAL_PATIENCE_S,
             )
             for name, sink in self._sinks.items()
@@ -397,8 +450,7 @@ class Coordinator:
                 lost.append((sink, committable))
             else:
                 errors.append(error)
-        if errors:
-            raise max(errors, key=lambda error: isinstance(error, OperatorRequired))
+        _raise_worst(errors)
         return self._replay(batch_id, lost) if lost else []
 
     def _replay(self, batch_id: int, lost: Sequence[InSink]) -> list[InSink]:
@@ -431,13 +483,14 @@ class Coordinator:
             try:
                 return list(pool.map(call, *zip(*work, strict=True)))
             except BaseException:  # such as Ctrl-C: else the pool would wait for as long as its targets are away
-                self._given_up.set()
+                self._waits.given_up.set()
                 raise
 
     def _commit(self, sink: TwoPhaseCommitSink[Any], batch_id: int, committable: Committable, recovered: bool) -> None:
         what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
         try:
-            self._until_answered(what, self._commit_once, sink, committable, recovered)
+            among = f"batch {batch_id} is decided; commits of {sink.transactional_ids.scope}"
+            self._until_answered(what, self._commit_once, sink, committable, recovered, among=among)
         except TransactionLost as error:
             if committable.staged and sink.stage is None:
                 raise TransactionLost(
@@ -461,31 +514,46 @@ class Coordinator:
     def _sweep(self, recovered: bool) -> None:
         """Abort what is open and undecided, and remove the copies that nothing will ask for.
 
-        Looks again after an abort, until there is nothing new: a target may have left a part open, which holds back
-        readers.
+        Raises:
+            Fenced: a newer coordinator sweeps.
+            Exception: a sink can't be swept. All others have been: what is open may hold locks.
         """
-        aborted: list[InSink] = []
-        while (undecided := self._undecided()) and undecided != aborted:
-            for sink, transaction in undecided:
+        errors: list[Exception] = []
+        for sink in self._sinks.values():
+            try:
+                self._sweep_sink(sink, recovered)
+            except Fenced:
+                raise
+            except Exception as error:  # noqa: BLE001  # raised below, when all are swept
+                logger.warning("sweep of sink %s: %s", _name(sink), error)
+                errors.append(error)
+        _raise_worst(errors)
+        self._remove_copies()
+
+    def _sweep_sink(self, sink: TwoPhaseCommitSink[Any], recovered: bool) -> None:
+        """Looks again after an abort, until there is nothing new: a target may have left a part open, which holds back
+        readers."""
+        aborted: list[Committable] = []
+        while (undecided := self._undecided(sink)) and undecided != aborted:
+            for transaction in undecided:
                 sink.abort(transaction)
                 self._tell(TransactionAborted(_name(sink), transaction, recovered))
             aborted = undecided
-        self._remove_copies()
 
-    def _undecided(self) -> list[InSink]:
+    def _undecided(self, sink: TwoPhaseCommitSink[Any]) -> list[Committable]:
         """What is open and owned by this log, and neither decided nor a newer incarnation's.
 
         The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then
         abort exactly what was listed. What a newer one begins later has another epoch or name and is out of reach.
         """
-        open_ = [(sink, transaction) for sink in self._sinks.values() for transaction in sink.recover()]
+        open_ = list(sink.recover())
         if not open_:
             return []
         self._log.verify()
         decided = [c for d in self._log.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
         return [
-            (sink, transaction)
-            for sink, transaction in open_
+            transaction
+            for transaction in open_
             if not any(transaction.is_same_transaction(committable) for committable in decided)
         ]
 
@@ -508,25 +576,51 @@ class Coordinator:
         self._post(None)
         self._tell(PhaseEntered(phase, batch_id))
 
-    def _until_answered(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        return until_answered(what, call, *arguments, tell=self._tell, given_up=self._given_up)
+    def _until_answered(
+        self,
+        what: str,
+        call: Callable[..., ResultT],
+        *arguments: object,
+        patience_s: float | None = None,
+        among: str | None = None,
+    ) -> ResultT:
+        return until_answered(
+            what, call, *arguments, tell=self._tell, patience_s=patience_s, waits=self._waits, among=among
+        )
+
+    def _until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """The same, with a limit before the first decision: nobody depends on the answer then, and the likely reason
+        for none is a wrong option."""
+        if self._tail is not None and self._tail.decided is not None:
+            return self._until_answered(what, call, *arguments)
+        try:
+            return self._until_answered(what, call, *arguments, patience_s=self._start_timeout_s)
+        except Retriable as error:
+            if self._waits.given_up.is_set():
+                raise
+            raise Retriable(
+                f"{what}: no answer for {self._start_timeout_s:g} s, the limit 'start_timeout_s' before the first"
+                f" decision in the log at {self._store.url}. Nothing was written. The last answer: {error}"
+            ) from error
 
     def _tell(self, event: Event) -> None:
         self._figures.count(event)
         notify(event)
-        if isinstance(event, CallRetried) and event.needs_operator:
-            self._post(event)
+        if isinstance(event, CallRetried):
+            if self._gives_up(event):
+                self._waits.given_up.set()
+            if event.needs_operator:
+                self._post(event)
 
     def _post(self, event: CallRetried | None) -> None:
         """Tell beside the log what is waited for, or with None that nothing is any more."""
-        if event is None and not self._has_notice:
-            return
-        self._has_notice = event is not None
         try:
-            if event is None:
+            if event is None and self._has_notice:
+                self._has_notice = False
                 notices.withdraw(self._store)
-            else:
-                notices.post(self._store, self._log.tail, event)
+            elif event is not None and (tail := self._tail):
+                self._has_notice = True
+                notices.post(self._store, tail, event)
         except Exception as error:  # noqa: BLE001  # the log tells it, too
             logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
 
@@ -537,6 +631,12 @@ class Coordinator:
         logger.info("%s", batch)
         self._tell(batch)
         return batch
+
+
+def _raise_worst(errors: Sequence[Exception]) -> None:
+    """Raise the one that is the least likely to go away by itself, if there is one."""
+    if errors:
+        raise max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))
 
 
 def is_known(
@@ -589,7 +689,7 @@ def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str)
     raise LogMismatch(
         f"the query is at batch {batch_id}, and its commit log at {log} has decided batch {newest}, so only {newest} or"
         f" {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of the same age:"
-        f" {way_out}, or start both anew."
+        f" {way_out}, or start both anew. A loop without Spark begins at coordinator.next_batch_id."
     )
 
 

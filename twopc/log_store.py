@@ -13,16 +13,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsspec.core import split_protocol, url_to_fs
+from fsspec.core import url_to_fs
 
 from twopc.errors import ConfigurationError, Retriable
 from twopc.mounts import Mount, mount_of
+from twopc.places import LOCAL, canonical, parsed_place
 
 logger = logging.getLogger(__name__)
 
 _SUFFIX = ".json"
 _ASIDE = ".aside"
 _PROBE = ".probe"
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP, errno.ENAMETOOLONG)
+"""What a file system answers for good. EPERM, to a hard link: this disk has none, link(2)."""
 _NOTICE = "notice.json"
 _ASIDE_LIVES_S = 3600
 """How long a writer may take from its first byte to its link. Then what it wrote aside counts as left behind."""
@@ -93,12 +96,13 @@ def open_store(url: str, **storage_options: Any) -> LocalStore | ObjectStore:
             is not given comes from fsspec's configuration, or from the client's own.
 
     Raises:
-        ConfigurationError: another kind of store, a client that is not installed, options that it does not take.
+        ConfigurationError: another kind of store, a client that is not installed, options that it does not take, a
+            password in the URL.
     """
-    protocol, path = split_protocol(url)
+    protocol, path = parsed_place("the commit log", url)
     if protocol in _CREATES_EXCLUSIVELY:
-        return ObjectStore(url, storage_options)
-    if protocol not in (None, "file", "local"):
+        return ObjectStore(canonical(protocol, path), storage_options)
+    if protocol not in LOCAL:
         raise ConfigurationError(
             f"a commit log can't be kept at {protocol}://: that is not known to create a file only where there is none,"
             f" in one step, as file, {', '.join(sorted(_CREATES_EXCLUSIVELY))} do. Keep the log at one of these; the"
@@ -120,20 +124,24 @@ class LocalStore:
 
     def slots(self) -> list[int]:
         try:
-            names = [path.name for path in self._folder.iterdir()]
+            with self._permitted("read"):
+                names = [path.name for path in self._folder.iterdir()]
         except FileNotFoundError:
             return []
         self._asides = [name for name in names if name.endswith(_ASIDE)]
         return _slots(names)
 
     def read(self, slot: int) -> bytes:
-        return (self._folder / entry_name(slot)).read_bytes()
+        with self._permitted("read"):
+            return (self._folder / entry_name(slot)).read_bytes()
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        make_folder(self._folder)
+        with self._permitted("written"):
+            make_folder(self._folder)
         with self._written_aside(data) as aside:
             try:
-                os.link(aside, self._folder / entry_name(slot))
+                with self._permitted("written"):
+                    os.link(aside, self._folder / entry_name(slot))
             finally:
                 self._sync(slot)  # also what another writer linked and could not sync
             self._remove_asides_of_the_killed(aside)
@@ -156,7 +164,9 @@ class LocalStore:
     def _written_aside(self, data: bytes) -> Iterator[Path]:
         aside = self._folder / f".{uuid.uuid4().hex}{_ASIDE}"
         try:
-            with aside.open("xb") as file:
+            with self._permitted("written"):
+                opened = aside.open("xb")
+            with opened as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
@@ -172,6 +182,23 @@ class LocalStore:
                 aside = self._folder / name
                 if mine.stat().st_mtime - aside.stat().st_mtime > _ASIDE_LIVES_S:
                     aside.unlink()
+
+    @contextlib.contextmanager
+    def _permitted(self, done: str) -> Iterator[None]:
+        """Around one step, which does nothing where it is refused for good.
+
+        Raises:
+            ConfigurationError: it is.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _REFUSED:
+                raise
+            raise ConfigurationError(
+                f"the commit log at {self.url} can't be {done}: {error.strerror} ({error.filename}). Give this process,"
+                f" which runs as user {os.geteuid()}, a folder that it may read and write, on a disk with hard links"
+            ) from error
 
     def delete(self, slot: int) -> None:
         (self._folder / entry_name(slot)).unlink(missing_ok=True)
@@ -228,7 +255,7 @@ class ObjectStore:
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"
-                " pip install 'twopc[s3]'), and does it take these options?"
+                " pip install 'twopc-core[s3]'), and does it take these options?"
             ) from error
         self._folder = folder.rstrip("/")
         self._is_tried = False
@@ -326,11 +353,19 @@ class ObjectStore:
                 " credentials and rights; docs/stores.md says how to give them"
             ) from error
         except Exception as error:
+            if type(error).__name__ in _NO_CREDENTIALS:
+                raise ConfigurationError(
+                    f"the client of the commit log at {self.url} finds no credentials ({error}). Nothing was asked of"
+                    " the store; docs/stores.md says how to give them"
+                ) from error
             raise Retriable(
                 f"the store of the commit log at {self.url} gave no answer ({type(error).__name__}: {error}). Is it up,"
                 " and are the client's options right? docs/stores.md says how to give them"
             ) from error
 
+
+_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
+"""Errors of botocore, by name as the core does not import it: raised before any request, and repeated in vain."""
 
 LATE_LISTINGS = (
     "it may show what other machines write there a minute late. A driver that still runs on one of them could then roll"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,6 +27,13 @@ class Option:
 def names(options: Iterable[Option]) -> tuple[str, ...]:
     """Their names, in the same order."""
     return tuple(option.name for option in options)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence that offers the nearest of ``known`` for a misspelt ``name``, after a space; empty where none is
+    near."""
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def table(options: Iterable[Option]) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -15,6 +17,12 @@ from twopc.plugins import notify
 
 logger = logging.getLogger(__name__)
 
+FIRST_LINE_S = 1.0
+"""A wait that is shorter is not logged."""
+
+LINES_APART_S = 60.0
+"""How far apart the log lines of one long wait are at most; until then each comes after twice the time of the last."""
+
 
 ResultT = TypeVar("ResultT")
 
@@ -25,35 +33,87 @@ def until_answered(
     *arguments: object,
     tell: Callable[[Event], None] = notify,
     patience_s: float | None = None,
-    given_up: threading.Event | None = None,
+    waits: Waits | None = None,
+    among: str | None = None,
 ) -> ResultT:
-    """Call until no ``Retriable`` is raised, and return the result. ``what`` names the call to a person.
+    """Call until no ``Retriable`` is raised, and return the result. ``what`` names the call to an operator.
 
-    Without ``patience_s`` there is no limit: only its target's definite word ends a decided transaction.
+    Without ``patience_s`` there is no limit: only its target's definite word ends a decided transaction. ``waits`` are
+    the other calls of the same caller. Those of them that have the same name in ``among`` are logged together.
 
     Raises:
-        Retriable: there was no answer for ``patience_s``, or until ``given_up`` was set.
+        Retriable: there was no answer for ``patience_s``, or until ``waits.given_up`` was set.
     """
+    waits = waits or Waits()
+    ended = waits.given_up
 
     def told(state: tenacity.RetryCallState) -> None:
-        reason = str(state.outcome.exception()) if state.outcome else ""
+        error = state.outcome and state.outcome.exception()
+        reason = str(error or "")
         event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, state.seconds_since_start or 0.0)
-        level = logging.ERROR if event.needs_operator else logging.WARNING
-        message = "%s: no answer for %.0f s (%s), again in %.1f s"
-        logger.log(level, message, what, event.waited_s, reason, event.wait_s)
+        waits.log(among or what, event)
         tell(event)
+        if error and ended.is_set():  # 'tell' may have set it
+            raise error
 
-    given_up = given_up or threading.Event()
     stops = tenacity.stop_never if patience_s is None else tenacity.stop_after_delay(patience_s)
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(Retriable),
         wait=_WAIT,
-        stop=stops | tenacity.stop_when_event_set(given_up),
-        sleep=tenacity.sleep_using_event(given_up),
+        stop=stops | tenacity.stop_when_event_set(ended),
+        sleep=tenacity.sleep_using_event(ended),
         before_sleep=told,
         reraise=True,
     )
-    return retrying(call, *arguments)
+    try:
+        return retrying(call, *arguments)
+    finally:
+        waits.end(among or what, what)
 
 
 _WAIT = tenacity.wait_exponential(multiplier=0.01, max=1) + tenacity.wait_random(0, 0.01)
+
+
+class Waits:
+    """The calls of one caller that wait for an answer: logged together, and given up together.
+
+    Attributes:
+        given_up: ends all waits when it is set.
+    """
+
+    def __init__(self) -> None:
+        self.given_up = threading.Event()
+        self._lock = threading.Lock()
+        self._calls: dict[str, dict[str, float]] = {}  # name → call → since when, by time.monotonic
+        self._next_line_s: dict[str, float] = {}  # by time.monotonic
+
+    @property
+    def longest_s(self) -> float:
+        """For how long the oldest call that waits now has waited; 0 where none does."""
+        with self._lock:
+            now_s = time.monotonic()
+            return max((now_s - since_s for calls in self._calls.values() for since_s in calls.values()), default=0.0)
+
+    def log(self, name: str, event: CallRetried) -> None:
+        """Log a line for all calls of that name, if one is due."""
+        now_s = time.monotonic()
+        with self._lock:
+            calls = self._calls.setdefault(name, {})
+            calls[event.what] = now_s - event.waited_s
+            if event.waited_s < FIRST_LINE_S or now_s < self._next_line_s.get(name, -math.inf):
+                return
+            self._next_line_s[name] = now_s + min(event.waited_s, LINES_APART_S)
+            count = len(calls)
+        level = logging.ERROR if event.needs_operator else logging.WARNING
+        to = f" to {count} calls" if count > 1 else ""
+        message = "%s: no answer%s for %.0f s (%s), again in %.1f s"
+        logger.log(level, message, name if count > 1 else event.what, to, event.waited_s, event.reason, event.wait_s)
+
+    def end(self, name: str, what: str) -> None:
+        """Forget a call that has ended."""
+        with self._lock:
+            calls = self._calls.get(name, {})
+            calls.pop(what, None)
+            if not calls:
+                self._calls.pop(name, None)
+                self._next_line_s.pop(name, None)

@@ -46,6 +46,10 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """Whether its part of a batch is committed only when the batch is complete in all other sinks: for what tells
     readers how far those are, which must never be ahead of them."""
 
+    output_folder: str | None = None
+    """The folder whose files readers take for records, as path or URL, or None where the sink writes no files. Logs,
+    copies and checkpoints must lie outside of it, or below a name that its readers pass over."""
+
     pending: PendingTransactions
     stage: Stage | None = None
     _transactional_ids: TransactionalIdPool

@@ -18,6 +18,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.log_store import make_folder, names_in, sync_folder
+from twopc.places import canonical, parsed_place
 from twopc.transactional_ids import TransactionId
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ class Stage:
 
     url: str
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", canonical(*parsed_place("the stage", self.url)))
 
     def create(self, transaction_id: TransactionId, schema: pa.Schema) -> StagedCopy:
         """Begin the copy of one transaction's records."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka import control
 from twopc_kafka.connections import OfProcess
+from twopc_kafka.control import CONNECT_TIMEOUT_MS
 from twopc_kafka.options import WRITERS
 
 pytestmark = pytest.mark.kafka
@@ -147,6 +149,19 @@ def test_the_arrow_writer_does_not_get_past_a_wrong_login_or_a_wrong_broker(
     with pytest.raises((RoundAborted, OperatorRequired)):
         pre_committed(sink)
     assert re.search(reason, caplog.text + second_broker.broker.log_file.read_text())
+
+
+def test_a_wrong_password_is_told_in_the_brokers_words_at_once(
+    second_broker: Any, make_topic: Any, make_sink: Any, tmp_path: Path
+) -> None:
+    login = by_scram(second_broker, tmp_path) | {"sasl_password": "wrong"}
+    sink = make_sink(make_topic(on=second_broker.broker), **login)
+    began = time.monotonic()
+    with pytest.raises(
+        OperatorRequired, match=r"the brokers refuse the login: .*Authentication failed.*'sasl\.password'"
+    ):
+        sink.open()
+    assert time.monotonic() - began < CONNECT_TIMEOUT_MS / 1000
 
 
 def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, make_topic: Any, make_sink: Any) -> None:

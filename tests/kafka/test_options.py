@@ -207,6 +207,20 @@ def test_options_of_librdkafka_pass_through_and_win_over_the_defaults() -> None:
     assert properties["partitioner"] == DEFAULTS["partitioner"] == "murmur2_random"
 
 
+@pytest.mark.parametrize(
+    ("misspelt", "meant"), [("topci", "topic"), ("transaction.timeout", "transaction.timeout.ms"), ("Topic", "topic")]
+)
+@pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
+def test_a_misspelt_option_gets_the_nearest_one(misspelt: str, meant: str, writer: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"no option '{misspelt}'\. Did you mean '{meant}'\?"):
+        parse_options({**SERVERS, "writer": writer, misspelt: "5"})
+
+
+def test_the_spelling_of_sparks_own_sink_is_answered_with_ours() -> None:
+    with pytest.raises(ConfigurationError, match=r"'kafka\.bootstrap\.servers'.*: write 'bootstrap\.servers'"):
+        parse_options({"kafka.bootstrap.servers": "a:9092", "topic": "orders"})
+
+
 def test_the_default_wait_for_a_record_is_never_longer_than_its_transaction() -> None:
     assert parse_options(SERVERS).properties["message.timeout.ms"] == 120_000
     assert parse_options({**SERVERS, "transaction.timeout.ms": "5000"}).properties["message.timeout.ms"] == 5000

@@ -126,7 +126,7 @@ def test_no_secret_is_in_logs_entries_events_errors_process_lists_or_what_the_co
     files = [file for file in folder.rglob("*") if file.is_file()]
     told += "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     loggers = ["py4j.client", "kafka.net", "twopc_kafka.writer", "botocore"]
-    events = ["event: BatchFinished", "violates check", "RoundAborted", "refuses this client"]
+    events = ["event: BatchFinished", "breaks the table's rules", "RecordRefused", "refuses this client"]
     assert [heard for heard in loggers + events if heard not in told] == []
     for secret in secrets:
         assert secret not in told

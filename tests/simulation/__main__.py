@@ -19,11 +19,12 @@ from pathlib import Path
 from queue import Empty
 from typing import Any, TypeAlias
 
-from rich.progress import Progress, TextColumn
+from rich.progress import TextColumn
 
 from tests.simulation.exploration import SMALL, SMALLEST, TINY, Failure, pairs, shortest, singles, triples
 from tests.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
 from tests.simulation.world import CRASH_POINTS, Fault
+from twopc.cli.progress import ProgressLines
 
 SHARES = {"pairs": 0.4, "triples": 0.2, "seeds": 0.4}
 """Of the time; what pairs leave of theirs goes to the next. Ten minutes on two cores do for the smallest spaces."""
@@ -118,7 +119,7 @@ def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, repo
     for process in processes:
         process.start()
     report.parent.mkdir(parents=True, exist_ok=True)
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[found]}")) as progress:
+    with ProgressLines(*ProgressLines.get_default_columns(), TextColumn("{task.fields[found]}")) as progress:
         bar = progress.add_task("schedules", total=seconds, found="")
         while any(process.is_alive() for process in processes) or not told.empty():
             with contextlib.suppress(Empty):

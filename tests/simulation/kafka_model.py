@@ -405,7 +405,7 @@ class ModelLeaders(Leaders):
     def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
         return Seen(self._step(LEADER, self._broker.open_transactions)) if partitions or topic else Seen()
 
-    def topic_ids(self, topics: Collection[str], max_age_s: float) -> dict[str, str]:
+    def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
         return {}  # none is ever deleted
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:

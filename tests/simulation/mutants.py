@@ -152,11 +152,11 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep at recovery is forgotten",
-        (Edit(f"{COORDINATOR}._open", 'self._until_answered("sweep at recovery", self._sweep, True)', ""),),
+        (Edit(f"{COORDINATOR}._open", 'self._until_started("sweep at recovery", self._sweep, True)', ""),),
     ),
     Mutant(
         "the sweep at a clean stop is forgotten",
-        (Edit(f"{COORDINATOR}.close", 'self._until_answered("sweep at the end", self._sweep, False)', ""),),
+        (Edit(f"{COORDINATOR}.close", 'self._until_started("sweep at the end", self._sweep, False)', ""),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
@@ -170,7 +170,7 @@ MUTANTS = (
         "the sweep reads the log's tail before it lists",
         (
             Edit(f"{COORDINATOR}._undecided", "self._log.verify()", ""),
-            Edit(f"{COORDINATOR}._undecided", "open_ = [", "self._log.verify()\n        open_ = ["),
+            Edit(f"{COORDINATOR}._undecided", "open_ = list", "self._log.verify()\n        open_ = list"),
         ),
         (ONE,),
         in_pairs=ASLEEP,
@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep does not look again after an abort",
-        (Edit(f"{COORDINATOR}._sweep", "while (undecided", "if (undecided"),),
+        (Edit(f"{COORDINATOR}._sweep_sink", "while (undecided", "if (undecided"),),
         (RECURRING,),
         in_turn=((Fault.DRIVER_DIES,), (Fault.MARKER_LEFT_OUT,)),
     ),
@@ -199,7 +199,7 @@ MUTANTS = (
             Edit(
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
-                """self._until_answered("sweep at recovery", self._sweep, True)
+                """self._until_started("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
             Edit(
@@ -239,7 +239,7 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction that is lost is passed over",
-        (Edit(f"{COORDINATOR}._attempt_commits", "if errors:", "if False:"),),
+        (Edit(f"{COORDINATOR}._attempt_commits", "_raise_worst(errors)", "pass"),),
     ),
     Mutant(
         "what is committed is committed again after a replay",
@@ -271,7 +271,7 @@ MUTANTS = (
     ),
     Mutant(
         "what was rolled back and hangs is not swept",
-        (Edit(f"{KAFKA}.recover", "[*open_, *self._hanging()]", "open_"),),
+        (Edit(f"{KAFKA}.recover", "else [*open_, *self._hanging()]", "else open_"),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(
@@ -297,7 +297,7 @@ MUTANTS = (
             Edit(
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
-                """self._until_answered("sweep at recovery", self._sweep, True)
+                """self._until_started("sweep at recovery", self._sweep, True)
         self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
         ),
@@ -709,8 +709,12 @@ def main(report: Path) -> int:
     for mutant in MUTANTS:
         with applied(mutant):
             """The code is there that each of them changes."""
+    caught = []
     with multiprocessing.Pool() as pool:
-        caught = pool.map(_catch_alone, range(len(MUTANTS)), chunksize=1)
+        for number, one in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1), 1):
+            verdict = f"caught after {one.tried} schedules" if one else "SURVIVES"
+            print(f"{number} of {len(MUTANTS)}: {verdict}: {MUTANTS[number - 1].name}", flush=True)
+            caught.append(one)
     rows = {
         one.mutant.name: {
             "where": one.mutant.edits[0].where,

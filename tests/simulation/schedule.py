@@ -111,6 +111,7 @@ class SimulatedFileSink(FileSink):
         self._format = RowsFormat()  # type: ignore[assignment]
         self._layout = Layout()
         self._batch_logs = ()
+        self._hidden_since = {}
 
     def validate(self, schema: object) -> None:
         """Records of the simulation are no Arrow."""
@@ -147,9 +148,8 @@ def _until_answered(
     _what: str,
     call: Callable[..., ResultT],
     *arguments: object,
-    tell: object = None,
     patience_s: float | None = None,
-    given_up: object = None,
+    **_of_logging: object,
 ) -> ResultT:
     """As much of tenacity as the real code uses: a third of the time of a run would go into its own. Whose patience has
     an end asks twice."""

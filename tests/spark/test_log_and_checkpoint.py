@@ -10,8 +10,9 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
+import twopc
 from twopc import Committable
-from twopc.spark import ForeachBatch, foreach_batch
+from twopc.spark import ForeachBatch, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -137,3 +138,21 @@ def test_a_sink_that_vetoes_stops_the_query_with_its_own_words(pipeline: Pipelin
     assert pipeline.archived() == []  # the other sink did vote yes
     assert pipeline.staged() == []
     assert pipeline.entries("decide") == []
+
+
+def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_written(
+    pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pipeline.add_batch(rows(1))
+    log = tmp_path_factory.mktemp("elsewhere") / "log"
+    archive = twopc.create_sink("files", {"path": str(pipeline.folder), "format": "json"})
+    with pytest.raises(StreamingQueryException, match=r"the checkpoint is at .*, where sink 'sink' writes"):
+        pipeline.run(foreach_batch(archive, log=str(log)))
+    pipeline.spark.dataSource.register(TwoPhaseCommitDataSource)
+    options = {"sink": "files", "path": str(pipeline.folder), "log": str(log)}
+    writing = pipeline.source().writeStream.format("twopc").options(**options)
+    query = writing.option("checkpointLocation", str(pipeline.folder / "another")).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=r"the checkpoint is at .*, where sink 'sink' writes"):
+        query.awaitTermination()
+    assert not log.exists()
+    assert list(pipeline.folder.glob("part-*")) == []

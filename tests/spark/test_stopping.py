@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
 
 import twopc
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
+from twopc.spark.stopping import interrupts_as_spark_knows_them
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pyarrow as pa
 
     from tests.spark.conftest import Hold, Pipeline, Rows
     from twopc import Committable
@@ -155,6 +160,98 @@ def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_run
     pipeline.run(writer(pipeline))
     assert pipeline.archived_ids() == [1, 2]
     assert decided(pipeline) == [0, 1]
+
+
+# A target system that gives no answer. -------------------------------------------------------------------------------
+
+QUESTIONS = ("validate", "open", "seal", "commit", "complete", "recover")
+
+
+class Silent(FileSink):
+    """Its target system does not answer the question of which there is a file in ``folder``."""
+
+    def __init__(self, options: dict[str, str], folder: Path) -> None:
+        super().__init__(options)
+        self.folder = folder
+
+    def _ask(self, question: str) -> None:
+        if (self.folder / question).exists():
+            (self.folder / "asked").touch()
+            raise Retriable("no server answers at silent:1")
+
+    def validate(self, schema: pa.Schema) -> None:
+        self._ask("validate")
+        super().validate(schema)
+
+    def open(self) -> None:
+        self._ask("open")
+        super().open()
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        self._ask("seal")
+        return super().seal(committables, age_s)
+
+    def commit(self, committable: Committable) -> None:
+        self._ask("commit")
+        super().commit(committable)
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        self._ask("complete")
+        super().complete(batch_id, committables)
+
+    def recover(self) -> Iterable[Committable]:
+        self._ask("recover")
+        return super().recover()
+
+
+@pytest.mark.parametrize("end", [stop, StreamingQuery.stop], ids=["twopc.spark.stop", "query.stop"])
+def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_goes_on_later(
+    pipeline: Pipeline, end: Callable[[StreamingQuery], None]
+) -> None:
+    folder = pipeline.folder / "silent"
+    folder.mkdir()
+    options = {"path": str(pipeline.folder / "archive"), "format": "json"}
+    for number, question in enumerate(QUESTIONS):
+        (folder / question).touch()
+        pipeline.add_batch(rows(number))
+        query = pipeline.start(foreach_batch(Silent(options, folder), log=str(pipeline.log)))
+        wait_until((folder / "asked").exists)
+        began = time.monotonic()
+        end(query)
+        assert time.monotonic() - began < 15
+        assert query.exception() is None
+        (folder / question).unlink()
+        (folder / "asked").unlink()
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == decided(pipeline) == list(range(len(QUESTIONS)))
+
+
+@pytest.mark.parametrize("question", ["validate", "open", "recover"])
+def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
+    pipeline: Pipeline, question: str
+) -> None:
+    folder = pipeline.folder / "silent"
+    folder.mkdir()
+    (folder / question).touch()
+    pipeline.add_batch(rows(1))
+    silent = Silent({"path": str(pipeline.folder / "archive"), "format": "json"}, folder)
+    with pytest.raises(StreamingQueryException, match=r"Retriable: .*no server answers at silent:1"):
+        pipeline.run(foreach_batch(silent, log=str(pipeline.log), start_timeout_s=2))
+    assert decided(pipeline) == []
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (Retriable("no broker answers"), Retriable),
+        (RoundAborted("the round failed before its decision"), RoundAborted),
+    ],
+)
+def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, told: type[Exception]) -> None:
+    if isinstance(raised, RoundAborted):
+        raised.__cause__ = Retriable("no broker answers")
+    with pytest.raises(told, match="batch 7 was broken off"), interrupts_as_spark_knows_them(7, lambda: True):
+        raise raised
 
 
 # twopc.spark.stop. -----------------------------------------------------------------------------------------------

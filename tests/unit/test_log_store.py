@@ -7,6 +7,7 @@ import errno
 import os
 import stat
 import sys
+import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from twopc.errors import ConfigurationError, InDoubt
 from twopc.log_store import LogStore, entry_name, make_folder, open_store
 from twopc.testing import LogStoreContract
 from twopc.transactional_ids import Round
+
+NOBODY = 65534
 
 
 class TestLocalStore(LogStoreContract):
@@ -357,16 +360,67 @@ def test_names_sort_as_numbers_do() -> None:
 
 @pytest.mark.parametrize("protocol", ["hdfs", "http", "sftp", "simplecache::s3"])
 def test_a_store_that_is_not_known_to_create_exclusively_is_refused_and_others_named(protocol: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"at {protocol}://.* file, .*gs.*s3") as refused:
-        open_store(f"{protocol}://me:my-password@host/log")
-    assert "my-password" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match=rf"at {protocol}://.* file, .*gs.*s3"):
+        open_store(f"{protocol}://host/log")
 
 
 def test_a_client_that_is_not_installed_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(_registry, "s3", raising=False)
-    with pytest.raises(ConfigurationError, match=r"Install s3fs.*pip install 'twopc\[s3\]'"):
+    with pytest.raises(ConfigurationError, match=r"Install s3fs.*pip install 'twopc-core\[s3\]'"):
         open_store("s3://bucket/log")
+
+
+def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigurationError, match="the URL of the commit log holds a password") as refused:
+        open_store("s3://my-key:my-secret@bucket/log")
+    assert "my-" not in str(refused.value)
+
+
+def test_a_file_url_with_two_slashes_is_refused_with_the_right_spelling() -> None:
+    with pytest.raises(ConfigurationError, match="Write file:///data/log"):
+        open_store("file://data/log")
+
+
+def test_a_log_below_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"can't be read: Not a directory \(.*file/log\)"):
+        CommitLog.open(open_store(f"{tmp_path}/file/log"), "owner")
+
+
+@contextlib.contextmanager
+def an_ordinary_user() -> Iterator[None]:
+    """Root may write everywhere."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize(("mode", "done"), [(0o555, "written"), (0o000, "read")])
+@pytest.mark.parametrize("name", ["", "new"])
+def test_a_log_that_this_user_may_not_write_is_refused(mode: int, done: str, name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are for root alone
+        Path(folder).chmod(mode)
+        refused = pytest.raises(ConfigurationError, match=f"{folder}.* can't be {done}: Permission denied .*as user")
+        with an_ordinary_user(), refused:
+            CommitLog.open(open_store(f"{folder}/{name}".rstrip("/")), "owner")
+        Path(folder).chmod(0o700)
+
+
+def test_a_log_on_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuses)
+    with pytest.raises(
+        ConfigurationError, match=r"can't be written: Operation not permitted.*on a disk with hard links"
+    ):
+        CommitLog.open(open_store(f"{tmp_path}"), "owner")
 
 
 def test_a_disk_takes_no_storage_options(tmp_path: Path) -> None:

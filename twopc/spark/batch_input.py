@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from twopc.checkpoint.folder import url
 from twopc.checkpoint.offsets import Reads, by_source, parse
 from twopc.checkpoint.source_files import files_read, read_before, stands_for_files, with_files
 from twopc.spark.progress import each, running_query
@@ -28,7 +29,9 @@ class BatchInput:
         self._query = running_query(session, query_id)
         self._offset_log = self._query.offsetLog()
         self._buffer = jvm.java.io.ByteArrayOutputStream()
-        self._folder = _JvmFolder(session, self._query.resolvedCheckpointRoot())
+        root = self._query.resolvedCheckpointRoot()
+        self.checkpoint = url(str(root))
+        self._folder = _JvmFolder(session, root)
         self._folders: list[str] = []
         self._before: Mapping[str, JsonValue] | None = None
 

@@ -11,13 +11,14 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.streaming.query import StreamingQuery
 
-from twopc.coordinator import Coordinator
+from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import ConfigurationError
-from twopc.events import BatchFinished
+from twopc.events import BatchFinished, CallRetried
 from twopc.log_store import LogStore
 from twopc.participant import Participant, Vote
-from twopc.retrying import until_answered
+from twopc.places import refuse_within_outputs
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import refusals
 from twopc.spark.batch_input import BatchInput
@@ -25,9 +26,9 @@ from twopc.spark.columns import ALL, projected
 from twopc.spark.plans import Plans
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
 from twopc.spark.record_batches import limited_by_rows
-from twopc.spark.shipped import Shipped
+from twopc.spark.shipped import Shipped, body
 from twopc.spark.small_batches import on_few_tasks
-from twopc.spark.stopping import Turn, interrupts_as_spark_knows_them, writers
+from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_as_spark_knows_them, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
 from twopc.staging import Stage
 from twopc.transactional_ids import Round
@@ -48,6 +49,7 @@ def foreach_batch(
     progress: Sink | None = None,
     coalesce: bool = True,
     uncapped: bool = True,
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> ForeachBatch:
     """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
 
@@ -66,6 +68,9 @@ def foreach_batch(
         uncapped: end Arrow record batches by Spark's limit of rows alone, where records are small and only the sinks
             run Python. Spark's check of its limit of bytes may take longer than everything else.
 
+        start_timeout_s: how long a target system may give no answer before the query's first batch is decided; then
+            the query fails with the reason. Afterwards it waits as long as it takes.
+
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.
     """
@@ -74,7 +79,7 @@ def foreach_batch(
         raise ConfigurationError(f"{_PROGRESS!r} is the name of 'progress' in the log: give that sink another")
     targets = {name: _target(target) for name, target in named.items()}
     progress = None if progress is None else _target(progress).sink
-    return ForeachBatch(targets, log, stage, first_batch_id, progress, coalesce, uncapped)
+    return ForeachBatch(targets, log, stage, first_batch_id, progress, coalesce, uncapped, start_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class ForeachBatch:
         progress: Sink | None,
         coalesce: bool,
         uncapped: bool,
+        start_timeout_s: float,
     ) -> None:
         self._targets = dict(targets)
         self._log = log
@@ -114,13 +120,14 @@ class ForeachBatch:
         self._progress = progress
         self._coalesce = coalesce
         self._uncapped = uncapped
+        self._start_timeout_s = start_timeout_s
         self._plans = Plans()
         self._last_progress: BatchFinished | None = None
         self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
         self._input: BatchInput | None = None
         self._record_bytes = 0.0
-        self.turn = Turn()
+        self._turn = Turn()
         self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -136,14 +143,17 @@ class ForeachBatch:
                 " writeStream.format('twopc'), which does."
             )
         context = batch.sparkSession.sparkContext
-        with interrupts_as_spark_knows_them(batch_id), self.turn.of_batch(context):
+        with interrupts_as_spark_knows_them(batch_id, self._is_stopped), self._turn.of_batch(context):
             self._write(context, batch, batch_id)
 
     def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
         query_id = _query_id(context)
         coordinator = self._coordinator_of(query_id)
+        batch_input = self._input_of(batch.sparkSession, query_id)
         frame, columns = projected(batch, {name: target.columns for name, target in self._targets.items()})
-        self._validate(columns.schemas(frame))
+        # Here rather than in each task, and before the log is opened.
+        schemas = columns.schemas(frame)
+        coordinator.validate(schemas if self._progress is None else {**schemas, _PROGRESS: OFFSETS_SCHEMA})
         plan = self._plans.of(frame, query_id)
         plan.refuse_too_many_tasks(batch_id, len(self._targets))
         frame = on_few_tasks(frame, plan) if self._coalesce else frame
@@ -156,12 +166,11 @@ class ForeachBatch:
             record_bytes = self._record_bytes if self._uncapped and not plan.python else 0
             by_rows = limited_by_rows(batch.sparkSession, record_bytes)
             with _described(context, description), by_rows, refusals.of_tasks():
-                rows = frame.mapInArrow(task, VOTE_SCHEMA).collect()
+                rows = frame.mapInArrow(body(task), VOTE_SCHEMA).collect()
             self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
             votes = [load_vote(row.vote) for row in rows]
             return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
 
-        batch_input = self._input_of(batch.sparkSession, query_id)
         follows, reads = batch_input.before(batch_id), batch_input.reads(batch_id)
         self._last_progress = coordinator.run(batch_id, phase_one, reads=reads, follows=follows)
         if self._last_progress.already_decided:
@@ -174,6 +183,14 @@ class ForeachBatch:
     def last_progress(self) -> BatchFinished | None:
         """The figures of the last batch that ended well, or None before the first."""
         return self._last_progress
+
+    def between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
+        """See ``Turn.between_batches``."""
+        return self._turn.between_batches(query, self._waits_in_vain)
+
+    def _waits_in_vain(self) -> bool:
+        """Whether the batch under way has waited too long for a target system to let it finish."""
+        return self._coordinator is not None and self._coordinator.waited_s > STOP_PATIENCE_S
 
     def close(self) -> None:
         """Record a clean stop in the log, of a query that has ended by itself; ``stop`` does it for one that runs.
@@ -188,13 +205,6 @@ class ForeachBatch:
             participant.write(_PROGRESS, offsets)
             return participant.pre_commit()
 
-    def _validate(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """Here rather than in each task, and before the log is opened."""
-        for name, schema in schemas.items():
-            until_answered(f"look at what sink {name} writes to", self._targets[name].sink.require_valid, schema)
-        if self._progress is not None:
-            until_answered("look at what the progress is written to", self._progress.require_valid, OFFSETS_SCHEMA)
-
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
             self._query_id, self._coordinator, self._input = query_id, self._new_coordinator(query_id), None
@@ -204,6 +214,7 @@ class ForeachBatch:
     def _input_of(self, session: SparkSession, query_id: str) -> BatchInput:
         if self._input is None or not self._input.is_active:
             self._input = BatchInput(session, query_id)
+            refuse_within_outputs("the checkpoint", self._input.checkpoint, self._sinks())
         return self._input
 
     def _sinks(self) -> dict[str, Sink]:
@@ -211,11 +222,26 @@ class ForeachBatch:
 
     def _new_coordinator(self, query_id: str) -> Coordinator:
         sinks = self._sinks() if self._progress is None else {**self._sinks(), _PROGRESS: self._progress}
-        return Coordinator(sinks, self._log, query_id, self._first_batch_id, self._stage)
+        return Coordinator(
+            sinks,
+            self._log,
+            query_id,
+            self._first_batch_id,
+            self._stage,
+            start_timeout_s=self._start_timeout_s,
+            gives_up=self._gives_up,
+        )
+
+    def _gives_up(self, event: CallRetried) -> bool:
+        """Whether to end the wait for a target system, as the query was stopped."""
+        return event.waited_s > STOP_PATIENCE_S and self._is_stopped()
+
+    def _is_stopped(self) -> bool:
+        return self._input is not None and not self._input.is_active
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self._targets, self._log, self._stage, self._first_batch_id, self._progress)
-        return ForeachBatch, (*given, self._coalesce, self._uncapped)
+        return ForeachBatch, (*given, self._coalesce, self._uncapped, self._start_timeout_s)
 
 
 def _query_id(context: SparkContext) -> str:

@@ -14,6 +14,9 @@ from twopc import errors
 
 _RAISED = re.compile(r"^twopc\.spark\.refusals\.TaskRefused: (.+)$", re.MULTILINE)
 
+_LACKS_TWOPC = re.compile(r"^ModuleNotFoundError: (.* has no package 'twopc'.*)$", re.MULTILINE)
+"""What ``shipped.body`` raises."""
+
 
 class TaskRefused(Exception):
     """A ``Refused`` on its way from a task to the driver, as one line of JSON."""
@@ -51,4 +54,6 @@ def of_tasks() -> Iterator[None]:
             refused: errors.Refused = getattr(errors, kind)(reason)
             vars(refused).update(attributes)
             raise refused from error
+        for reason in _LACKS_TWOPC.findall(str(error))[-1:]:
+            raise errors.ConfigurationError(reason) from None
         raise

@@ -20,12 +20,12 @@ from pyspark.sql.datasource import WriterCommitMessage
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
 from twopc.commit_log import CommitLog
-from twopc.coordinator import Coordinator, is_known
+from twopc.coordinator import START_TIMEOUT_S, Coordinator, is_known
 from twopc.errors import LogMismatch
 from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
+from twopc.places import refuse_within_outputs
 from twopc.plugins import create_sink
-from twopc.retrying import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.shipped import Shipped
 from twopc.transaction import JsonValue
@@ -122,6 +122,7 @@ class Target:
     stage: str | None
     first_batch_id: int
     checkpoint: str | None = None
+    start_timeout_s: float = START_TIMEOUT_S
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
@@ -139,9 +140,12 @@ class Target:
             batch_id, reads = checkpoint.newest()
             follows = read_before(checkpoint, batch_id)
         sink = create_sink(self.backend, self.options)
-        until_answered("look at what the sink writes to", sink.require_valid, schema)
+        if self.checkpoint is not None:
+            refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
+        coordinator = self._coordinator(sink)
         try:
-            tail = self._coordinator(sink).recover()
+            coordinator.validate({SINK: schema})
+            tail = coordinator.recover()
         finally:
             sink.close()
         if batch_id is None:
@@ -181,4 +185,11 @@ class Target:
             logger.warning("could not clean up after the failed batch, which the next start does: %s", error)
 
     def _coordinator(self, sink: TwoPhaseCommitSink[Any]) -> Coordinator:
-        return Coordinator({SINK: sink}, self.log, self.owner, self.first_batch_id, self.stage)
+        return Coordinator(
+            {SINK: sink},
+            self.log,
+            self.owner,
+            self.first_batch_id,
+            self.stage,
+            start_timeout_s=self.start_timeout_s,
+        )

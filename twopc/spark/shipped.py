@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,42 @@ def _loaded(name: str, pickled: bytes, distribution: str) -> TwoPhaseCommitSink[
             " driver."
         ) from error
     return sink
+
+
+def body(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Return ``task`` as a function that Spark can unpickle where this package is missing or is another project's. It
+    then names the host and what to install: Spark itself would name a module. Pickled by value, as it is nested, so it
+    imports within.
+    """
+    dumps: Callable[[object], bytes] = cloudpickle.dumps
+    pickled = dumps(task)
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        from pyspark import cloudpickle
+
+        try:
+            loaded = cloudpickle.loads(pickled)
+        except (ImportError, AttributeError) as error:  # not there, or in another version
+            raise missing(error) from error
+        yield from loaded(batches)
+
+    def missing(error: Exception) -> ModuleNotFoundError:
+        import socket
+        import sys
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = f" of this project, but the distribution 'twopc' {version('twopc')} of another: run"
+            found += " `pip uninstall twopc twopc-core` there, then"
+        except PackageNotFoundError:
+            found = ":" if getattr(error, "name", None) == "twopc" else " that can be loaded:"
+        return ModuleNotFoundError(  # in the words that the driver looks for
+            f"the Python {sys.executable} of the executor at {socket.gethostname()} has no package 'twopc'{found}"
+            " install twopc-core and the distributions of the sinks there on every executor, as on the driver."
+            f" ({type(error).__name__}: {' '.join(str(error).split())})"
+        )
+
+    return run
 
 
 class _HidesWhatIsShipped(logging.Filter):

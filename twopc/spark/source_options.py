@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from twopc.checkpoint.folder import CheckpointFolder, url
+from twopc.coordinator import START_TIMEOUT_S
 from twopc.errors import ConfigurationError
 from twopc.options import Option, names
 from twopc.spark.relay import Target
@@ -34,6 +35,12 @@ OPTIONS = (
         "whole number",
         "the first batch that an empty log accepts; other than 0 only for a query that ran without twopc before",
         "0",
+    ),
+    Option(
+        "start_timeout_s",
+        "whole number",
+        "how many seconds to wait for a target system before the log's first decision",
+        f"{START_TIMEOUT_S:.0f}",
     ),
     Option("batch_id", "whole number", "for batch writes: the number of this one, by which it can be repeated"),
 )
@@ -85,6 +92,7 @@ def _target(options: Mapping[str, str], log: str, owner: str) -> Target:
         owner=owner,
         stage=url(options["stage"]) if "stage" in options else None,
         first_batch_id=_number(options, "first_batch_id") if "first_batch_id" in options else 0,
+        start_timeout_s=_number(options, "start_timeout_s") if "start_timeout_s" in options else START_TIMEOUT_S,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -19,13 +19,16 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
-from twopc.errors import ConfigurationError, RoundAborted
+from twopc.errors import ConfigurationError, Retriable, RoundAborted
 
 if TYPE_CHECKING:
     from twopc.spark.foreach_batch import ForeachBatch
 
 writers: WeakValueDictionary[str, ForeachBatch] = WeakValueDictionary()
 """Who writes a query's batches, by the query's id. A query keeps its writer alive."""
+
+STOP_PATIENCE_S = 5.0
+"""How long a batch that is to end may have waited for a target system."""
 
 _LOOK_AGAIN_S = 0.02
 _INTERRUPT = "java.lang.InterruptedException"
@@ -40,6 +43,9 @@ def stop(query: StreamingQuery) -> None:
     nothing is lost or doubled by it, but the next start recovers. A query without ``foreach_batch``, or before its
     first batch, is stopped by Spark alone.
 
+    A batch that has waited ``STOP_PATIENCE_S`` for a target system is broken off by Spark's ``query.stop()``, and the
+    next start goes on with it.
+
     It does not raise what the batch under way failed with: ``query.exception()`` tells.
 
     Raises:
@@ -47,7 +53,7 @@ def stop(query: StreamingQuery) -> None:
         TwoPhaseCommitError: like ``Coordinator.close``. The query is stopped, and the next start recovers.
     """
     writer = writers.get(query.id)
-    with writer.turn.between_batches(query) if writer else contextlib.nullcontext():
+    with writer.between_batches(query) if writer else contextlib.nullcontext():
         query.stop()
     if writer := writers.get(query.id):
         writer.close()
@@ -79,19 +85,29 @@ class Turn:
             self._lock.release()
 
     @contextlib.contextmanager
-    def between_batches(self, query: StreamingQuery) -> Iterator[None]:
-        """Wait until the batch under way has ended and Spark has noted it, and let none begin."""
+    def between_batches(self, query: StreamingQuery, waits_in_vain: Callable[[], bool]) -> Iterator[None]:
+        """Wait until the batch under way has ended and Spark has noted it, and let none begin. A batch that waits in
+        vain is broken off."""
         if self._in_batch == threading.get_ident():
             raise ConfigurationError("stop(query) came from within a batch, which it would wait for: call it elsewhere")
-        with self._lock:
+        is_broken_off = False
+        while not self._lock.acquire(timeout=_LOOK_AGAIN_S):
+            if not is_broken_off and waits_in_vain():
+                is_broken_off = True
+                with contextlib.suppress(Py4JJavaError):  # its 'stopTimeout': the batch ends all the same
+                    query.stop()
+        try:
             while query.isActive and query.status["isTriggerActive"] and not self._waits:
                 time.sleep(_LOOK_AGAIN_S)
             yield
+        finally:
+            self._lock.release()
 
 
 @contextlib.contextmanager
-def interrupts_as_spark_knows_them(batch_id: int) -> Iterator[None]:
-    """Tell Spark in few words that its ``stop()`` broke the batch off.
+def interrupts_as_spark_knows_them(batch_id: int, is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Tell Spark in few words that its ``stop()`` broke the batch off, amid a call into Java or amid a wait for a
+    target system.
 
     It knows by a regular expression (SPARK-39218), which overflows the stack of the query's thread where it finds
     Java's trace in the text.
@@ -101,9 +117,11 @@ def interrupts_as_spark_knows_them(batch_id: int) -> Iterator[None]:
     except Exception as error:
         cause = error.__cause__ if isinstance(error, RoundAborted) else error
         thrown = cause.java_exception.toString() if isinstance(cause, Py4JJavaError) else ""
-        if not thrown.startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED)):
+        is_interrupt = thrown.startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED))
+        if not is_interrupt and not (isinstance(cause, Retriable) and is_stopped()):
             raise
-        raise RoundAborted(
+        kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
+        raise kind(
             f"batch {batch_id} was broken off: its query was stopped, or its job cancelled. The query's next start goes"
             f" on with it. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_INTERRUPT})"
         ) from None

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from watch import FolderWatcher, TopicWatcher, watching
 
+from twopc.cli.progress import ProgressLines
 from twopc.errors import Retriable
 from twopc_kafka.control import connect
 from twopc_kafka.development import DevelopmentError, KafkaBroker, spark_kafka_jars
@@ -55,7 +56,8 @@ def main() -> int:
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "parquet").mkdir(parents=True)
-    with console.status("starting a Kafka broker"), KafkaBroker() as broker:
+    console.print("starting a Kafka broker ...")
+    with KafkaBroker() as broker:
         for topic in ("flights", "enriched", "baseline"):
             broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
@@ -236,7 +238,7 @@ def recovered(events: list[dict[str, object]], kind: str) -> int:
 def progress_bar() -> Progress:
     """Of what is visible in Kafka."""
     columns = (TextColumn("{task.description:<45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console)
+    return ProgressLines(*columns, console=console)
 
 
 def parsed_arguments() -> argparse.Namespace:

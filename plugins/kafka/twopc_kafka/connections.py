@@ -3,7 +3,7 @@
 kafka-python itself asks the addresses in 'bootstrap.servers' one at a time and can spend its whole timeout on one that
 accepts connections but does not answer. It sends a request that any broker could answer to a single one. It waits
 without limit for a TLS handshake. And while it still sends a large request over a slow network, it counts that time
-against the broker.
+against the broker. And it drops an answer that arrives together with the end of the connection.
 """
 
 from __future__ import annotations
@@ -39,6 +39,12 @@ _ANSWER_MAX_BYTES = 2**31 - 1
 
 _REQUESTS_UNDER_WAY = 1_000
 """For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
+
+_FINAL = (
+    kafka.errors.IncompatibleBrokerVersion,  # of a controller, for example, which serves no clients
+    kafka.errors.SaslAuthenticationFailedError,
+)
+"""With these errors of a broker, no other needs to be asked."""
 
 _NEVER_MS = 86_400_000
 """Disables kafka-python's request timeout, where ``Connections.answer`` applies its own."""
@@ -208,9 +214,9 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         """Implements ``bootstrap``: ask 'bootstrap.servers' for the list of brokers."""
         try:
             return bool(await self._first_success(self._bootstraps(), deadline))
-        except kafka.errors.KafkaTimeoutError:
+        except kafka.errors.KafkaTimeoutError as error:
             servers = self.config["bootstrap_servers"]
-            raise kafka.errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}") from None
+            raise kafka.errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}") from error.__cause__
         finally:
             for address in self.cluster.bootstrap_brokers():  # ends the attempts that are still under way
                 if (connection := self._conns.pop(address.node_id, None)) is not None:
@@ -223,8 +229,8 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         for address in itertools.cycle(addresses):
             self.maybe_raise_auth_failure(address.node_id)
             attempt = attempts.get(address.node_id)
-            if attempt is not None and isinstance(attempt.exception, kafka.errors.IncompatibleBrokerVersion):
-                raise attempt.exception  # a controller, for example, which serves no clients
+            if attempt is not None and isinstance(attempt.exception, _FINAL):
+                raise attempt.exception
             if attempt is None or attempt.is_done:
                 attempts[address.node_id] = self.call_soon(self._bootstrap_from, address.node_id)
             yield attempts[address.node_id]
@@ -256,10 +262,10 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
 
         Raises:
             Exception: all attempts failed; this is the error of the last.
-            KafkaTimeoutError: no attempt succeeded in time.
+            KafkaTimeoutError: no attempt succeeded in time; its cause is the error of the last that failed.
         """
         under_way: list[Future] = []
-        error: BaseException = kafka.errors.KafkaTimeoutError("no broker answered in time")
+        error: BaseException | None = None
         is_more = True
         while deadline is None or time.monotonic() < deadline:
             attempt = next(attempts, None) if is_more else None
@@ -275,8 +281,8 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
                 error = each.exception or error
             under_way = [each for each in under_way if not each.is_done]
             if not is_more and not under_way:
-                raise error
-        raise kafka.errors.KafkaTimeoutError("no broker answered in time")
+                raise error or kafka.errors.KafkaTimeoutError("no broker answered in time")
+        raise kafka.errors.KafkaTimeoutError("no broker answered in time") from error
 
     async def _ended(self, futures: Iterable[Future], timeout_s: float) -> None:
         """Wait until one of ``futures`` has ended, or for ``timeout_s``."""
@@ -307,4 +313,17 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         if not built.is_done:
             self._net.cancel(building)  # also closes its socket
             raise kafka.errors.KafkaConnectionError("the broker did not answer the TLS handshake in time")
-        return await built
+        return _hearing_out(await built)
+
+
+def _hearing_out(transport: Any) -> Any:
+    """Have kafka-python deliver what arrives together with the end of the stream, which it drops: a broker that refuses
+    a login says so and hangs up."""
+    receive = transport._sock_recv  # noqa: SLF001
+
+    def received() -> tuple[bytes, Exception | None]:
+        data, error = receive()
+        return (data, None) if data else (data, error)  # the end is found once more by the next read
+
+    transport._sock_recv = received  # noqa: SLF001
+    return transport

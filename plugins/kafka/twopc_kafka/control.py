@@ -243,9 +243,9 @@ class Control:
             self._manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
         except kafka.errors.KafkaTimeoutError as error:
             raise Retriable(
-                f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s. Is"
-                " 'bootstrap.servers' right, do the brokers run, and do 'security.protocol', login and certificates"
-                " fit their listener? The loggers below 'kafka' tell how each try ended."
+                f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s"
+                f"{'' if error.__cause__ is None else f' ({_told(error.__cause__)})'}. Is 'bootstrap.servers' right, do"
+                " the brokers run, and do 'security.protocol', login and certificates fit their listener?"
             ) from error
 
     # How. -------------------------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class Control:
             raise error(name)
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     return str(error) if isinstance(error, kafka.errors.KafkaError) else f"{type(error).__name__}: {error}"
 
 

@@ -15,7 +15,7 @@ import confluent_kafka
 from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option
+from twopc.options import Option, did_you_mean, names
 from twopc_kafka.arrow.settings import HONOURED, MESSAGE_BYTES, settings
 from twopc_kafka.tokens import OAUTHBEARER, check_tokens, token_provider
 from twopc_kafka.tokens import OPTIONS as TOKEN_OPTIONS
@@ -238,6 +238,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         ConfigurationError: names the option, and never its value.
     """
     _refuse_what_is_no_text(options)
+    _refuse_spellings_of_spark(options)
     properties = dict(options)
     topic = properties.pop("topic", None)
     delivery = str(properties.pop("delivery", EXACTLY_ONCE))
@@ -315,6 +316,15 @@ def _refuse_what_is_no_text(options: Mapping[str, Any]) -> None:
             raise ConfigurationError(f"{name!r} must be text or a number, not {type(value).__name__}")
 
 
+def _refuse_spellings_of_spark(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name.startswith("kafka."):
+            raise ConfigurationError(
+                f"the kafka sink has no option {name!r}, which is the spelling of Spark's own sink: write"
+                f" {name.removeprefix('kafka.')!r}"
+            )
+
+
 def _refuse_what_is_no_address(servers: object) -> None:
     try:
         collect_hosts(str(servers))
@@ -370,6 +380,9 @@ def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], deliver
 def wrong_options(message: str) -> ConfigurationError:
     """The error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong option:
     they are left out, and the error that told them must not be the cause."""
+    if unknown := re.fullmatch(r'No such configuration property: "(.*)"', message.strip()):
+        known = {*names(OPTIONS), *HONOURED, *_CONTROL, *TOKEN_OPTIONS}
+        return ConfigurationError(f"the kafka sink has no option {unknown[1]!r}.{did_you_mean(unknown[1], known)}")
     without_values = re.sub(r'value "[^"]*"', "value", message.strip())
     return ConfigurationError(f"the kafka sink's options are wrong: {without_values}")
 

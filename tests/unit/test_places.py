@@ -1,0 +1,152 @@
+"""Folders that a user names, and those that readers of a sink list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twopc import Coordinator, create_sink
+from twopc.errors import ConfigurationError
+from twopc.places import parsed_place, refuse_within_outputs
+from twopc.staging import Stage
+from twopc.testing import MemorySink, MemoryTarget
+
+OWNER = "query"
+
+
+def sinks(output: str) -> dict[str, MemorySink]:
+    sink = MemorySink(MemoryTarget())
+    sink.output_folder = output
+    return {"archive": sink}
+
+
+@pytest.mark.parametrize("log", ["", "/", "/log", "/a/b/../log", "/./log"])
+def test_a_log_in_the_output_of_a_sink_is_refused(log: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"the commit log is at .* inside .*, where sink 'archive' writes"):
+        Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}/out{log}", OWNER)
+
+
+@pytest.mark.parametrize("output", ["file://{0}/out", "{0}/./out/", "local://{0}/out", "{0}/link"])
+def test_another_spelling_and_a_link_hide_no_output(output: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(ConfigurationError, match="the commit log is at"):
+        Coordinator(sinks(output.format(tmp_path)), f"file://{tmp_path}/out/log", OWNER)
+
+
+def test_a_relative_path_is_one_below_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="the commit log is at out/log, inside"):
+        Coordinator(sinks(f"{tmp_path}/out"), "out/log", OWNER)
+
+
+def test_protocols_of_one_store_are_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the stage is at s3a://bucket/out/stage, inside s3://bucket/out"):
+        Coordinator(sinks("s3://bucket/out"), f"{tmp_path}/log", OWNER, stage="s3a://bucket/out/stage")
+
+
+@pytest.mark.parametrize(
+    ("output", "place"),
+    [
+        ("hdfs:///data/out", "hdfs://nn:8020/data/out/stage"),
+        ("hdfs://nn/data/out", "webhdfs://nn:9870/data/out/stage"),
+        ("hdfs:/data/out", "hdfs://nn/data/out/stage"),
+        ("memory://out", "memory:///out/stage"),
+        ("{0}/out", "file:{0}/out/stage"),
+        ("{0}/out", "~/out/stage"),
+    ],
+)
+def test_hadoops_spellings_and_a_home_folder_hide_no_output(
+    output: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="the stage is at"):
+        refuse_within_outputs("the stage", place.format(tmp_path), sinks(output.format(tmp_path)))
+
+
+@pytest.mark.parametrize("place", ["hdfs://other/data/out/stage", "s3://nn/data/out/stage", "/data/out/stage"])
+def test_the_same_path_of_another_store_is_none_of_the_output(place: str) -> None:
+    refuse_within_outputs("the stage", place, sinks("hdfs://nn/data/out"))
+
+
+@pytest.mark.parametrize("place", ["_checkpoint", ".log", "year=2026/_log/a"])
+def test_what_readers_of_data_sets_pass_over_may_be_in_the_output(place: str) -> None:
+    refuse_within_outputs("the checkpoint", f"/data/out/{place}", sinks("/data/out"))
+
+
+def test_a_log_is_where_hadoops_spelling_or_a_home_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for number, log in enumerate([f"file:{tmp_path}/0", "~/1"]):
+        with Coordinator(sinks("/elsewhere"), log, OWNER) as coordinator:
+            coordinator.recover()
+        assert list((tmp_path / str(number)).glob("*.json"))
+
+
+@pytest.mark.parametrize("place", ["_day=1/stage", "_spark_metadata/log"])
+def test_what_readers_do_not_pass_over_may_not_be_in_the_output(place: str) -> None:
+    with pytest.raises(ConfigurationError, match="the stage is at"):
+        refuse_within_outputs("the stage", f"/data/out/{place}", sinks("/data/out"))
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [("s3:/bucket/stage", "s3://bucket/stage"), ("hdfs:/stage", "hdfs:///stage"), ("file:/stage", "file:///stage")],
+)
+def test_a_stage_is_where_hadoops_spelling_says(given: str, url: str) -> None:
+    assert Stage(given).url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://AKIA:abc/def@bucket/log",
+        "s3://AKIA:12/34@bucket/log",
+        "s3://key:secret@bucket/log",
+        "s3:/key:secret@bucket/log",
+        "hdfs://me:pw@nn:80/log",
+    ],
+)
+def test_a_password_is_known_though_it_contains_a_slash(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="holds a password") as refused:
+        parsed_place("the log", url)
+    assert not {"abc", "def", "secret", "pw@"} & set(str(refused.value).split())
+    assert url not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hdfs://nn:8020/log@home",
+        "hdfs://me@nn:8020/a@b",
+        "sftp://host:22/stage/a@b",
+        "s3://bucket/a:b@c",
+        "abfs://folder@account/log",
+        "/data/a:b@c",
+    ],
+)
+def test_a_port_and_a_path_are_no_password(url: str) -> None:
+    parsed_place("the log", url)
+
+
+def test_a_stage_in_the_output_of_a_sink_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="the stage is at"):
+        Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}/log", OWNER, stage=Stage(f"{tmp_path}/out/stage"))
+
+
+def test_the_file_sink_names_its_folder(tmp_path: Path) -> None:
+    archive = create_sink("files", {"path": f"{tmp_path}/out"})
+    with pytest.raises(ConfigurationError, match="the commit log is at"):
+        Coordinator({"archive": archive}, f"{tmp_path}/out/log", OWNER)
+
+
+@pytest.mark.parametrize("log", ["/out-log", "/log", "/ou"])
+def test_a_folder_beside_the_output_is_none_of_it(log: str, tmp_path: Path) -> None:
+    with Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}{log}", OWNER, stage=f"{tmp_path}/out-stage") as coordinator:
+        coordinator.recover()
+
+
+@pytest.mark.parametrize("stage", ["s3://my-key:my-secret@bucket/stage", "file://data/stage"])
+def test_the_stage_has_the_same_rules_for_its_url_as_the_log(stage: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"the URL of the stage holds a password|names a host") as refused:
+        Coordinator(sinks("/out"), f"{tmp_path}/log", OWNER, stage=stage)
+    assert "my-" not in str(refused.value)

@@ -1,0 +1,38 @@
+"""Progress bars for a terminal, and progress lines for a pipe."""
+
+from __future__ import annotations
+
+import threading
+
+from rich.progress import Progress, Task
+
+LINE_INTERVAL_S = 5.0
+"""In a pipe, how often a line is printed."""
+
+
+class ProgressLines(Progress):
+    """Rich's progress bars. In a pipe, where they are drawn once and at the end, a line every few seconds as well."""
+
+    _ended: threading.Event | None = None
+
+    def start(self) -> None:
+        super().start()
+        if not self.console.is_terminal and self._ended is None:
+            self._ended = threading.Event()
+            threading.Thread(target=self._print_lines, args=(self._ended,), name="progress", daemon=True).start()
+
+    def stop(self) -> None:
+        if self._ended is not None:
+            self._ended.set()
+        super().stop()
+
+    def _print_lines(self, ended: threading.Event) -> None:
+        while not ended.wait(LINE_INTERVAL_S):
+            for task in self.tasks:
+                if not task.finished:
+                    self.console.print(_line(task), highlight=False)
+
+
+def _line(task: Task) -> str:
+    total = "" if task.total is None else f" of {task.total:,.0f}"
+    return f"{task.elapsed or 0:.0f} s: {task.description}: {task.completed:,.0f}{total}"
