@@ -525,7 +525,8 @@ class Coordinator:
             except Fenced:
                 raise
             except Exception as error:  # noqa: BLE001  # raised below, when all are swept
-                logger.warning("sweep of sink %s: %s", _name(sink), error)
+                if not isinstance(error, Retriable):  # that is logged with its age
+                    logger.error("sweep of sink %s: %s", _name(sink), error)
                 errors.append(error)
         _raise_worst(errors)
         self._remove_copies()

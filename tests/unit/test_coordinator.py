@@ -908,7 +908,7 @@ def test_a_sink_that_cannot_be_swept_keeps_no_other_sinks_transactions_open(worl
     assert world.targets["a"].open
 
 
-def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_both_are_logged(
+def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_logged(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = world.coordinator()
@@ -917,8 +917,7 @@ def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_b
     sink(coordinator, "b").during["recover"] = raises(OSError("its disk is gone"))
     with pytest.raises(OSError, match="its disk is gone"):
         coordinator._sweep(recovered=False)
-    assert "sweep of sink a: no broker answers" in caplog.text
-    assert "sweep of sink b: its disk is gone" in caplog.text
+    assert caplog.messages == ["sweep of sink b: its disk is gone"]
 
 
 def test_a_sweep_leaves_what_is_decided_alone_though_it_is_open(world: World) -> None:
