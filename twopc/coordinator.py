@@ -525,9 +525,9 @@ class Coordinator:
             except Fenced:
                 raise
             except Exception as error:  # noqa: BLE001  # raised below, when all are swept
-                if not isinstance(error, Retriable):  # that is logged with its age
-                    logger.error("sweep of sink %s: %s", _name(sink), error)
                 errors.append(error)
+                level = logging.DEBUG if isinstance(error, Retriable) else logging.ERROR  # told with its age
+                logger.log(level, "sweep of sink %s: %s", _name(sink), error)
         _raise_worst(errors)
         self._remove_copies()
 

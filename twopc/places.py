@@ -32,8 +32,8 @@ def parsed_place(what: str, url: str) -> tuple[str | None, str]:
     """The protocol of ``url``, None without one, and its path; ``what`` names the folder in an error.
 
     Raises:
-        ConfigurationError: the URL contains a password, which the message does not repeat, or a ``file://`` URL names a
-            host.
+        ConfigurationError: the URL contains a password, which the message does not repeat; a ``file://`` URL names a
+            host; or the URL of an object store names no bucket.
     """
     protocol, path = _split(url)
     if protocol is not None and _holds_password(protocol, path):
@@ -45,6 +45,8 @@ def parsed_place(what: str, url: str) -> tuple[str | None, str]:
         host, _, folder = path.partition("/")
         right = folder if host == "localhost" else path
         raise ConfigurationError(f"{what} {url!r} names a host, {host!r}. Write {protocol}:///{right}")
+    if protocol in _OF_BUCKETS and path.startswith("/"):
+        raise ConfigurationError(f"{what} {url!r} has no name of a bucket: write {protocol}://bucket/folder")
     return protocol, path
 
 
@@ -55,7 +57,7 @@ def canonical(protocol: str | None, path: str) -> str:
 
 def _holds_password(protocol: str, rest: str) -> bool:
     """A secret key of S3 may contain slashes. A port is none."""
-    authority, _, path = rest.partition("/")
+    authority, _, path = (rest.lstrip("/") if protocol in _OF_BUCKETS else rest).partition("/")
     user, at, _ = authority.rpartition("@")
     if at:
         return ":" in user
@@ -65,8 +67,7 @@ def _holds_password(protocol: str, rest: str) -> bool:
 
 def _split(url: str) -> tuple[str | None, str]:
     if hadoop := _ONE_SLASH.match(url):
-        protocol, path = hadoop[1], url[hadoop.end() - 1 :]
-        return protocol, path.lstrip("/") if protocol in _OF_BUCKETS else path
+        return hadoop[1], url[hadoop.end() - 1 :]
     protocol, path = split_protocol(url)
     return protocol, os.path.expanduser(path) if protocol is None else path  # noqa: PTH111  # a URL's text
 

@@ -88,9 +88,15 @@ def test_what_readers_do_not_pass_over_may_not_be_in_the_output(place: str) -> N
         refuse_within_outputs("the stage", f"/data/out/{place}", sinks("/data/out"))
 
 
+def test_an_object_store_without_a_bucket_is_refused() -> None:
+    for url in ("s3:/bucket/stage", "gs:///bucket/stage"):
+        with pytest.raises(ConfigurationError, match="has no name of a bucket"):
+            Stage(url)
+
+
 @pytest.mark.parametrize(
     ("given", "url"),
-    [("s3:/bucket/stage", "s3://bucket/stage"), ("hdfs:/stage", "hdfs:///stage"), ("file:/stage", "file:///stage")],
+    [("hdfs:/stage", "hdfs:///stage"), ("file:/stage", "file:///stage"), ("s3://bucket/a", "s3://bucket/a")],
 )
 def test_a_stage_is_where_hadoops_spelling_says(given: str, url: str) -> None:
     assert Stage(given).url == url
