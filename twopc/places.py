@@ -32,9 +32,11 @@ def parsed_place(what: str, url: str) -> tuple[str | None, str]:
     """The protocol of ``url``, None without one, and its path; ``what`` names the folder in an error.
 
     Raises:
-        ConfigurationError: the URL contains a password, which the message does not repeat; a ``file://`` URL names a
-            host; or the URL of an object store names no bucket.
+        ConfigurationError: the URL is empty; it contains a password, which the message does not repeat; a ``file://``
+            URL names a host; or the URL of an object store names no bucket.
     """
+    if not url.strip():
+        raise ConfigurationError(f"the URL of {what} is empty, which would be the working folder: name a folder")
     protocol, path = _split(url)
     if protocol is not None and _holds_password(protocol, path):
         raise ConfigurationError(

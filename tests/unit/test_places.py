@@ -88,6 +88,12 @@ def test_what_readers_do_not_pass_over_may_not_be_in_the_output(place: str) -> N
         refuse_within_outputs("the stage", f"/data/out/{place}", sinks("/data/out"))
 
 
+def test_an_empty_url_is_refused_and_not_taken_for_the_working_folder(tmp_path: Path) -> None:
+    for log in ("", " "):
+        with pytest.raises(ConfigurationError, match="the URL of the commit log is empty"):
+            Coordinator(sinks("/out"), log, OWNER)
+
+
 def test_an_object_store_without_a_bucket_is_refused() -> None:
     for url in ("s3:/bucket/stage", "gs:///bucket/stage"):
         with pytest.raises(ConfigurationError, match="has no name of a bucket"):

@@ -561,7 +561,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
             for name, state in ongoing
         ]
-        is_seen = time.monotonic() - self._nothing_hung_s < RECENT_S  # as the batch was completed just now
+        # Only in the sweep right after a completed batch: a later one follows on an abort, or on a lost attempt.
+        is_seen, self._nothing_hung_s = time.monotonic() - self._nothing_hung_s < RECENT_S, -math.inf
         return open_ if is_seen and not open_ else [*open_, *self._hanging()]
 
     def _note_written(self, partitions: Partitions) -> None:
