@@ -148,16 +148,14 @@ class Coordinator:
 
     @property
     def next_batch_id(self) -> int:
-        """The first batch that the log has not decided: where a loop of your own begins after a restart. Call
-        ``recover`` as well, which commits the last batch if it is decided and no more than that. Reads the log, and
-        opens nothing.
+        """The first batch that the log has not decided: where a loop of your own begins after a restart. Reads the log,
+        and opens nothing. Call ``recover`` first: no later call commits a last batch that a crash left decided.
 
         Raises:
             TwoPhaseCommitError: the log can't be read.
         """
-        newest = read_tail(self._store)
-        decided = newest[1].decided if newest else None
-        return self._first_batch_id if decided is None else decided + 1
+        newest = _newest_entry(self._store)
+        return self._first_batch_id if newest is None or newest.decided is None else newest.decided + 1
 
     @property
     def _tail(self) -> Entry | None:
@@ -233,7 +231,7 @@ class Coordinator:
         """
         with self._alone("validate", waits=True):
             if self._phase is Phase.CLOSED:
-                self._tail_when_closed = (read_tail(self._store) or (0, None))[1]
+                self._tail_when_closed = _newest_entry(self._store)
             for name, schema in schemas.items():
                 self._until_started(f"look at what sink {name} writes to", self._sinks[name].require_valid, schema)
             self._post(None)
@@ -526,7 +524,7 @@ class Coordinator:
                 raise
             except Exception as error:  # noqa: BLE001  # raised below, when all are swept
                 errors.append(error)
-                level = logging.DEBUG if isinstance(error, Retriable) else logging.ERROR  # told with its age
+                level = logging.DEBUG if isinstance(error, Retriable) else logging.ERROR  # Waits logs the first
                 logger.log(level, "sweep of sink %s: %s", _name(sink), error)
         _raise_worst(errors)
         self._remove_copies()
@@ -632,6 +630,11 @@ class Coordinator:
         logger.info("%s", batch)
         self._tell(batch)
         return batch
+
+
+def _newest_entry(store: LogStore) -> Entry | None:
+    newest = read_tail(store)
+    return newest[1] if newest else None
 
 
 def _raise_worst(errors: Sequence[Exception]) -> None:

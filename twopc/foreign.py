@@ -4,12 +4,14 @@ This package comes with the distribution ``twopc-core``. On PyPI, ``twopc`` is a
 with it, and brings a package of the same name. pip installs both into one folder, without a word.
 """
 
+import functools
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
 
 
+@functools.cache  # it looks into every folder of sys.path, and two packages ask
 def refuse_foreign_files() -> None:
     """Make sure that no other distribution has written into this package's folder.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+
+from twopc.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,18 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     near."""
     near = difflib.get_close_matches(name.lower(), known, n=1)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def refuse_unknown(sink: str, options: Iterable[object], known: Collection[str]) -> None:
+    """Make sure that a sink, ``sink`` in the error, knows all these names of options.
+
+    Raises:
+        ConfigurationError: it doesn't.
+    """
+    unknown = sorted(str(name) for name in options if name not in known)
+    if unknown:
+        hint = did_you_mean(unknown[0], known)
+        raise ConfigurationError(f"the {sink} sink has no option {unknown[0]!r}.{hint} It knows: {', '.join(known)}.")
 
 
 def table(options: Iterable[Option]) -> str:

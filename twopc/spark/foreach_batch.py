@@ -67,7 +67,6 @@ def foreach_batch(
             nothing but sources, columns and filters. Each task saved is 10 to 20 ms.
         uncapped: end Arrow record batches by Spark's limit of rows alone, where records are small and only the sinks
             run Python. Spark's check of its limit of bytes may take longer than everything else.
-
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided; then
             the query fails with the reason. Afterwards it waits as long as it takes.
 

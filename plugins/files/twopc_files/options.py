@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, did_you_mean, names
+from twopc.options import Option, names, refuse_unknown
 from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
 from twopc_files.layout import Layout
 from twopc_files.stores.by_protocol import store_at
@@ -60,10 +60,7 @@ class FileOptions:
         Raises:
             ConfigurationError: an unknown option, a missing one, or a value that can't be.
         """
-        unknown = sorted(str(name) for name in options if name not in KNOWN)
-        if unknown:
-            hint = did_you_mean(unknown[0], KNOWN)
-            raise ConfigurationError(f"the file sink has no option {unknown[0]!r}.{hint} It knows: {', '.join(KNOWN)}.")
+        refuse_unknown("file", options, KNOWN)
         if not str(options.get("path") or "").strip():
             raise ConfigurationError(
                 "the file sink needs the option 'path': the folder for its files, such as file:///data/orders"

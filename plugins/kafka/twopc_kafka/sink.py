@@ -280,7 +280,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         with self._looking_up_topics(committables, started_s):
             described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
-        since_s = max(started_s, time.monotonic() - RECENT_S)
+        since_s = max(started_s, time.monotonic() - RECENT_S)  # where describing took long, they are asked for again
         topic_ids = self._topic_ids_to_seal(committables, described.values(), since_s)
         sealed = []
         for committable in committables:

@@ -10,7 +10,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, did_you_mean, names
+from twopc.options import Option, names, refuse_unknown
 
 LOCK_TIMEOUT_S = 60.0
 
@@ -78,12 +78,7 @@ class PostgresOptions:
         Raises:
             ConfigurationError: an unknown option, a missing one, or a value that can't be. It never tells 'conninfo'.
         """
-        unknown = sorted(str(name) for name in options if name not in KNOWN)
-        if unknown:
-            hint = did_you_mean(unknown[0], KNOWN)
-            raise ConfigurationError(
-                f"the postgres sink has no option {unknown[0]!r}.{hint} It knows: {', '.join(KNOWN)}."
-            )
+        refuse_unknown("postgres", options, KNOWN)
         schema, table = _qualified(str(options.get("table") or ""))
         return cls(
             conninfo=_conninfo(options.get("conninfo")),
