@@ -7,10 +7,9 @@ import json
 import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import fsspec
 import pyarrow as pa
@@ -19,7 +18,7 @@ from s3fs import S3FileSystem
 
 from tests.files.conftest import Place
 from tests.http_proxy import Answer, HttpProxy, Lost, s3_error
-from tests.s3_server import S3Server
+from tests.s3_server import S3Server, without_credentials
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import (
     ConfigurationError,
@@ -351,31 +350,6 @@ def test_what_a_killed_server_left_of_an_upload_stops_the_query(
     assert proxy.sent("POST", "uploadId") == []
 
 
-def test_a_file_that_stays_hidden_is_lost_when_its_time_has_passed(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 0.3)
-    sink, committable = s3.sink(), s3.pre_commit()
-    s3.store.discard(the_file(committable))
-    with pytest.raises(Retriable, match="asked again"):
-        sink.commit(committable)
-    time.sleep(0.3)
-    with pytest.raises(TransactionLost, match="2 records"):
-        sink.commit(committable)
-
-
-def test_a_file_that_is_seen_again_may_be_hidden_once_more(
-    proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 0.3)
-    sink, committable = proxied.sink(), proxied.pre_commit()
-    for _ in range(2):
-        proxy.disturb_next("GET", s3_error(404, "NoSuchUpload"), "uploadId")
-        proxy.disturb_next("POST", s3_error(503, "SlowDown"), "uploadId")
-        for reason in ("asked again", "SlowDown"):
-            with pytest.raises(Retriable, match=reason):
-                sink.commit(committable)
-        time.sleep(0.3)
-
-
 @dataclass
 class Clock:
     """``time`` for the sink: a test has it go on."""
@@ -398,13 +372,50 @@ def is_asked_again(sink: FileSink, committable: Committable) -> None:
         sink.commit(committable)
 
 
-def test_time_in_which_a_store_gives_no_answer_does_not_count_as_time_in_which_it_hides_a_file(
-    s3: Place, proxied: Place, proxy: HttpProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch
+class Hide(Protocol):
+    def __call__(self, hidden_s: float, written_by: Place | None = None) -> tuple[FileSink, Committable]: ...
+
+
+@pytest.fixture
+def hide(s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Hide:  # the sink reads the clock
+    """A sink and its decided transaction, whose file the store hides and was asked for once."""
+
+    def hidden(hidden_s: float, written_by: Place | None = None) -> tuple[FileSink, Committable]:
+        monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", hidden_s)
+        place = written_by or s3
+        sink, committable = place.sink(), place.pre_commit()
+        s3.store.discard(the_file(committable))
+        is_asked_again(sink, committable)
+        return sink, committable
+
+    return hidden
+
+
+def test_a_file_that_stays_hidden_is_lost_when_its_time_has_passed(hide: Hide, clock: Clock) -> None:
+    sink, committable = hide(0.5)
+    clock.now_s += 0.5
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_a_file_that_is_seen_again_may_be_hidden_once_more(
+    proxied: Place, proxy: HttpProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 1.5)
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 0.5)
     sink, committable = proxied.sink(), proxied.pre_commit()
-    s3.store.discard(the_file(committable))
-    is_asked_again(sink, committable)
+    for _ in range(2):
+        proxy.disturb_next("GET", s3_error(404, "NoSuchUpload"), "uploadId")
+        proxy.disturb_next("POST", s3_error(503, "SlowDown"), "uploadId")
+        for reason in ("asked again", "SlowDown"):
+            with pytest.raises(Retriable, match=reason):
+                sink.commit(committable)
+        clock.now_s += 0.5
+
+
+def test_time_in_which_a_store_gives_no_answer_does_not_count_as_time_in_which_it_hides_a_file(
+    proxied: Place, proxy: HttpProxy, hide: Hide, clock: Clock
+) -> None:
+    sink, committable = hide(1.5, proxied)
     clock.now_s += 1
     is_asked_again(sink, committable)
     proxy.disturb_next("HEAD", s3_error(503, "SlowDown"))
@@ -419,12 +430,9 @@ def test_time_in_which_a_store_gives_no_answer_does_not_count_as_time_in_which_i
 
 
 def test_time_in_which_the_client_repeats_a_look_does_not_count_as_time_in_which_a_file_is_hidden(
-    s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    hide: Hide, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 10.0)
-    sink, committable = s3.sink(), s3.pre_commit()
-    s3.store.discard(the_file(committable))
-    is_asked_again(sink, committable)
+    sink, committable = hide(10.0)
     look = S3.look
 
     def look_for_long(store: S3, file: FileHandle) -> Sight:
@@ -438,25 +446,15 @@ def test_time_in_which_the_client_repeats_a_look_does_not_count_as_time_in_which
     is_asked_again(sink, committable)
 
 
-def test_time_between_two_looks_counts_however_long_the_files_between_take(
-    s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 10.0)
-    sink, committable = s3.sink(), s3.pre_commit()
-    s3.store.discard(the_file(committable))
-    is_asked_again(sink, committable)
+def test_time_between_two_looks_counts_however_long_the_files_between_take(hide: Hide, clock: Clock) -> None:
+    sink, committable = hide(10.0)
     clock.now_s += 60
     with pytest.raises(TransactionLost, match="2 records"):
         sink.commit(committable)
 
 
-def test_a_sink_that_is_opened_again_waits_for_a_hidden_file_anew(
-    s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 1.0)
-    sink, committable = s3.sink(), s3.pre_commit()
-    s3.store.discard(the_file(committable))
-    is_asked_again(sink, committable)
+def test_a_sink_that_is_opened_again_waits_for_a_hidden_file_anew(hide: Hide, clock: Clock) -> None:
+    sink, committable = hide(1.0)
     clock.now_s += 1
     sink.open()
     is_asked_again(sink, committable)
@@ -650,11 +648,7 @@ def test_credentials_that_s3_refuses_are_refused_before_anything_is_written(
 def test_no_credentials_at_all_are_refused_before_anything_is_written(
     s3: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    without_credentials(monkeypatch, tmp_path)
     place = Place(s3.url, {"endpoint_url": s3.storage_options["endpoint_url"]})
     with pytest.raises(ConfigurationError, match=r"redentials.*'storage_options'"):
         run_one_batch(place, tmp_path / "log")

@@ -9,23 +9,19 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import botocore.session
 
 from tests.s3_server import free_port
+from tests.server_process import ServerProcess
 from twopc_files.stores.s3 import MARK
 from twopc_kafka.development.cache import cache_folder, publish
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 START_TIMEOUT_S = 30.0
 KEY, SECRET = "provestores", "provestores-secret"
@@ -136,14 +132,13 @@ PROGRAMS: Mapping[str, Program] = {
 """Kind of store → its server."""
 
 
-class GoServer:
-    """A process of a program, with its objects in a folder; killed by its own process id."""
+class GoServer(ServerProcess):
+    """A program, with its objects in a folder."""
 
     def __init__(self, program: Program, folder: Path) -> None:
         self._program = program
         self._folder = folder
         self._port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -156,22 +151,16 @@ class GoServer:
         return self._process.pid
 
     def start(self) -> None:
-        """Return when it answers."""
         objects = self._folder / "objects"
         objects.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [self._program.path, *self._program.arguments(self._port, objects)],
-                env={**os.environ, **self._program.environment, "HOME": str(self._folder)},
-                cwd=self._folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            assert self._process.poll() is None, f"{self._program.name} ended; see {log.name}"
-            assert time.monotonic() < deadline, f"{self._program.name} did not answer; see {log.name}"
-            time.sleep(0.02)
+        self._start(
+            self._program.name,
+            [str(self._program.path), *self._program.arguments(self._port, objects)],
+            self._folder / "server.log",
+            START_TIMEOUT_S,
+            env={**os.environ, **self._program.environment, "HOME": str(self._folder)},
+            cwd=self._folder,
+        )
 
     def restart_if_killed(self) -> None:
         if self._process is not None and self._process.poll() is not None:
@@ -180,12 +169,6 @@ class GoServer:
     def mend(self, error: str) -> int:
         """What an operator does after ``error``, so that the next start completes what it names."""
         return self._program.mend(self._folder / "objects", self.storage_options, error)
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
 
     def _answers(self) -> bool:
         url = f"http://127.0.0.1:{self._port}/minio/health/ready"  # to others a bucket that may not be read
@@ -196,12 +179,3 @@ class GoServer:
             return error.code < 500
         except OSError:
             return False
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()

@@ -14,6 +14,7 @@ import pytest
 
 import twopc
 from tests.http_proxy import Answer, Changed, Lost, s3_error
+from tests.s3_server import without_credentials
 from tests.stores.conftest import Bucket
 from twopc import Committable, Round
 from twopc.commit_log import CommitLog, read_tail
@@ -285,11 +286,7 @@ def test_a_server_that_is_not_there_may_be_asked_again() -> None:
 def test_a_client_without_credentials_is_not_asked_again(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
-        monkeypatch.setenv(name, str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    without_credentials(monkeypatch, tmp_path)
     store = twopc.open_store(bucket.url("log"), endpoint_url=bucket.proxy.url)
     for ask in (store.slots, lambda: CommitLog.open(store, "query")):
         with pytest.raises(ConfigurationError, match=r"finds no credentials.*docs/stores.md"):

@@ -1,0 +1,53 @@
+"""A server for tests, as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+class ServerProcess:
+    """Started with ``start`` or ``with``, and killed by its own process id. It may be started again."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Return when it answers."""
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        raise NotImplementedError
+
+    def _start(self, name: str, command: list[str], log: Path, timeout_s: float, **options: Any) -> None:
+        """Run ``command`` and return when it answers; ``name`` tells it from others in an error, ``options`` are
+        ``Popen``'s."""
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
+        deadline = time.monotonic() + timeout_s
+        while not self._answers():
+            assert self._process.poll() is None, f"{name} ended; see {log}"
+            assert time.monotonic() < deadline, f"{name} did not answer; see {log}"
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
