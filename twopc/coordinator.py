@@ -219,7 +219,7 @@ class Coordinator:
         """
         with self._alone("resume", waits=True):
             self._enter(Phase.RECOVERING)
-            self._attach(CommitLog.resume(self._store, log_id, incarnation))
+            self._attach(CommitLog.resume(self._store, log_id, incarnation), sweeps=False)
             self._enter(Phase.IDLE)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
@@ -233,7 +233,7 @@ class Coordinator:
             if self._phase is Phase.CLOSED:
                 self._tail_when_closed = _newest_entry(self._store)
             for name, schema in schemas.items():
-                self._until_started(f"look at what sink {name} writes to", self._sinks[name].require_valid, schema)
+                self._until_started(f"look at what sink {name!r} writes to", self._sinks[name].require_valid, schema)
             self._post(None)
 
     def rest(self) -> None:
@@ -313,19 +313,52 @@ class Coordinator:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
         prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
-        self._attach(CommitLog.open(self._store, self._owner, prefixes))
+        self._attach(CommitLog.open(self._store, self._owner, prefixes), sweeps=True)
         self._until_started("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 
-    def _attach(self, log: CommitLog) -> None:
+    def _attach(self, log: CommitLog, sweeps: bool) -> None:
         """Tie the sinks to the log, and commit what it has decided."""
         self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
-            self._until_started(f"look at the target of sink {name}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
+        settled: set[str] = set()
+        for name in self._sinks:
+            self._until_started(f"look at the target of sink {name!r}", self._open_sink, name, settled, sweeps)
         self._commit_through(self._log.tail.decided, recovered=True)
+
+    def _open_sink(self, name: str, settled: set[str], sweeps: bool) -> None:
+        """Open a sink. Where that fails, the other sinks are settled first: their transactions may hold locks, and this
+        target may be away for hours."""
+        try:
+            self._sinks[name].open()
+        except Exception:
+            settled.update([other for other in self._sinks.keys() - settled - {name} if self._settle(other, sweeps)])
+            raise
+
+    def _settle(self, name: str, sweeps: bool) -> bool:
+        """Try once to commit what is decided in one sink, and to abort the rest. What fails is tried again, and told,
+        when all sinks are open.
+
+        Returns:
+            Whether it succeeded.
+        """
+        sink = self._sinks[name]
+        try:
+            sink.open()
+            if not sink.commits_last:
+                decided = [committable for batch in sink.pending for committable in batch.committables]
+                self._map(self._commit_once, [(sink, committable, True) for committable in decided])
+            if sweeps:
+                self._sweep_sink(sink, recovered=True)
+        except Fenced:
+            raise
+        except Exception as error:  # noqa: BLE001  # the sink that is away is the one to tell of
+            logger.debug("sink %r could not be settled before all sinks are open: %s", name, error)
+            return False
+        return True
 
     def _remember(self, decision: Decision) -> None:
         for name, sink in self._sinks.items():
@@ -364,7 +397,7 @@ class Coordinator:
             )
         return {
             name: self._until_answered(
-                f"{round}: seal of sink {name}",
+                f"{round}: seal of sink {name!r}",
                 _sealed,
                 sink,
                 [vote[name] for vote in votes if name in vote],
@@ -415,7 +448,7 @@ class Coordinator:
         while work:
             work = self._attempt_commits(work, batch_id, recovered)
         for sink in sinks:
-            what = f"batch {batch_id} is committed; its completion in sink {_name(sink)}"
+            what = f"batch {batch_id} is committed; its completion in sink {_name(sink)!r}"
             self._until_answered(what, sink.complete, batch_id, _of_batch(sink, batch_id))
             sink.pending.settle(batch_id)
 
@@ -443,7 +476,7 @@ class Coordinator:
         lost: list[InSink] = []  # transactions that their target rolled back, and that have a copy
         errors: list[Exception] = []
         for (sink, committable), error in failed:
-            logger.error("batch %d, sink %s: %s", batch_id, _name(sink), error)
+            logger.error("batch %d, sink %r: %s", batch_id, _name(sink), error)
             if isinstance(error, TransactionLost) and sink.stage and committable.staged:
                 lost.append((sink, committable))
             else:
@@ -525,7 +558,7 @@ class Coordinator:
             except Exception as error:  # noqa: BLE001  # raised below, when all are swept
                 errors.append(error)
                 level = logging.DEBUG if isinstance(error, Retriable) else logging.ERROR  # Waits logs the first
-                logger.log(level, "sweep of sink %s: %s", _name(sink), error)
+                logger.log(level, "sweep of sink %r: %s", _name(sink), error)
         _raise_worst(errors)
         self._remove_copies()
 
@@ -592,14 +625,16 @@ class Coordinator:
         for none is a wrong option."""
         if self._tail is not None and self._tail.decided is not None:
             return self._until_answered(what, call, *arguments)
+        began_s = time.monotonic()
         try:
             return self._until_answered(what, call, *arguments, patience_s=self._start_timeout_s)
         except Retriable as error:
             if self._waits.given_up.is_set():
                 raise
             raise Retriable(
-                f"{what}: no answer for {self._start_timeout_s:g} s, the limit 'start_timeout_s' before the first"
-                f" decision in the log at {self._store.url}. Nothing was written. The last answer: {error}"
+                f"{what}: no answer for {time.monotonic() - began_s:.1f} s, which is longer than"
+                f" start_timeout_s={self._start_timeout_s:g}, the limit before the first decision in the log at"
+                f" {self._store.url}. Nothing was written. The last answer: {error}"
             ) from error
 
     def _tell(self, event: Event) -> None:

@@ -156,8 +156,8 @@ def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
     with observing(restart_when_told):
         query.run(0)
     restart.join()
-    assert {event.what for event in retried} >= {"look at the target of sink orders"}
-    assert re.search(r"look at the target of sink orders: no answer for \d+ s \(no broker answered at ", caplog.text)
+    assert {event.what for event in retried} >= {"look at the target of sink 'orders'"}
+    assert re.search(r"look at the target of sink 'orders': no answer for \d+ s \(no broker answered at ", caplog.text)
     topic.becomes(["a"])
 
 

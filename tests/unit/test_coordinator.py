@@ -435,9 +435,60 @@ def test_a_first_start_that_gets_no_answer_says_for_how_long_it_waited_and_where
     else:
         sink(coordinator, "a").during["recover"] = away
     with pytest.raises(
-        Retriable, match=r"no answer for 0\.1 s, the limit 'start_timeout_s'.*memory://.*no broker answers"
+        Retriable, match=r"no answer for 0\.[1-9] s, .* start_timeout_s=0\.1, .*memory://.*no broker answers"
     ):
         coordinator.recover()
+
+
+def crashed_amid_commits(world: World) -> None:
+    """Leave batch 0 decided and not committed, and a transaction of batch 1 open, in both sinks."""
+    crashed = world.coordinator()
+    for name in "ab":
+        sink(crashed, name).during["commit"] = raises(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run(crashed, 0)
+    for each in crashed._sinks.values():
+        each.begin(each.transactional_ids.allocate(Round(crashed._log.incarnation, 1), 0))
+
+
+@pytest.mark.parametrize("away", ["a", "b"])
+def test_while_a_sink_cannot_be_opened_the_others_commit_and_abort_what_a_crash_left(world: World, away: str) -> None:
+    crashed_amid_commits(world)
+    [answering] = {"a", "b"} - {away}
+    restarted = world.coordinator()
+    answers = iter([Retriable("no broker answers"), None])
+
+    def busy() -> None:
+        if error := next(answers):
+            raise error
+        assert len(world.visible(answering)) == PARTITIONS
+        assert not world.targets[answering].open
+        assert not world.visible(away)
+
+    sink(restarted, away).open = busy
+    restarted.recover()
+    assert [len(world.visible(name)) for name in "ab"] == [PARTITIONS, PARTITIONS]
+    assert not world.open()
+
+
+def test_a_sink_that_can_never_be_opened_keeps_no_other_sinks_transactions_open(world: World) -> None:
+    crashed_amid_commits(world)
+    restarted = world.coordinator()
+    sink(restarted, "a").open = raises(ConfigurationError("wrong password"))
+    with pytest.raises(ConfigurationError, match="wrong password"):
+        restarted.recover()
+    assert len(world.visible("b")) == PARTITIONS
+    assert not world.targets["b"].open
+
+
+def test_what_commits_last_is_not_committed_while_another_sink_cannot_be_opened(world: World) -> None:
+    crashed_amid_commits(world)
+    restarted = world.coordinator()
+    sink(restarted, "a").open = raises(ConfigurationError("wrong password"))
+    sink(restarted, "b").commits_last = True
+    with pytest.raises(ConfigurationError):
+        restarted.recover()
+    assert not world.visible("b")
 
 
 def test_a_wait_that_was_given_up_is_not_said_to_have_lasted_to_its_limit(world: World) -> None:
@@ -473,7 +524,7 @@ def test_a_restart_that_waits_for_an_answer_before_it_opens_its_log_is_told_besi
 
     monkeypatch.setattr(sink(restarted, "a"), "validate", away)
     restarted.validate({"a": pa.schema([("value", pa.string())])})
-    assert told == [None, "look at what sink a writes to"]
+    assert told == [None, "look at what sink 'a' writes to"]
     assert notices.read(world.log, newest[1]) is None
 
 
@@ -555,7 +606,7 @@ def test_a_seal_that_cannot_be_answered_is_repeated(world: World, events: list[E
     assert world.visible("a") == world.visible("b") == ["0-0", "0-1"]
     retried = [event for event in events if isinstance(event, CallRetried)]
     assert [event.attempt for event in retried] == [1, 2, 3]
-    assert all("batch 0, incarnation 1: seal of sink b" in event.what for event in retried)
+    assert all("batch 0, incarnation 1: seal of sink 'b'" in event.what for event in retried)
 
 
 def test_a_seal_that_is_not_answered_for_long_rolls_the_round_back(
@@ -918,7 +969,7 @@ def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_l
     with pytest.raises(OSError, match="its disk is gone"):
         coordinator._sweep(recovered=False)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert told == ["sweep of sink b: its disk is gone"]
+    assert told == ["sweep of sink 'b': its disk is gone"]
 
 
 def test_a_sweep_leaves_what_is_decided_alone_though_it_is_open(world: World) -> None:
