@@ -10,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -39,25 +38,25 @@ def test_an_example_fits_the_code(page: str, text: str, tmp_path: Path, monkeypa
 
 KILLED_AT_A_COMMIT = """
 import os, sys
-import pyarrow as pa
-import twopc
+import twopc_files.sink
 
-orders = twopc.create_sink("files", {"path": sys.argv[1]})
-orders.commit = lambda committable: os._exit(9)
-exec(sys.argv[2], {"orders": orders, "batches": [pa.record_batch({"id": [0]})]})
+twopc_files.sink.FileSink.commit = lambda sink, committable: os._exit(9)
+exec(sys.argv[1])
 """
 
 
 def test_the_loop_without_spark_goes_on_where_it_ended(tmp_path: Path) -> None:
     [text] = [text for page, text in EXAMPLES if page == "README.md" and "phase_one" in text]
-    loop, folder = text.replace("/data", str(tmp_path)), str(tmp_path / "orders")
-    killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_COMMIT, folder, loop], check=False)
+    three = text.replace("/data", str(tmp_path))
+    first, *_ = loops = [three.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]
+    killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_COMMIT, first], check=False)
     assert killed.returncode == 9
+    assert not [*(tmp_path / "orders").glob("*.parquet")]
 
-    batches = [pa.record_batch({"id": [number]}) for number in range(3)]
-    for end in (1, 2, 3, 3):  # the first run finds no batch to write, but one to commit; the last one nothing
-        exec(loop, {"orders": twopc.create_sink("files", {"path": folder}), "batches": batches[:end]})  # noqa: S102  # ours
-        assert sorted(pq.read_table(folder)["id"].to_pylist()) == list(range(end))
+    # The first run finds no batch to write but one to commit; the last one finds nothing.
+    for loop, records in zip(loops, (1, 2, 3, 3), strict=True):
+        exec(loop, {})  # noqa: S102  # ours
+        assert sorted(pq.read_table(tmp_path / "orders")["id"].to_pylist()) == list(range(records))
 
 
 def _options(given: ast.Dict) -> dict[str, Any]:
