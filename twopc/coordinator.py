@@ -219,7 +219,7 @@ class Coordinator:
         """
         with self._alone("resume", waits=True):
             self._enter(Phase.RECOVERING)
-            self._attach(CommitLog.resume(self._store, log_id, incarnation), sweeps=False)
+            self._attach(CommitLog.resume(self._store, log_id, incarnation))
             self._enter(Phase.IDLE)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
@@ -313,52 +313,19 @@ class Coordinator:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
         prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
-        self._attach(CommitLog.open(self._store, self._owner, prefixes), sweeps=True)
+        self._attach(CommitLog.open(self._store, self._owner, prefixes))
         self._until_started("sweep at recovery", self._sweep, True)
         self._enter(Phase.IDLE)
 
-    def _attach(self, log: CommitLog, sweeps: bool) -> None:
+    def _attach(self, log: CommitLog) -> None:
         """Tie the sinks to the log, and commit what it has decided."""
         self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
+            self._until_started(f"look at the target of sink {name!r}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
-        settled: set[str] = set()
-        for name in self._sinks:
-            self._until_started(f"look at the target of sink {name!r}", self._open_sink, name, settled, sweeps)
         self._commit_through(self._log.tail.decided, recovered=True)
-
-    def _open_sink(self, name: str, settled: set[str], sweeps: bool) -> None:
-        """Open a sink. Where that fails, the other sinks are settled first: their transactions may hold locks, and this
-        target may be away for hours."""
-        try:
-            self._sinks[name].open()
-        except Exception:
-            settled.update([other for other in self._sinks.keys() - settled - {name} if self._settle(other, sweeps)])
-            raise
-
-    def _settle(self, name: str, sweeps: bool) -> bool:
-        """Try once to commit what is decided in one sink, and to abort the rest. What fails is tried again, and told,
-        when all sinks are open.
-
-        Returns:
-            Whether it succeeded.
-        """
-        sink = self._sinks[name]
-        try:
-            sink.open()
-            if not sink.commits_last:
-                decided = [committable for batch in sink.pending for committable in batch.committables]
-                self._map(self._commit_once, [(sink, committable, True) for committable in decided])
-            if sweeps:
-                self._sweep_sink(sink, recovered=True)
-        except Fenced:
-            raise
-        except Exception as error:  # noqa: BLE001  # the sink that is away is the one to tell of
-            logger.debug("sink %r could not be settled before all sinks are open: %s", name, error)
-            return False
-        return True
 
     def _remember(self, decision: Decision) -> None:
         for name, sink in self._sinks.items():

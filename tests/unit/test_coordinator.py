@@ -440,57 +440,6 @@ def test_a_first_start_that_gets_no_answer_says_for_how_long_it_waited_and_where
         coordinator.recover()
 
 
-def crashed_amid_commits(world: World) -> None:
-    """Leave batch 0 decided and not committed, and a transaction of batch 1 open, in both sinks."""
-    crashed = world.coordinator()
-    for name in "ab":
-        sink(crashed, name).during["commit"] = raises(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
-        run(crashed, 0)
-    for each in crashed._sinks.values():
-        each.begin(each.transactional_ids.allocate(Round(crashed._log.incarnation, 1), 0))
-
-
-@pytest.mark.parametrize("away", ["a", "b"])
-def test_while_a_sink_cannot_be_opened_the_others_commit_and_abort_what_a_crash_left(world: World, away: str) -> None:
-    crashed_amid_commits(world)
-    [answering] = {"a", "b"} - {away}
-    restarted = world.coordinator()
-    answers = iter([Retriable("no broker answers"), None])
-
-    def busy() -> None:
-        if error := next(answers):
-            raise error
-        assert len(world.visible(answering)) == PARTITIONS
-        assert not world.targets[answering].open
-        assert not world.visible(away)
-
-    sink(restarted, away).open = busy
-    restarted.recover()
-    assert [len(world.visible(name)) for name in "ab"] == [PARTITIONS, PARTITIONS]
-    assert not world.open()
-
-
-def test_a_sink_that_can_never_be_opened_keeps_no_other_sinks_transactions_open(world: World) -> None:
-    crashed_amid_commits(world)
-    restarted = world.coordinator()
-    sink(restarted, "a").open = raises(ConfigurationError("wrong password"))
-    with pytest.raises(ConfigurationError, match="wrong password"):
-        restarted.recover()
-    assert len(world.visible("b")) == PARTITIONS
-    assert not world.targets["b"].open
-
-
-def test_what_commits_last_is_not_committed_while_another_sink_cannot_be_opened(world: World) -> None:
-    crashed_amid_commits(world)
-    restarted = world.coordinator()
-    sink(restarted, "a").open = raises(ConfigurationError("wrong password"))
-    sink(restarted, "b").commits_last = True
-    with pytest.raises(ConfigurationError):
-        restarted.recover()
-    assert not world.visible("b")
-
-
 def test_a_wait_that_was_given_up_is_not_said_to_have_lasted_to_its_limit(world: World) -> None:
     coordinator = world.coordinator(gives_up=lambda _: True)
     sink(coordinator, "a").during["recover"] = raises(Retriable("no broker answers"))
