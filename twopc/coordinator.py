@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,7 +52,7 @@ from twopc.events import (
     TransactionReplayed,
 )
 from twopc.figures import Figures
-from twopc.log_store import LogStore, open_store
+from twopc.log_store import LogStore, store_of
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
@@ -85,7 +86,7 @@ class Coordinator:
 
     Args:
         sinks: name → sink. The names go into transactional ids and the log; keep them over restarts.
-        log: URL of the commit log's folder, or what ``open_store`` makes of one with options.
+        log: the commit log's folder, as path or URL, or what ``open_store`` makes of one with options.
         owner: names the query, the same after a restart and different for any other (Spark's query id).
         first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
             twopc before: with an empty log nothing tells a lost log from a new one.
@@ -104,10 +105,10 @@ class Coordinator:
     def __init__(
         self,
         sinks: Mapping[str, TwoPhaseCommitSink[Any]],
-        log: str | LogStore,
+        log: str | os.PathLike[str] | LogStore,
         owner: str,
         first_batch_id: int = 0,
-        stage: str | Stage | None = None,
+        stage: str | os.PathLike[str] | Stage | None = None,
         commits_at_once: int = 16,
         rest_interval_s: float | None = REST_INTERVAL_S,
         *,
@@ -116,10 +117,10 @@ class Coordinator:
     ) -> None:
         _check(sinks)
         self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
-        self._store = open_store(log) if isinstance(log, str) else log
+        self._store = store_of(log)
         self._owner = owner
         self._first_batch_id = first_batch_id
-        self._stage = Stage(stage) if isinstance(stage, str) else stage
+        self._stage = stage if stage is None or isinstance(stage, Stage) else Stage(os.fspath(stage))
         refuse_within_outputs("the commit log", self._store.url, self._sinks)
         if self._stage is not None:
             refuse_within_outputs("the stage", self._stage.url, self._sinks)

@@ -56,12 +56,20 @@ class Finding:
     def of(cls, what: str, call: Callable[[], object]) -> Finding:
         """Of a call that is tried: failed by the error that it raises, which says what to do; else passed.
 
-        What a target could not answer is asked again for a while: it may be about to begin.
+        What a target could not answer is asked again for a while, and observers get a ``CallRetried``: it may be about
+        to begin.
         """
+        from twopc.events import CallRetried  # both import the contract, which imports this module
+        from twopc.plugins import notify
+
+        def told(state: tenacity.RetryCallState) -> None:
+            reason = str((state.outcome and state.outcome.exception()) or "")
+            notify(CallRetried(what, state.attempt_number, PAUSE_S, reason, state.seconds_since_start or 0.0))
+
         again = tenacity.retry_if_exception_type(Retriable)
         wait, stop = tenacity.wait_fixed(PAUSE_S), tenacity.stop_after_delay(PATIENCE_S)
         try:
-            tenacity.Retrying(retry=again, wait=wait, stop=stop, reraise=True)(call)
+            tenacity.Retrying(retry=again, wait=wait, stop=stop, before_sleep=told, reraise=True)(call)
         except (TwoPhaseCommitError, OSError) as error:
             return cls.failed(what, str(error))
         return cls.passed(what)

@@ -86,12 +86,12 @@ def _slot(name: str) -> int | None:
     return int(stem) if name.endswith(_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
 
 
-def open_store(url: str, **storage_options: Any) -> LocalStore | ObjectStore:
+def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStore | ObjectStore:
     """The store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or ``memory://``
     for this process alone. Nothing is asked and nothing is written yet.
 
     Args:
-        url: the log's folder.
+        url: the log's folder, as path or URL.
         storage_options: what fsspec's client takes, such as ``endpoint_url`` or credentials. They go nowhere else. What
             is not given comes from fsspec's configuration, or from the client's own.
 
@@ -110,7 +110,13 @@ def open_store(url: str, **storage_options: Any) -> LocalStore | ObjectStore:
         )
     if storage_options:
         raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")
-    return LocalStore(url, Path(path).absolute())
+    return LocalStore(os.fspath(url), Path(path).absolute())
+
+
+def store_of(log: str | os.PathLike[str] | LogStore) -> LogStore:
+    """``log`` itself, or the store for a path or URL. Raises like ``open_store``."""
+    given: Any = log
+    return given if hasattr(given, "put_if_absent") else open_store(given)
 
 
 class LocalStore:

@@ -75,11 +75,11 @@ class Participant:
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:
         """The round has no decision yet, so a target that can't answer is waited for with patience, not for ever."""
-        what = f"look at what sink {name} writes to"
+        what = f"look at what sink {name!r} writes to"
         try:
             until_answered(what, self._sinks[name].require_valid, schema, patience_s=VALIDATE_PATIENCE_S)
         except Retriable as error:
-            raise RoundAborted(f"sink {name} could not look at what it writes to: {error}") from error
+            raise RoundAborted(f"could not {what}: {error}") from error
 
     def _begin(self, name: str, schema: pa.Schema) -> None:
         sink = self._sinks[name]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
+import operator
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -28,13 +30,23 @@ _ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs"}
 """Protocols that are other spellings of one."""
 
 
-def parsed_place(what: str, url: str) -> tuple[str | None, str]:
-    """The protocol of ``url``, None without one, and its path; ``what`` names the folder in an error.
+def parsed_place(what: str, place: object) -> tuple[str | None, str]:
+    """The protocol of a URL, None for a path, and the path in it.
+
+    Args:
+        what: names the folder in an error.
+        place: what a user gave, as text or as an ``os.PathLike``.
 
     Raises:
-        ConfigurationError: the URL is empty; it contains a password, which the message does not repeat; a ``file://``
-            URL names a host; or the URL of an object store names no bucket.
+        ConfigurationError: it is no text and no path; the URL is empty; it contains a password, which the message does
+            not repeat; a ``file://`` URL names a host; or the URL of an object store names no bucket.
     """
+    url = os.fspath(place) if isinstance(place, os.PathLike) else place
+    if not isinstance(url, str):
+        given = "None" if url is None else type(url).__name__
+        raise ConfigurationError(
+            f"{what} must be a folder, given as path or URL such as /data/log or s3://bucket/log, not {given}"
+        )
     if not url.strip():
         raise ConfigurationError(f"the URL of {what} is empty, which would be the working folder: name a folder")
     protocol, path = _split(url)
@@ -85,28 +97,86 @@ def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, TwoPhaseCommi
     Raises:
         ConfigurationError: ``url`` is in the output folder of one of ``sinks``, or is that folder. Below a folder whose
             name begins with ``_`` or ``.`` it may be: readers of data sets pass over these. They don't pass over a
-            partition, ``_a=1``, and Spark's reader not over ``_spark_metadata``.
+            partition, ``_a=1``, and Spark's reader not over ``_spark_metadata``. Or an output folder is inside ``url``,
+            and would be moved, restored or deleted with it.
     """
     for sink, output in ((name, sink.output_folder) for name, sink in sinks.items() if sink.output_folder):
-        below = _below(url, output)
-        if below is not None and not any(map(_is_passed_over, below)):
+        if _is_listed(_below(url, output)):
             raise ConfigurationError(
                 f"{what} is at {url}, inside {output}, where sink {sink!r} writes: its readers would take the files"
-                f" for records. Keep {what} in a folder beside it. If it has files already, move them there as they"
-                " are, while the query is stopped"
+                f" for records. {_beside(what)}"
             )
+        if _below(output, url):
+            raise ConfigurationError(
+                f"sink {sink!r} writes to {output}, inside {url}, the folder of {what}: what moves, restores or deletes"
+                f" that folder would take the records along. {_beside(what)}"
+            )
+
+
+def refuse_within_checkpoint(log: str, checkpoint: str) -> None:
+    """Make sure that the commit log has its folder to itself. In a subfolder of the checkpoint it may be: Spark opens
+    those that it knows by name, and does not list the folder.
+
+    Raises:
+        ConfigurationError: ``log`` is the folder of the query's checkpoint, or in what Spark keeps there.
+    """
+    below = _below(log, checkpoint)
+    if below is not None and (not below or below[0] in _OF_SPARK):
+        raise ConfigurationError(
+            f"the commit log is at {log}, where Spark keeps the checkpoint of the query ({checkpoint}). Give the log"
+            f" a subfolder of its own, such as {checkpoint.rstrip('/')}/twopc-log, or a folder beside the checkpoint."
+            " If it has files already (00000000000000000000.json and so on), move them there as they are, while the"
+            " query is stopped"
+        )
+
+
+_OF_SPARK = ("metadata", "offsets", "commits", "sources", "state")
+
+
+def refuse_within_source(what: str, url: str, source: str) -> None:
+    """Make sure that the query does not read the files of ``what`` as its input.
+
+    Args:
+        what: names the folder at ``url`` in the error.
+        url: in any spelling; links are followed.
+        source: the folder of a file source, or a pattern of folders.
+
+    Raises:
+        ConfigurationError: ``url`` is in it. Below a folder that readers pass over it may be, as for
+            ``refuse_within_outputs``.
+    """
+    if _is_listed(_below(url, source, fnmatch.fnmatchcase)):
+        raise ConfigurationError(
+            f"{what} is at {url}, and the query reads the files of {source}: it would take those of {what} for records."
+            f" {_beside(what)}"
+        )
+
+
+def _beside(what: str) -> str:
+    return (
+        f"Keep {what} in a folder beside it. If it has files already, move them there as they are, while the query is"
+        " stopped"
+    )
+
+
+def _is_listed(below: tuple[str, ...] | None) -> bool:
+    """Whether readers of a folder find what is ``below``."""
+    return below is not None and not any(map(_is_passed_over, below))
 
 
 def _is_passed_over(folder: str) -> bool:
     return folder.startswith(("_", ".")) and "=" not in folder and folder != "_spark_metadata"
 
 
-def _below(url: str, folder: str) -> tuple[str, ...] | None:
-    """The folders that lead from ``folder`` to ``url``; None where ``url`` is elsewhere."""
+def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator.eq) -> tuple[str, ...] | None:
+    """The folders that lead from ``folder`` to ``url``; None where ``url`` is elsewhere. ``is_same`` compares a name in
+    ``url`` with one in ``folder``."""
     store, path = _located(url)
     its_store, its_path = _located(folder)
     hosts = {host for _, host in (store, its_store) if host}  # without one, it is Hadoop's default
-    if store[0] != its_store[0] or len(hosts) > 1 or path[: len(its_path)] != its_path:
+    if store[0] != its_store[0] or len(hosts) > 1 or len(path) < len(its_path):
+        return None
+    if not all(is_same(name, its_name) for name, its_name in zip(path, its_path, strict=False)):
         return None
     return path[len(its_path) :]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 from collections.abc import Mapping
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any
@@ -17,6 +18,9 @@ from twopc.options import did_you_mean
 from twopc.sink import TwoPhaseCommitSink
 
 logger = logging.getLogger(__name__)
+
+_OF_DISTRIBUTION = re.compile(r"^twopc[-_](?=.)")
+"""What the name of a backend's distribution or module has before the backend's own."""
 
 _observers: list[tuple[object, pluggy.PluginManager]] = []  # each has a manager, so that none can silence another
 
@@ -58,10 +62,11 @@ def _find(backend: str) -> EntryPoint:
         raise ConfigurationError(f"two backends are named {backend!r}: {origins}. Uninstall one of them.")
     if not found:
         known = sorted({entry_point.name for entry_point in registered})
-        guess = "" if backend.startswith("twopc") else f", such as twopc-{backend},"
+        short = _OF_DISTRIBUTION.sub("", backend)
+        hint = did_you_mean(short, known)
+        missing = "" if hint else f" Is its distribution, such as twopc-{short}, installed here?"
         raise ConfigurationError(
-            f"no backend is named {backend!r}.{did_you_mean(backend, known)} Installed: {', '.join(known) or 'none'}."
-            f" Is its distribution{guess} installed here?"
+            f"no backend is named {backend!r}.{hint} Installed: {', '.join(known) or 'none'}.{missing}"
         )
     return next(iter(found.values()))
 

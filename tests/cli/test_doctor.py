@@ -9,8 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from twopc import Participant, Round
+from twopc import Finding, Participant, Round, register_observer, unregister_observer
 from twopc.cli.doctor import LOG_ID
+from twopc.cli.waiting import NoAnswer, Waiting
+from twopc.errors import Retriable
 from twopc_files.sink import FileSink
 
 SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
@@ -98,6 +100,32 @@ def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_en
     assert "examining sink 'orders': 2 s" in done.err
     assert {result for result, _ in results(done, "archive")} == {"passed"}
     assert SECRET not in done.out + done.err
+
+
+@pytest.mark.kafka
+def test_a_wait_that_ends_before_the_client_gives_up_ends_with_what_the_client_has_met(shop: Any, run: Any) -> None:
+    shop.sinks.write_text(kafka_table("127.0.0.1:1"))
+    done = run("doctor", "--sinks", shop.sinks, "--timeout-s", 1, "--json", PASSWORD=SECRET)
+    assert (done.code, done.json["error"]["kind"]) == (6, "NoAnswer")
+    told = done.json["error"]["message"]
+    assert "while examining sink 'orders'. The last warning of its client: " in told
+    assert "ECONNREFUSED" in told
+    assert SECRET not in done.out + done.err
+
+
+def test_a_wait_that_ends_amid_repeated_tries_ends_with_why_they_failed() -> None:
+    def refused() -> None:
+        raise Retriable("the server starts up")
+
+    waiting = Waiting(0.5, lambda _: None)
+    register_observer(waiting)
+    try:
+        with pytest.raises(
+            NoAnswer, match=r"while examining sink 'a': it answers \(asked \d+ times: the server starts up"
+        ):
+            waiting.call("examining sink 'a'", Finding.of, "it answers", refused)
+    finally:
+        unregister_observer(waiting)
 
 
 @pytest.mark.kafka

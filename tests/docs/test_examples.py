@@ -69,4 +69,4 @@ def _value(node: ast.expr) -> object:
     try:
         return ast.literal_eval(node)
     except ValueError:
-        return "broker:9092"
+        return "broker"

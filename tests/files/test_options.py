@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.registry import _registry
 
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
@@ -125,6 +127,30 @@ def test_parquet_with_snappy_is_the_default() -> None:
 def test_a_wrong_option_is_refused_with_what_is_known(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         FileSink(options)
+
+
+@pytest.mark.parametrize(
+    ("path", "module", "install"),
+    [
+        ("s3://bucket/orders", "s3fs", "Run pip install 'twopc-files[s3]' here and on every executor"),
+        ("s3n://bucket/orders", "s3fs", "Run pip install 'twopc-files[s3]' here and on every executor"),
+        (
+            "gs://bucket/orders",
+            "gcsfs",
+            "install gcsfs to access Google Storage. Install it here and on every executor",
+        ),
+    ],
+)
+def test_a_store_whose_package_is_missing_says_what_to_install(
+    path: str, module: str, install: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    for protocol in ("s3", "s3a", "gs"):
+        monkeypatch.delitem(_registry, protocol, raising=False)
+    with pytest.raises(ConfigurationError) as refused:
+        FileSink({"path": path})
+    assert install in str(refused.value)
+    assert module in str(refused.value)
 
 
 def test_the_plugin_gives_the_class_of_the_sink() -> None:

@@ -6,19 +6,21 @@ import gc
 import struct
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import kafka.errors
 import pyarrow as pa
 import pytest
 from kafka.partitioner.default import murmur2
 
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
-from twopc_kafka import control
+from twopc_kafka import control, examination
 from twopc_kafka.writer import Writer
 
 pytestmark = pytest.mark.kafka
@@ -329,13 +331,27 @@ def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str,
 # Within bounded time. -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["no-such-topic", "no topic can have this name"])
-def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(
-    name: str, topic: Any, make_sink: Any
-) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' \\(the option 'topic'\\) does not exist"):
-        make_sink(topic, topic=name).validate(VALUE)
+def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:
+    with pytest.raises(ConfigurationError, match="'no-such-topic' \\(the option 'topic'\\) does not exist"):
+        make_sink(topic, topic="no-such-topic").validate(VALUE)
     make_sink(topic).validate(VALUE)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda control: control.leaders.open_transactions({}, "o o"),
+        lambda control: control.leaders.away("o o"),
+        lambda control: control.leaders.topic_ids(["o o"], time.monotonic()),
+        lambda control: control.leaders.may_read("o o"),
+        lambda control: examination.replication(control, "o o"),
+    ],
+    ids=["open transactions", "leaders", "ids", "rights", "replication"],
+)
+def test_a_name_that_no_topic_can_have_is_refused_and_not_asked_for_again(ask: Any, topic: Any, make_sink: Any) -> None:
+    with pytest.raises(ConfigurationError, match="brokers refuse the topic name 'o o'"):
+        ask(make_sink(topic)._control)
+    assert make_sink(topic)._control.unknown_topics(["o o"]) == ["o o"]
 
 
 @pytest.mark.parametrize("server", [CLOSED_PORT, "no-such-host.invalid:9092"])
@@ -355,8 +371,22 @@ def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_add
         lambda: sink.abort(decided),
     ):
         for _ in range(2):  # a repeat tells no less
-            with pytest.raises(Retriable, match=rf"no broker answered at {server} .* Is 'bootstrap.servers' right"):
+            with pytest.raises(
+                Retriable, match=rf"no broker answered at {server} .* Is 'bootstrap.servers' right"
+            ) as raised:
                 ask()
+            assert "kafka.errors" not in "".join(traceback.format_exception(raised.value))  # its text is in the message
+
+
+def test_what_a_broker_answers_is_in_the_message_and_not_below_a_trace_of_its_client(
+    topic: Any, make_sink: Any
+) -> None:
+    async def fails() -> None:
+        raise kafka.errors.CoordinatorNotAvailableError("orders.7")
+
+    with pytest.raises(Retriable, match=r"\[Error 15\] CoordinatorNotAvailableError: orders\.7") as raised:
+        make_sink(topic)._control.run(fails)
+    assert "direct cause" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal

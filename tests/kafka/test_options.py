@@ -134,6 +134,20 @@ def test_an_empty_topic_is_refused() -> None:
     assert "'topic'" in refusal(topic="")
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        *((name, "no topic can have this name") for name in ("o o", ".", "..", "x" * 250, "ä", "o\n")),
+        ("__consumer_offsets", "it is a topic of Kafka's own"),
+    ],
+)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_topic_that_can_not_be_written_is_refused_by_name_before_a_broker_is_asked(
+    name: str, told: str, writer: str
+) -> None:
+    assert f"'topic' = {name!r}: {told}" in refusal(topic=name, writer=writer)
+
+
 def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_any_task_runs() -> None:
     assert "message.timeout.ms" in refusal(transaction_timeout_ms=1000, message_timeout_ms=2000)
     assert "acks" in refusal(acks=1)

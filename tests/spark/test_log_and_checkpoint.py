@@ -156,3 +156,40 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
         query.awaitTermination()
     assert not log.exists()
     assert list(pipeline.folder.glob("part-*")) == []
+
+
+@pytest.mark.parametrize("place", ["", "offsets"])
+def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is_written(
+    place: str, pipeline: Pipeline
+) -> None:
+    pipeline.add_batch(rows(1))
+    log = pipeline.checkpoint / place
+    with pytest.raises(StreamingQueryException, match=r"the commit log is at .*, where Spark keeps the checkpoint"):
+        pipeline.run(foreach_batch(pipeline.files(), log=str(log)))
+    pipeline.spark.dataSource.register(TwoPhaseCommitDataSource)
+    options = {"sink": "files", "path": str(pipeline.folder / "archive"), "log": str(log)}
+    writing = pipeline.source().writeStream.format("twopc").options(**options)
+    query = writing.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=r"the commit log is at .*, where Spark keeps the checkpoint"):
+        query.awaitTermination()
+    assert list(log.glob("*.json")) == []
+    assert pipeline.archived() == []
+
+
+def test_a_log_among_the_files_that_a_query_reads_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    source = pipeline.folder / "source"
+    with pytest.raises(
+        StreamingQueryException, match=r"the commit log is at .*, and the query reads the files of file:"
+    ):
+        pipeline.run(foreach_batch(pipeline.files(), log=str(source)))
+    assert [file.name for file in source.iterdir()] == ["00000.json"]
+    pipeline.run(foreach_batch(pipeline.files(), log=str(source / "_log")))
+    assert pipeline.archived_ids() == [1]
+
+
+def test_a_copy_among_the_files_that_a_query_reads_is_refused_too(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    stage = f"file://{pipeline.folder}/source/stage"
+    with pytest.raises(StreamingQueryException, match=r"the stage is at .*, and the query reads the files of file:"):
+        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log), stage=stage))

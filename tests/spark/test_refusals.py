@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import venv
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,8 @@ from twopc.errors import ConfigurationError, RecordRefused, Refused, TwoPhaseCom
 from twopc.spark import foreach_batch, refusals
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Pipeline, Topic
@@ -64,6 +67,65 @@ def test_a_refusal_of_another_distributions_class_arrives_as_the_class_that_the_
 def test_any_other_error_stays_what_spark_raised() -> None:
     assert type(on_driver(OSError("disk"))) is Spark
     assert type(on_driver(TwoPhaseCommitError("twopc.errors.Refused: no"))) is Spark
+
+
+def spark_reports(*lines: str) -> BaseException:
+    """What the driver makes of a task that Spark's own worker ended, before a line of ours ran in it."""
+    with pytest.raises(Exception, match=r".*") as raised, refusals.of_tasks():
+        raise Spark("\n".join(["Traceback (most recent call last):", '  File "worker.py", line 1, in main', *lines]))
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ModuleNotFoundError: No module named 'pyarrow'",  # 4.0 to 4.2
+        "ModuleNotFoundError: No module named 'pandas.core'",
+        "ImportError: PyArrow >= 11.0.0 must be installed; however, it was not found.",
+        "a.PySparkImportError: [PACKAGE_NOT_INSTALLED] PyArrow >= 18.0.0 must be installed; however, it was not found.",
+        "a.PySparkImportError: [UNSUPPORTED_PACKAGE_VERSION] Pandas >= 2.2.0 must be installed; however, yours is 1.5.",
+    ],
+)
+def test_an_executor_without_what_spark_needs_is_refused_with_what_to_install(line: str) -> None:
+    arrived = spark_reports(line, "", "\tat org.apache.spark.api.python.BasePythonRunner")
+    assert type(arrived) is ConfigurationError
+    assert str(arrived).startswith("the Python of an executor can't run the batch's tasks: " + line.partition(": ")[2])
+    assert "install twopc-core[spark] and the distributions of the sinks into that Python on every" in str(arrived)
+    assert "'Lost task'" in str(arrived)  # where the host is
+
+
+def test_the_host_is_named_where_spark_names_it() -> None:
+    lost = "Lost task 0.0 in stage 0.0 (TID 0) (10.0.0.7 executor 3): org.apache.spark.api.python.PythonException:"
+    arrived = spark_reports(lost, "ModuleNotFoundError: No module named 'pyarrow'")
+    assert str(arrived).startswith("the Python of the executor at 10.0.0.7 can't run")
+
+
+def test_an_executor_with_another_version_of_python_is_refused_in_sparks_words() -> None:
+    arrived = spark_reports(
+        "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different"
+        " version: 3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
+        "Please check environment variables PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON are correctly set.",
+    )
+    assert type(arrived) is ConfigurationError
+    assert "3.12 than that in driver: 3.11" in str(arrived)
+
+
+def test_another_module_that_is_missing_is_no_fault_of_the_executors_python() -> None:
+    assert type(spark_reports("ModuleNotFoundError: No module named 'pandas_of_mine'")) is Spark
+
+
+@pytest.mark.spark
+def test_a_batch_on_an_executor_without_pyarrow_is_not_said_to_be_run_again(
+    pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    monkeypatch.setattr(pipeline.spark.sparkContext, "pythonExec", str(tmp_path / "bare" / "bin" / "python"))
+    pipeline.add_batch([{"id": 1, "name": "a"}])
+    with pytest.raises(StreamingQueryException) as ended:
+        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
+    assert "ConfigurationError: the Python of " in str(ended.value)
+    assert "No module named 'pyarrow'" in str(ended.value)
+    assert "RoundAborted" not in str(ended.value)
 
 
 @pytest.mark.spark

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote
-from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
+from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
+from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, SchemaMismatch
+from twopc.retrying import until_answered
 from twopc.testing import MemorySink, MemoryTarget
 
 ROUND = Round(2, 7)
@@ -215,3 +217,26 @@ def test_a_record_that_is_refused_only_when_all_are_written_has_its_sink_and_its
     with pytest.raises(RecordRefused) as refused:
         participant.pre_commit()
     assert (refused.value.sink, refused.value.task, refused.value.record) == ("b", 4, None)
+
+
+def test_a_sink_whose_target_does_not_answer_is_named_as_what_it_is(
+    sinks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(_: pa.Schema) -> None:
+        raise Retriable("nobody there")
+
+    monkeypatch.setattr(participant, "VALIDATE_PATIENCE_S", 0)
+    monkeypatch.setattr(sinks["a"], "validate", silent)
+    asked: list[str] = []
+    monkeypatch.setattr(participant, "until_answered", partial(noted_and_asked, asked))
+    with (
+        pytest.raises(RoundAborted, match=r"^could not look at what sink 'a' writes to: nobody there$"),
+        Participant({"a": sinks["a"]}, ROUND, 0) as attempt,
+    ):
+        attempt.write("a", ROWS)
+    assert asked == ["look at what sink 'a' writes to"]
+
+
+def noted_and_asked(asked: list[str], what: str, *arguments: Any, **patience: Any) -> None:
+    asked.append(what)
+    until_answered(what, *arguments, **patience)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from twopc import Coordinator, create_sink
 from twopc.errors import ConfigurationError
-from twopc.places import parsed_place, refuse_within_outputs
+from twopc.log_store import open_store
+from twopc.places import parsed_place, refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.staging import Stage
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -88,10 +90,86 @@ def test_what_readers_do_not_pass_over_may_not_be_in_the_output(place: str) -> N
         refuse_within_outputs("the stage", f"/data/out/{place}", sinks("/data/out"))
 
 
+@pytest.mark.parametrize("output", ["/log/out", "/log/2026/out", "/log/_out"])
+def test_an_output_in_the_folder_of_the_log_is_refused(output: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"sink 'archive' writes to {tmp_path}{output}, inside {tmp_path}/log,"
+    ):
+        Coordinator(sinks(f"{tmp_path}{output}"), f"{tmp_path}/log", OWNER)
+
+
+@pytest.mark.parametrize("log", ["", "/", "/offsets", "/commits/log", "/sources/0", "/state", "/metadata"])
+def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused(log: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"a subfolder of its own, such as file:/query/twopc-log"):
+        refuse_within_checkpoint(f"file:///query{log}", "file:/query")
+
+
+@pytest.mark.parametrize("log", ["/query/twopc-log", "/query/log/offsets", "/log", "/", "s3://query/offsets"])
+def test_a_log_beside_what_spark_has_in_its_checkpoint_is_not(log: str) -> None:
+    refuse_within_checkpoint(log, "file:/query")
+
+
+@pytest.mark.parametrize(
+    ("log", "source"),
+    [("/in", "file:/in"), ("/in/log", "file:///in"), ("s3a://in/log", "s3://in"), ("/in/log", "file:/in/*")],
+)
+def test_a_log_among_the_files_that_the_query_reads_is_refused(log: str, source: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"the commit log is at .*in/?.*, and the query reads the files of "):
+        refuse_within_source("the commit log", log, source)
+
+
+@pytest.mark.parametrize(
+    ("log", "source"),
+    [("/log", "file:/in"), ("/in/_log", "file:/in"), ("/in/log", "file:/in/*.json"), ("/in/log", "file:/in/[a-k]*")],
+)
+def test_a_log_that_a_file_source_does_not_list_is_not(log: str, source: str) -> None:
+    refuse_within_source("the commit log", log, source)
+
+
 def test_an_empty_url_is_refused_and_not_taken_for_the_working_folder(tmp_path: Path) -> None:
     for log in ("", " "):
         with pytest.raises(ConfigurationError, match="the URL of the commit log is empty"):
             Coordinator(sinks("/out"), log, OWNER)
+
+
+def test_a_folder_may_be_given_as_a_path(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "log")
+    store.put_if_absent(0, b"an entry")
+    assert store.url == str(tmp_path / "log")
+    assert open_store(str(tmp_path / "log")).slots() == [0]
+    stage: Any = tmp_path / "stage"
+    assert Stage(stage).url == str(stage)
+    assert parsed_place("the log", Path("file:///data/log")) == ("file", "/data/log")  # pathlib drops two slashes
+
+
+def test_a_coordinator_takes_a_log_and_a_stage_as_paths(tmp_path: Path) -> None:
+    with Coordinator(sinks("/elsewhere"), tmp_path / "log", OWNER, stage=tmp_path / "stage") as coordinator:
+        coordinator.recover()
+    assert list((tmp_path / "log").glob("*.json"))
+
+
+@pytest.mark.parametrize("given", [None, 7, b"/data/log"])
+def test_a_coordinator_without_a_log_says_what_to_give(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the commit log must be a folder, given as path or URL such as /data"):
+        Coordinator(sinks("/elsewhere"), given, OWNER)
+
+
+def test_a_bucket_given_as_a_path_is_not_taken_for_a_local_folder() -> None:
+    with pytest.raises(ConfigurationError, match=r"'s3:/bucket/log' has no name of a bucket: write s3://bucket/folder"):
+        open_store(Path("s3://bucket/log"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [(None, "None"), (b"/data/log", "bytes"), (7, "int"), ({"key": "hunter2"}, "dict")]
+)
+def test_what_is_no_folder_is_refused_with_what_to_give(given: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        open_store(given)
+    assert str(refused.value) == (
+        f"the commit log must be a folder, given as path or URL such as /data/log or s3://bucket/log, not {told}"
+    )
+    with pytest.raises(ConfigurationError, match="the stage must be a folder, given as path or URL"):
+        Stage(given)
 
 
 def test_an_object_store_without_a_bucket_is_refused() -> None:

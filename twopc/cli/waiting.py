@@ -6,6 +6,7 @@ every command may have at any instruction, as every driver may.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,18 @@ class NoAnswer(Retriable):
     """A target did not answer in the time that the caller gave it."""
 
 
+class _LastWarning(logging.Handler):
+    """Keeps the newest warning: a client that tries again only logs why the tries before have failed."""
+
+    text = ""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = record.getMessage()
+
+
 class Waiting:
     """Runs calls one after the other, ``timeout_s`` for all of them together."""
 
@@ -32,7 +45,9 @@ class Waiting:
         self._timeout_s = timeout_s
         self._left_s = timeout_s
         self._say = say
+        self._call = ""
         self._for = ""
+        self._warning = _LastWarning()
 
     def call(self, what: str, function: Callable[..., ResultT], *arguments: object) -> ResultT:
         """``function(*arguments)``. ``what`` says what is waited for.
@@ -40,7 +55,7 @@ class Waiting:
         Raises:
             NoAnswer: it takes too long.
         """
-        self._for = what
+        self._for = self._call = what
         results: list[ResultT] = []
         errors: list[BaseException] = []
         done = threading.Event()
@@ -54,10 +69,13 @@ class Waiting:
                 done.set()
 
         started = time.monotonic()
+        self._warning.text = ""
+        logging.getLogger().addHandler(self._warning)
         threading.Thread(target=run, name="twopc-cli", daemon=True).start()
         try:
             self._wait(done)
         finally:
+            logging.getLogger().removeHandler(self._warning)
             self._left_s -= time.monotonic() - started
         if errors:
             raise errors[0]
@@ -68,10 +86,11 @@ class Waiting:
         while not done.wait(min(next_word_s, self._left_s) - waited_s):
             waited_s = min(next_word_s, self._left_s)
             if waited_s >= self._left_s:
+                warning = f" The last warning of its client: {self._warning.text}." if self._warning.text else ""
                 raise NoAnswer(
-                    f"no answer within {self._timeout_s:g} s while {self._for}. Is the target up, and are its options"
-                    " in the sinks file right? To stop here is as safe as a crash: run the command again, with a longer"
-                    " --timeout-s if it was only slow."
+                    f"no answer within {self._timeout_s:g} s while {self._for}.{warning} Is the target up, and are its"
+                    " options in the sinks file right? To stop here is as safe as a crash: run the command again, with"
+                    " a longer --timeout-s if it was only slow."
                 )
             self._say(f"{self._for}: {waited_s:.0f} s, {self._left_s - waited_s:.0f} s left")
             next_word_s *= 2
@@ -83,7 +102,7 @@ class Waiting:
             case PhaseEntered(phase, _):
                 self._for = f"the coordinator is {phase.value}"
             case CallRetried(what, attempt, _, reason):
-                self._for = f"{what} (asked {attempt} times: {reason})"
+                self._for = f"{self._call}: {what} (asked {attempt} times: {reason})"
             case TransactionCommitted(sink, batch_id, committable, _):
                 self._for = f"committing batch {batch_id}, after {committable.transaction_id} of sink {sink!r}"
             case TransactionReplayed(sink, batch_id, _, replacement):

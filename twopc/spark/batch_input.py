@@ -7,6 +7,7 @@ another version of Spark may have written it, with fields that this one would le
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,9 @@ from twopc.spark.progress import each, running_query
 from twopc.transaction import JsonValue
 
 _UTF_8 = "UTF-8"
+
+_FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
+"""Spark's text of one (the same in 4.0, 4.1 and 4.2)."""
 
 
 class BatchInput:
@@ -34,6 +38,12 @@ class BatchInput:
         self._folder = _JvmFolder(session, root)
         self._folders: list[str] = []
         self._before: Mapping[str, JsonValue] | None = None
+
+    @property
+    def file_sources(self) -> list[str]:
+        """The folder of each file source, as URL or as a pattern of them."""
+        named = [_FILE_SOURCE.fullmatch(str(source.toString())) for source in each(self._query.sources())]
+        return [found[1] for found in named if found]
 
     @property
     def is_active(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,7 +19,7 @@ from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, CallRetried
 from twopc.log_store import LogStore
 from twopc.participant import Participant, Vote
-from twopc.places import refuse_within_outputs
+from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import refusals
 from twopc.spark.batch_input import BatchInput
@@ -43,8 +44,8 @@ _DESCRIPTION = "spark.job.description"
 
 def foreach_batch(
     sinks: Target | Mapping[str, Target],
-    log: str | LogStore,
-    stage: str | Stage | None = None,
+    log: str | os.PathLike[str] | LogStore,
+    stage: str | os.PathLike[str] | Stage | None = None,
     first_batch_id: int = 0,
     progress: Sink | None = None,
     coalesce: bool = True,
@@ -104,8 +105,8 @@ class ForeachBatch:
     def __init__(
         self,
         targets: Mapping[str, _Target],
-        log: str | LogStore,
-        stage: str | Stage | None,
+        log: str | os.PathLike[str] | LogStore,
+        stage: str | os.PathLike[str] | Stage | None,
         first_batch_id: int,
         progress: Sink | None,
         coalesce: bool,
@@ -213,8 +214,18 @@ class ForeachBatch:
     def _input_of(self, session: SparkSession, query_id: str) -> BatchInput:
         if self._input is None or not self._input.is_active:
             self._input = BatchInput(session, query_id)
-            refuse_within_outputs("the checkpoint", self._input.checkpoint, self._sinks())
+            self._refuse_shared_folders(self._input)
         return self._input
+
+    def _refuse_shared_folders(self, batch_input: BatchInput) -> None:
+        """Refuse what the query's checkpoint or sources share with a sink, the log or the stage."""
+        refuse_within_outputs("the checkpoint", batch_input.checkpoint, self._sinks())
+        log = _url(self._log)
+        refuse_within_checkpoint(log, batch_input.checkpoint)
+        stage = {} if self._stage is None else {"the stage": _url(self._stage)}
+        for what, place in {"the commit log": log, **stage}.items():
+            for source in batch_input.file_sources:
+                refuse_within_source(what, place, source)
 
     def _sinks(self) -> dict[str, Sink]:
         return {name: target.sink for name, target in self._targets.items()}
@@ -241,6 +252,10 @@ class ForeachBatch:
     def __reduce__(self) -> tuple[object, ...]:
         given = (self._targets, self._log, self._stage, self._first_batch_id, self._progress)
         return ForeachBatch, (*given, self._coalesce, self._uncapped, self._start_timeout_s)
+
+
+def _url(place: str | os.PathLike[str] | LogStore | Stage) -> str:
+    return os.fspath(place) if isinstance(place, str | os.PathLike) else place.url
 
 
 def _query_id(context: SparkContext) -> str:

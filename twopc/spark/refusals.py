@@ -17,6 +17,16 @@ _RAISED = re.compile(r"^twopc\.spark\.refusals\.TaskRefused: (.+)$", re.MULTILIN
 _LACKS_TWOPC = re.compile(r"^ModuleNotFoundError: (.* has no package 'twopc'.*)$", re.MULTILINE)
 """What ``shipped.body`` raises."""
 
+_UNFIT_PYTHON = re.compile(
+    r"^(?:[\w.]+\.)?(?:ImportError|ModuleNotFoundError|PySparkImportError|PySparkRuntimeError): "
+    r"(.*(?:\b(?:PyArrow|Pandas) >= |No module named '(?:pyarrow|pandas)[.']|PYTHON_VERSION_MISMATCH).*)$",
+    re.MULTILINE,
+)
+"""What Spark's own worker raises before it calls ``shipped.body``. On 4.0 to 4.2 a missing pyarrow is a
+``ModuleNotFoundError``; ``PySparkImportError`` is what PySpark raises elsewhere for pyarrow and pandas."""
+
+_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor")
+
 
 class TaskRefused(Exception):
     """A ``Refused`` on its way from a task to the driver, as one line of JSON."""
@@ -45,6 +55,7 @@ def of_tasks() -> Iterator[None]:
 
     Raises:
         Refused: a task raised it, in these words and with these attributes.
+        ConfigurationError: the Python of an executor lacks what the task needs.
     """
     try:
         yield
@@ -56,4 +67,21 @@ def of_tasks() -> Iterator[None]:
             raise refused from error
         for reason in _LACKS_TWOPC.findall(str(error))[-1:]:
             raise errors.ConfigurationError(reason) from None
+        for reason in _UNFIT_PYTHON.findall(str(error))[-1:]:
+            hosts = _LOST_TASK.findall(str(error))[-1:]
+            raise errors.ConfigurationError(_unfit(reason, *hosts)) from None
         raise
+
+
+def _unfit(reason: str, host: str | None = None) -> str:
+    where = f"the executor at {host}" if host else "an executor"
+    advice = (
+        "Give the executors the driver's version of Python, and"
+        if "PYTHON_VERSION_MISMATCH" in reason
+        else "PYSPARK_PYTHON or spark.pyspark.python names it:"
+    )
+    log = "" if host else " Spark's log names the host of the executor in a line that begins with 'Lost task'."
+    return (
+        f"the Python of {where} can't run the batch's tasks: {reason.rstrip('.')}. {advice} install twopc-core[spark]"
+        f" and the distributions of the sinks into that Python on every executor, as on the driver.{log}"
+    )

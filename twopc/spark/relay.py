@@ -24,7 +24,7 @@ from twopc.coordinator import START_TIMEOUT_S, Coordinator, is_known
 from twopc.errors import LogMismatch
 from twopc.log_store import open_store
 from twopc.participant import Participant, Vote
-from twopc.places import refuse_within_outputs
+from twopc.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.shipped import Shipped
@@ -142,6 +142,7 @@ class Target:
         sink = create_sink(self.backend, self.options)
         if self.checkpoint is not None:
             refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
+            refuse_within_checkpoint(self.log, self.checkpoint)
         coordinator = self._coordinator(sink)
         try:
             coordinator.validate({SINK: schema})

@@ -191,6 +191,11 @@ class Control:
             ) from error
         except kafka.errors.AuthorizationError as error:
             raise denied(str(error)) from error
+        except kafka.errors.InvalidTopicError as error:
+            raise ConfigurationError(
+                f"the brokers refuse the topic name {error.args[0]!r}, which no topic can have. Correct the option"
+                " 'topic'."
+            ) from None
         except kafka.errors.UnsupportedVersionError as error:
             raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
         except (kafka.errors.KafkaError, OSError) as error:
@@ -199,7 +204,7 @@ class Control:
             self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
             self._coordinators.clear()
             self._versions.clear()
-            raise Retriable(f"the cluster did not answer: {_told(error)}") from error
+            raise Retriable(f"the cluster did not answer: {_told(error)}") from None
 
     def send(self, request: Any, node: int | None = None) -> Any:
         """Send a request, within ``run``, to a broker or to any.
@@ -246,7 +251,7 @@ class Control:
                 f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s"
                 f"{'' if error.__cause__ is None else f' ({_told(error.__cause__)})'}. Is 'bootstrap.servers' right, do"
                 " the brokers run, and do 'security.protocol', login and certificates fit their listener?"
-            ) from error
+            ) from None
 
     # How. -------------------------------------------------------------------------------------------------------
 

@@ -235,7 +235,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     """Check what a user gave.
 
     Raises:
-        ConfigurationError: names the option, and never its value.
+        ConfigurationError: names the option, and no value but the topic's name.
     """
     _refuse_what_is_no_text(options)
     _refuse_spellings_of_spark(options)
@@ -256,8 +256,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         raise ConfigurationError(
             f"'two.phase.commit' = {two_phase_commit!r} goes with 'writer' = 'arrow' alone: librdkafka can't ask for it"
         )
-    if topic == "":
-        raise ConfigurationError("'topic' must not be empty: name a topic, or leave it out and give a column 'topic'")
+    _refuse_wrong_topic(topic)
     if not properties.get("bootstrap.servers"):
         raise ConfigurationError("the kafka sink needs 'bootstrap.servers', such as 'broker1:9092,broker2:9092'")
     for name in properties:
@@ -280,6 +279,25 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         asks_for_most="transaction.timeout.ms" not in properties,
         properties=merged,
     )
+
+
+_TOPIC = re.compile(rb"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's Topic.validate
+_INTERNAL = (b"__consumer_offsets", b"__transaction_state", b"__share_group_state")
+
+
+def wrong_topic(name: bytes) -> str:
+    """Why nothing can be written to a topic of this name; empty where something can."""
+    if name not in _INTERNAL and _TOPIC.fullmatch(name):
+        return ""
+    wrong = "it is a topic of Kafka's own" if name in _INTERNAL else "no topic can have this name"
+    return f"{wrong}. Others have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
+
+
+def _refuse_wrong_topic(topic: object) -> None:
+    if topic == "":
+        raise ConfigurationError("'topic' must not be empty: name a topic, or leave it out and give a column 'topic'")
+    if topic is not None and (wrong := wrong_topic(str(topic).encode())):
+        raise ConfigurationError(f"'topic' = {topic!r}: {wrong}. Correct the option.")
 
 
 def _margin_ms(margin: object, timeout_ms: int) -> int:

@@ -4,7 +4,6 @@ same records in the same words. No message shows a value of a record.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -16,14 +15,12 @@ from twopc.errors import ConfigurationError, RecordRefused
 from twopc_kafka.arrow.batches import OVERHEAD_BYTES, alone_bytes
 from twopc_kafka.arrow.records import binary, records_of
 from twopc_kafka.arrow.varints import Integers
-from twopc_kafka.options import LIBRDKAFKA, KafkaOptions
+from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
 
 Partitions: TypeAlias = Callable[[str, int], int]
 """A topic and a partition → how many partitions the topic has, 0 if it does not exist. It is looked up again where that
 partition was not there before."""
 
-_TOPIC = re.compile(rb"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's Topic.validate
-_INTERNAL = (b"__consumer_offsets", b"__transaction_state", b"__share_group_state")
 _MOST_S = (2**63 - 1) // 1000  # Kafka has 64 bits for milliseconds
 _MOST_NUMBERS_BYTES = 32  # of a record that has no headers, or of one header: lengths, deltas, attributes
 
@@ -64,11 +61,9 @@ def _check_topics(column: pa.Array) -> None:
         )
     names = binary(column)
     for name in pc.unique(names).to_pylist():
-        if name in _INTERNAL or not _TOPIC.fullmatch(name):
-            wrong = "it is a topic of Kafka's own" if name in _INTERNAL else "no topic can have this name"
+        if wrong := wrong_topic(name):
             raise RecordRefused(
-                f"{wrong}. Others have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'. Correct or filter"
-                " such records.",
+                f"{wrong}. Correct or filter such records.",
                 record=pc.index(names, name).as_py(),
                 topic=name.decode(errors="backslashreplace"),
                 column="topic",

@@ -86,4 +86,7 @@ def _require_package(protocol: str) -> None:
     try:
         get_filesystem_class({"s3n": "s3"}.get(protocol, protocol))
     except ImportError as error:
-        raise ConfigurationError(f"the file sink needs another package for {protocol!r}: {error}") from error
+        install = "Run pip install 'twopc-files[s3]'" if protocol in UPLOADING else "Install it"
+        raise ConfigurationError(
+            f"the file sink needs another package for {protocol!r}: {error}. {install} here and on every executor"
+        ) from error
