@@ -277,6 +277,8 @@ class Driver:
 
         def phase_one(round: Round) -> list[Vote]:
             self._has_begun = True
+            if self._repairs_seen < self._checkpoint.repairs:  # it slept through a repair, and decides what that undid
+                self._checkpoint.has_fallen_back = True
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
             return Stage(self._spark, self._actor, self._sinks, round, batch.rows()).run()
 
