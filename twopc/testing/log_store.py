@@ -12,10 +12,15 @@ from twopc.commit_log import ENTRIES_KEPT, CommitLog, read_tail
 from twopc.entries import Decision
 from twopc.errors import Fenced
 from twopc.log_store import LogStore
+from twopc.testing.query import answered
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 WRITERS = 8
+
+PATIENCE_S = 60
+"""How long a call that raises ``Retriable`` is repeated: a store may be busy, and fsspec's memory can't list a folder
+while another thread deletes in it."""
 
 
 class LogStoreContract(ABC):
@@ -123,7 +128,7 @@ class LogStoreContract(ABC):
     def test_of_many_that_open_at_once_only_the_newest_decides(self) -> None:
         stores = [self.make_store() for _ in range(WRITERS)]
         with ThreadPoolExecutor(WRITERS) as pool:
-            logs = list(pool.map(lambda store: CommitLog.open(store, "query"), stores))
+            logs = list(pool.map(lambda store: answered(PATIENCE_S, CommitLog.open, store, "query"), stores))
         assert len({log.incarnation for log in logs}) == WRITERS
         *older, newest = sorted(logs, key=lambda log: log.incarnation)
         for log in older:
