@@ -120,7 +120,7 @@ class Coordinator:
         self._store = store_of(log)
         self._owner = owner
         self._first_batch_id = first_batch_id
-        self._stage = stage if stage is None or isinstance(stage, Stage) else Stage(os.fspath(stage))
+        self._stage = stage if stage is None or isinstance(stage, Stage) else Stage(stage)  # type: ignore[arg-type]
         refuse_within_outputs("the commit log", self._store.url, self._sinks)
         if self._stage is not None:
             refuse_within_outputs("the stage", self._stage.url, self._sinks)
@@ -600,9 +600,9 @@ class Coordinator:
             if self._waits.given_up.is_set():
                 raise
             raise Retriable(
-                f"{what}: no answer for {time.monotonic() - began_s:.1f} s, which is longer than"
-                f" start_timeout_s={self._start_timeout_s:g}, the limit before the first decision in the log at"
-                f" {self._store.url}. Nothing was written. The last answer: {error}"
+                f"{what}: no answer for {time.monotonic() - began_s:.1f} s, and the limit is"
+                f" start_timeout_s={self._start_timeout_s:g}, until the log at {self._store.url} has its first"
+                f" decision. Nothing was written. The last answer: {error}"
             ) from error
 
     def _tell(self, event: Event) -> None:

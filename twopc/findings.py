@@ -7,15 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-import tenacity
-
-from twopc.errors import Retriable, TwoPhaseCommitError
+from twopc.errors import TwoPhaseCommitError
 
 PATIENCE_S = 5.0
 """Less than a client takes to find out that nobody is there, which is then not asked twice; more than a broker takes to
 find who coordinates a group, or to end a transaction."""
-
-PAUSE_S = 0.1
 
 
 class Result(Enum):
@@ -56,20 +52,12 @@ class Finding:
     def of(cls, what: str, call: Callable[[], object]) -> Finding:
         """Of a call that is tried: failed by the error that it raises, which says what to do; else passed.
 
-        What a target could not answer is asked again for a while, and observers get a ``CallRetried``: it may be about
-        to begin.
+        A call that the target system does not answer is repeated for ``PATIENCE_S``: the system may be starting.
         """
-        from twopc.events import CallRetried  # both import the contract, which imports this module
-        from twopc.plugins import notify
+        from twopc.retrying import until_answered  # its imports lead to the contract, which imports this module
 
-        def told(state: tenacity.RetryCallState) -> None:
-            reason = str((state.outcome and state.outcome.exception()) or "")
-            notify(CallRetried(what, state.attempt_number, PAUSE_S, reason, state.seconds_since_start or 0.0))
-
-        again = tenacity.retry_if_exception_type(Retriable)
-        wait, stop = tenacity.wait_fixed(PAUSE_S), tenacity.stop_after_delay(PATIENCE_S)
         try:
-            tenacity.Retrying(retry=again, wait=wait, stop=stop, before_sleep=told, reraise=True)(call)
+            until_answered(what, call, patience_s=PATIENCE_S)
         except (TwoPhaseCommitError, OSError) as error:
             return cls.failed(what, str(error))
         return cls.passed(what)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +128,19 @@ def test_a_wait_that_ends_amid_repeated_tries_ends_with_why_they_failed() -> Non
             waiting.call("examining sink 'a'", Finding.of, "it answers", refused)
     finally:
         unregister_observer(waiting)
+
+
+def test_of_what_was_logged_meanwhile_the_clients_words_are_told_and_not_those_of_twopc() -> None:
+    ended = threading.Event()
+
+    def silent() -> None:
+        logging.getLogger("a.client").warning("refused")
+        logging.getLogger("twopc.retrying").warning("no answer for 2 s")
+        ended.wait(10)
+
+    with pytest.raises(NoAnswer, match=r"The last warning of its client: refused\. Is the target up"):
+        Waiting(0.5, lambda _: None).call("examining sink 'a'", silent)
+    ended.set()
 
 
 @pytest.mark.kafka

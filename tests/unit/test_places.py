@@ -154,6 +154,12 @@ def test_a_coordinator_without_a_log_says_what_to_give(given: Any) -> None:
         Coordinator(sinks("/elsewhere"), given, OWNER)
 
 
+@pytest.mark.parametrize("given", [7, b"/data/stage"])
+def test_a_coordinator_with_a_stage_that_is_no_folder_says_what_to_give(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="the stage must be a folder, given as path or URL such as /data"):
+        Coordinator(sinks("/elsewhere"), "memory://log", OWNER, stage=given)
+
+
 def test_a_bucket_given_as_a_path_is_not_taken_for_a_local_folder() -> None:
     with pytest.raises(ConfigurationError, match=r"'s3:/bucket/log' has no name of a bucket: write s3://bucket/folder"):
         open_store(Path("s3://bucket/log"))

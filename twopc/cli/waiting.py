@@ -27,7 +27,7 @@ class NoAnswer(Retriable):
 
 
 class _LastWarning(logging.Handler):
-    """Keeps the newest warning: a client that tries again only logs why the tries before have failed."""
+    """Keep the newest warning of a client, which logs why its earlier tries failed. Events report those of twopc."""
 
     text = ""
 
@@ -35,7 +35,8 @@ class _LastWarning(logging.Handler):
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()
+        if not record.name.startswith("twopc."):
+            self.text = record.getMessage()
 
 
 class Waiting:

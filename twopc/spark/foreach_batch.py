@@ -220,12 +220,11 @@ class ForeachBatch:
     def _refuse_shared_folders(self, batch_input: BatchInput) -> None:
         """Refuse what the query's checkpoint or sources share with a sink, the log or the stage."""
         refuse_within_outputs("the checkpoint", batch_input.checkpoint, self._sinks())
-        log = _url(self._log)
-        refuse_within_checkpoint(log, batch_input.checkpoint)
-        stage = {} if self._stage is None else {"the stage": _url(self._stage)}
-        for what, place in {"the commit log": log, **stage}.items():
-            for source in batch_input.file_sources:
-                refuse_within_source(what, place, source)
+        refuse_within_checkpoint(_url(self._log), batch_input.checkpoint)
+        for source in batch_input.file_sources:
+            refuse_within_source("the commit log", _url(self._log), source)
+            if self._stage is not None:
+                refuse_within_source("the stage", _url(self._stage), source)
 
     def _sinks(self) -> dict[str, Sink]:
         return {name: target.sink for name, target in self._targets.items()}

@@ -78,7 +78,7 @@ def _unfit(reason: str, host: str | None = None) -> str:
     advice = (
         "Give the executors the driver's version of Python, and"
         if "PYTHON_VERSION_MISMATCH" in reason
-        else "PYSPARK_PYTHON or spark.pyspark.python names it:"
+        else "Executors run the Python that PYSPARK_PYTHON or spark.pyspark.python names:"
     )
     log = "" if host else " Spark's log names the host of the executor in a line that begins with 'Lost task'."
     return (
