@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.kafka.known_topics import wait_until_known
 from tests.topic_reader import records_of
 from twopc import Coordinator, Participant, Round
 from twopc.errors import Retriable
@@ -37,6 +38,7 @@ class TwoBrokers:
         admin = AdminClient({"bootstrap.servers": self.one.bootstrap_servers})
         topic = NewTopic(name, len(on), replica_assignment=[[node] for node in on])
         admin.create_topics([topic])[name].result(timeout=15)
+        wait_until_known(self.one.bootstrap_servers, name)
         return name
 
 

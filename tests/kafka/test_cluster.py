@@ -18,6 +18,7 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from tests.kafka.known_topics import wait_until_known
 from tests.topic_reader import records_of
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import Retriable
@@ -73,7 +74,9 @@ class ThreeBrokers:
         """One that outlives each of them."""
         name = f"orders-{uuid.uuid4().hex[:8]}"
         self.nodes[CONTROLLER].create_topic(name, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
-        return On(",".join(broker.bootstrap_servers for broker in self.nodes.values()), name)
+        servers = ",".join(broker.bootstrap_servers for broker in self.nodes.values())
+        wait_until_known(servers, name)
+        return On(servers, name)
 
     def stand_still(self, *nodes: int) -> None:
         """Have brokers fall silent, with their connections open."""

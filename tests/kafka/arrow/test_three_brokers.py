@@ -15,6 +15,7 @@ import pytest
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from tests.kafka.known_topics import wait_until_known
 from twopc import Coordinator, Participant, Round
 from twopc.errors import RoundAborted
 from twopc.findings import Result
@@ -90,6 +91,7 @@ def three_brokers(started: ThreeBrokers) -> ThreeBrokers:
 def topic(three_brokers: ThreeBrokers, make_topic: Any, wait: Any) -> Any:
     """On all of them, led by one that may be killed."""
     topic = replace(make_topic(on=three_brokers.nodes[CONTROLLER]), servers=three_brokers.servers)
+    wait_until_known(topic.servers, topic.name)
     three_brokers.move(topic, [2, 3, 1], wait)
     return topic
 
@@ -174,4 +176,5 @@ def test_three_replicas_of_which_two_acknowledge_outlive_a_broker_and_others_are
 ) -> None:
     name = f"needs-{needed}-{uuid.uuid4().hex[:8]}"
     three_brokers.nodes[CONTROLLER].create_topic(name, config={"min.insync.replicas": needed}, replicas=3)
+    wait_until_known(three_brokers.servers, name)
     assert replication(three_brokers.control, name).result is result
