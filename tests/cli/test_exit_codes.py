@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +67,8 @@ def test_a_result_that_nobody_can_take_is_told_in_a_line_and_by_its_code(tmp_pat
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert done.returncode == ExitCode.NO_ANSWER
     assert done.stderr == "twopc: the result can't be written to standard output: No space left on device.\n"
+
+
+def test_the_command_shows_the_version_of_its_distribution(run: Callable[..., Any]) -> None:
+    done = run("--version")
+    assert (done.code, done.out) == (0, f"twopc, version {version('twopc-core')}\n")

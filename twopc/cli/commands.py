@@ -71,7 +71,7 @@ _yes = click.option("--yes", is_flag=True, help="Don't ask.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="twopc", prog_name="twopc")
+@click.version_option(package_name="twopc-core", prog_name="twopc")
 def cli() -> None:
     """See and settle what a query's two-phase commits left open, and examine its targets before the first batch.
 
