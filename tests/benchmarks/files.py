@@ -40,7 +40,8 @@ def _throughput(folder: Path, quick: bool) -> Row:
     records, turns = RECORDS // (10 if quick else 1), 2 if quick else 8
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    write = foreach_batch(twopc.create_sink("files", {"path": str(folder / "ours")}), log=f"{folder}/log")
+    sink = twopc.create_sink("files", {"path": str(folder / "ours")})
+    write = foreach_batch(sink, log=f"{folder}/log", coalesce=False)  # by what the batch reads, which is not this frame
     theirs, ratios = folder / "theirs", []
 
     def turn(batch: DataFrame, number: int) -> None:
