@@ -580,7 +580,10 @@ KAFKA = (
         "a commit ends whatever has the name now",
         "sink.py",
         (
-            "        name = self._name(committable)\n        self._refuse_gone_topics(committable)\n",
+            (
+                "        name = self._name(committable)\n"
+                "        self._refuse_gone_topics(committable, time.monotonic() - RECENT_S)\n"
+            ),
             (
                 "        name = self._name(committable)\n"
                 "        if found := self._control.describe([name]).get(name):\n"
@@ -608,7 +611,10 @@ KAFKA = (
     _kafka(
         "recover finds nothing",
         "sink.py",
-        ("return [*open_, *self._hanging()]", "return self._hanging()"),
+        (
+            "return open_ if is_seen and not open_ else [*open_, *self._hanging()]",
+            "return [] if is_seen else self._hanging()",
+        ),
     ),
     _kafka(
         "recover lists the transactions of a sink whose name begins with its own",
