@@ -49,14 +49,15 @@ def judge(mutant: Mutant, servers: str = "") -> Verdict:
         sources, targets = Path(folder) / "sources", Path(folder) / "targets"
         sources.mkdir()
         SUBJECTS[mutant.subject].write(sources)
-        _apply(mutant, sources)
+        apply(mutant, sources)
         sys.path.insert(0, str(sources))
         caught_by, error = _first_failure(SUBJECTS[mutant.subject].contract, targets, servers)
     as_it_should_be = bool(caught_by) is not bool(mutant.equivalent)
     return Verdict(mutant.name, caught_by, error, time.monotonic() - started, as_it_should_be)
 
 
-def _apply(mutant: Mutant, sources: Path) -> None:
+def apply(mutant: Mutant, sources: Path) -> None:
+    """Put the defect into what ``SUBJECTS`` has written. Raises LookupError where the code has changed."""
     for edit in mutant.edits:
         file = sources / edit.file
         text = file.read_text(encoding="utf-8")

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+from tests.contract.judging import apply
 from tests.contract.mutants import KAFKA, MUTANTS
+from tests.contract.subjects import SUBJECTS
 from tests.pages import ROOT
 
 if TYPE_CHECKING:
@@ -58,6 +60,12 @@ def test_a_defect_in_a_sink_is_caught(mutant: Mutant, of_cheap_ones: Verdicts) -
 @pytest.mark.parametrize("mutant", OF_KAFKA, ids=lambda mutant: mutant.name)
 def test_a_defect_in_the_kafka_sink_is_caught(mutant: Mutant, of_kafka: Verdicts) -> None:
     assert of_kafka[mutant.name]["caught_by"]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None:
+    SUBJECTS[mutant.subject].write(tmp_path)
+    apply(mutant, tmp_path)
 
 
 def test_no_two_mutants_have_one_name() -> None:
