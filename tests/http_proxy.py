@@ -84,7 +84,8 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":  # whose length is the object's
             self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":  # its answer has none, and the next one would be read from there
+            self.wfile.write(answer.body)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server looks for
 
