@@ -19,9 +19,10 @@ from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 RECORDS = 4_000_000
+PARTITIONS = 4
 FILES = (1, 100, 1000)
 
 
@@ -40,26 +41,19 @@ def _throughput(folder: Path, quick: bool) -> Row:
     records, turns = RECORDS // (10 if quick else 1), 2 if quick else 8
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    sink = twopc.create_sink("files", {"path": str(folder / "ours")})
-    write = foreach_batch(sink, log=f"{folder}/log", coalesce=False)  # by what the batch reads, which is not this frame
+    write = foreach_batch(twopc.create_sink("files", {"path": str(folder / "ours")}), log=f"{folder}/log")
     theirs, ratios = folder / "theirs", []
 
     def turn(batch: DataFrame, number: int) -> None:
-        """Of the batch alone its number and its query count."""
-        columns = ["id", "id % 1000 AS shop", "rand(7) AS price", "CAST(id AS STRING) AS name"]
-        frame = batch.sparkSession.range(0, records, numPartitions=4).selectExpr(*columns)
         seconds = {}
         for contestant in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
             started = time.perf_counter()
-            write(frame, number) if contestant == "ours" else _spark_writes(frame, theirs)
+            write(batch, number) if contestant == "ours" else _spark_writes(batch, theirs)
             seconds[contestant] = time.perf_counter() - started
         if number > 0:  # both are warm
             ratios.append(seconds["theirs"] / seconds["ours"])
 
-    (folder / "turns").mkdir()
-    for number in range(turns + 1):
-        (folder / "turns" / f"{number}.txt").write_text("a turn")
-    source = spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "turns"))
+    source = _source(spark, folder, records, turns + 1)
     started = source.writeStream.foreachBatch(turn).option("checkpointLocation", f"{folder}/checkpoint")
     started.trigger(availableNow=True).start().awaitTermination()
     write.close()
@@ -68,6 +62,19 @@ def _throughput(folder: Path, quick: bool) -> Row:
         complete = records * (turns + 1)
         assert ds.dataset(folder / name).count_rows() == complete, f"the output of {name} is not complete"
     return Row("throughput of the Parquet sink, over Spark's own", "ratio", tuple(ratios), "parquet_vs_spark")
+
+
+def _source(spark: SparkSession, folder: Path, records: int, batches: int) -> DataFrame:
+    """A stream of so many equal batches, each of one file for each of ``PARTITIONS``."""
+    columns = ["id", "id % 1000 AS shop", "rand(7) AS price", "CAST(id AS STRING) AS name"]
+    frame = spark.range(0, records, numPartitions=PARTITIONS).selectExpr(*columns)
+    frame.write.parquet(str(folder / "once"))
+    (folder / "source").mkdir()
+    for number in range(batches):
+        for file in (folder / "once").glob("*.parquet"):
+            (folder / "source" / f"{number}-{file.name}").hardlink_to(file)
+    stream = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", PARTITIONS)
+    return stream.parquet(str(folder / "source"))
 
 
 def _spark_writes(frame: DataFrame, folder: Path) -> None:
