@@ -81,11 +81,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for name, value in answer.headers:
             self.send_header(name, value)
-        if self.command != "HEAD":  # whose length is the object's
-            self.send_header("Content-Length", str(len(answer.body)))
+        if self.command == "HEAD":  # whose length is the object's, and whose answer has no body
+            self.end_headers()
+            return
+        self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
-        if self.command != "HEAD":  # its answer has none, and the next one would be read from there
-            self.wfile.write(answer.body)
+        self.wfile.write(answer.body)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server looks for
 

@@ -54,8 +54,8 @@ def _throughput(folder: Path, quick: bool) -> Row:
             ratios.append(seconds["theirs"] / seconds["ours"])
 
     source = _source(spark, folder, records, turns + 1)
-    started = source.writeStream.foreachBatch(turn).option("checkpointLocation", f"{folder}/checkpoint")
-    started.trigger(availableNow=True).start().awaitTermination()
+    query = source.writeStream.foreachBatch(turn).option("checkpointLocation", f"{folder}/checkpoint")
+    query.trigger(availableNow=True).start().awaitTermination()
     write.close()
     spark.stop()
     for name in ("ours", "theirs"):

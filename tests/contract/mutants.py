@@ -613,7 +613,7 @@ KAFKA = (
         "sink.py",
         (
             "return open_ if is_seen and not open_ else [*open_, *self._hanging()]",
-            "return [] if is_seen else self._hanging()",
+            "return self._hanging()",
         ),
     ),
     _kafka(

@@ -6,6 +6,7 @@ from contextlib import closing
 
 import tenacity
 
+from twopc.errors import Retriable
 from twopc_kafka.control import Control
 
 _PATIENCE_S = 30.0
@@ -15,7 +16,10 @@ def wait_until_known(servers: str, topic: str) -> None:
     """Wait until every broker of the cluster at ``servers`` knows ``topic``, which one of them has made."""
     with closing(Control({"bootstrap_servers": servers.split(",")})) as control:
         repeated = tenacity.Retrying(
-            stop=tenacity.stop_after_delay(_PATIENCE_S), wait=tenacity.wait_fixed(0.05), reraise=True
+            retry=tenacity.retry_if_exception_type((AssertionError, Retriable)),
+            stop=tenacity.stop_after_delay(_PATIENCE_S),
+            wait=tenacity.wait_fixed(0.05),
+            reraise=True,
         )
         repeated(control.run, _require_known, control, topic)
 
