@@ -173,6 +173,14 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
             connection.broker_version_data = None
         return connection
 
+    def sends_at_once(self, node_id: Any) -> bool:
+        """Whether a request to this broker would not wait for a connection, nor for a login. Then kafka-python's own
+        timeout bounds the whole wait for its answer."""
+        connection = self._conns.get(node_id)
+        if connection is None or not connection.connected or connection.paused:
+            return False
+        return not connection._reauth.is_reauthenticating  # noqa: SLF001
+
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Future:
         """Send a request to a broker. Without a ``node_id``, ask several in turn and take the first answer."""
         if node_id is not None:

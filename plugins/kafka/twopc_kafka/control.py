@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kafka.errors
+from kafka.future import Future
 from kafka.protocol.admin.configs import DescribeConfigsRequest
 from kafka.protocol.admin.groups import ListGroupsRequest
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
@@ -212,19 +213,25 @@ class Control:
         Returns:
             What to await for the response.
         """
-        return self._manager.call_soon(self._answer, request, node)
-
-    async def _answer(self, request: Any, node: int | None) -> Any:
         patience_ms = self._patience_ms(node)
-        try:
-            answer = await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
-        except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError):
+        if node is not None and self._manager.sends_at_once(node):
+            answer = self._manager.send(request, node, patience_ms)
+        else:
+            answer = self._manager.call_soon(self._connect_and_send, request, node, patience_ms)
+        return answer.add_both(functools.partial(self._note, node, answer))
+
+    async def _connect_and_send(self, request: Any, node: int | None, patience_ms: int) -> Any:
+        """Send a request that waits for its connection, which kafka-python does not count as time without an answer."""
+        return await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
+
+    def _note(self, node: int | None, answer: Future, _: object) -> None:
+        """Note whether a broker was silent."""
+        if answer.succeeded():
+            self._silences.pop(node, None)
+        elif isinstance(answer.exception, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
             self._silences[node] += 1
             if node is not None:
                 self._manager.doubted = node
-            raise
-        self._silences.pop(node, None)
-        return answer
 
     def _patience_ms(self, node: int | None) -> int:
         brokers = 1 if node is not None else max(1, len(self.brokers()))  # each of which has its turn
