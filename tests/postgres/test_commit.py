@@ -18,6 +18,7 @@ from twopc.errors import (
     ConfigurationError,
     CorruptLog,
     OperatorRequired,
+    OutcomeUnknown,
     RecordRefused,
     Retriable,
     RoundAborted,
@@ -40,10 +41,34 @@ def by_hand(place: Place, verb: str, committable: Committable) -> None:
 
 
 def test_a_transaction_that_was_rolled_back_by_hand_is_lost_and_told_with_its_records(place: Place) -> None:
-    committable = place.pre_commit(["a", "b"])
+    place.sink().commit(place.pre_commit(["before"], Round(1, 0)))
+    committable = place.pre_commit(["a", "b"], Round(1, 1))
     by_hand(place, "ROLLBACK", committable)
     with pytest.raises(TransactionLost, match=r"\(2 records\).*neither prepared nor committed"):
         place.sink().commit(committable)
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
+def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(statement: str, place: Place) -> None:
+    committables = [place.pre_commit(["a"], Round(1, batch_id)) for batch_id in range(2)]
+    sink = place.sink()
+    for committable in committables:
+        sink.commit(committable)
+    place.ask(statement)
+    with pytest.raises(OutcomeUnknown, match=r"see whether the records are there|does not say whether"):
+        sink.commit(committable)
+    with pytest.raises(OutcomeUnknown, match="see whether the records are there"):
+        place.sink().commit(committable)  # a new process, which makes the table anew
+
+
+def test_what_was_committed_since_the_markers_were_removed_proves_nothing_of_its_batch(place: Place) -> None:
+    committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
+    sink = place.sink()
+    sink.commit(committables[0])
+    place.ask("DELETE FROM {markers}")
+    sink.commit(committables[1])
+    with pytest.raises(OutcomeUnknown):
+        sink.commit(committables[0])
 
 
 def test_a_transaction_that_was_committed_by_hand_is_committed(place: Place) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 
-from twopc.errors import ConfigurationError, RoundAborted, TransactionLost, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, OutcomeUnknown, RoundAborted, TransactionLost, TwoPhaseCommitError
 from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
@@ -22,7 +22,7 @@ from twopc_postgres import tables
 from twopc_postgres.columns import Column, check_columns, check_upsert
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import asked_in_vain, commit_failed, write_failed
-from twopc_postgres.sessions import Connection, release, session
+from twopc_postgres.sessions import Connection, connect, limit_waiting, release, session
 from twopc_postgres.tables import MARKERS, Table
 
 if TYPE_CHECKING:
@@ -71,11 +71,11 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
 
     def begin(self, transaction_id: TransactionId) -> PostgresTransaction:
         with self._writing(transaction_id):
-            transaction = PostgresTransaction(transaction_id, psycopg.connect(self._options.conninfo))
+            transaction = PostgresTransaction(transaction_id, connect(self._options.conninfo))
         try:
             with self._writing(transaction_id):
                 transaction.connection.tpc_begin(transaction_id.exact)
-                tables.limit_waiting(transaction.connection, self._options.lock_timeout_s)
+                limit_waiting(transaction.connection, self._options.lock_timeout_s)
                 if self._options.upsert_by:
                     transaction.staging = self._table.stage(transaction.connection, transaction_id)
         except BaseException:
@@ -97,6 +97,11 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             self._table.mark(connection, transaction.id, self.transactional_ids.scope)
             connection.tpc_prepare()
         connection.close()
+        if connection.unreplicated:
+            raise RoundAborted(
+                f"transaction {transaction.id.exact} to {self._options} is prepared, perhaps not on the standbys:"
+                f" {connection.unreplicated}. The batch can be run again."
+            )
         return Committable(transaction.id.exact, {}, transaction.records)
 
     @contextlib.contextmanager
@@ -203,13 +208,27 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 is_committed = self._table.is_committed(connection, name)
             else:
                 is_committed = True
-        if not is_committed:
-            raise TransactionLost(
-                f"{what}, and is neither prepared nor committed there: {MARKERS} has no marker of it. Was 'conninfo' or"
-                " 'table' changed? Set it back. Did somebody ROLLBACK PREPARED, or was the server restored, or replaced"
-                " by a standby that did not have it yet? Then write the records again by other means, give the"
-                " transaction up with 'twopc abandon' and start the query again."
+            if not is_committed:
+                raise self._lost(connection, committable, what)
+
+    def _lost(self, connection: Connection, committable: Committable, what: str) -> TransactionLost | OutcomeUnknown:
+        """The error to raise where a decided transaction is neither prepared nor has a marker."""
+        batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
+        is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
+        advice = (
+            "Was 'conninfo' or 'table' changed? Set it back. Did somebody ROLLBACK PREPARED, or was the server"
+            " restored, or replaced by a standby that did not have it yet? Then write the records again by other means,"
+            " give the transaction up with 'twopc abandon' and start the query again."
+        )
+        if is_rolled_back:
+            return TransactionLost(
+                f"{what}, and neither prepared nor committed there: {MARKERS} has no marker of it. {advice}"
             )
+        return OutcomeUnknown(
+            f"{what}, and not prepared there, and {MARKERS} has no marker of it, nor of an older batch. Was that table"
+            " dropped or emptied? Then see whether the records are there, and if so, only give the transaction up."
+            f" {advice}"
+        )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Remove the markers of the batches before: as this one is decided, the log knows that those are complete, and

@@ -9,9 +9,11 @@ server has given the number again.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Sequence
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -21,6 +23,8 @@ from twopc_postgres.options import PostgresOptions
 from twopc_postgres.sessions import Connection
 
 MARKERS = "twopc_committed"
+
+_CANCEL_TIMEOUT_S = 5.0
 
 _ORDINAL = "twopc_ordinal"
 """The column of a staging table that tells the order in which records came."""
@@ -144,9 +148,22 @@ class Table:
         connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s)").format(self._markers), row)
 
     def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        """Whether a transaction that is not prepared any more was committed."""
+        """Whether a transaction that is not prepared any more was committed, and so that no failover takes it back.
+
+        A session sees a commit whose standbys are still waited for, if the session that made it was cut off. So a
+        transaction that comes after it is committed, which waits for the same standbys.
+        """
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE transaction_id = %s)").format(self._markers)
         [(found,)] = connection.execute(ask, (transaction_id,))
+        if found:
+            wait_for_standbys(connection)
+        return bool(found)
+
+    def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
+        """Whether any transaction of an older batch has left a marker, as the last one that was complete has. Others of
+        the same batch prove nothing: they may have been committed after the markers were lost."""
+        ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE scope = %s AND batch_id < %s)").format(self._markers)
+        [(found,)] = connection.execute(ask, (scope, before_batch_id))
         return bool(found)
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
@@ -177,9 +194,17 @@ def is_durable(connection: Connection) -> bool:
     return bool(setting)
 
 
-def limit_waiting(connection: Connection, seconds: float) -> None:
-    """Have the current transaction fail instead of waiting longer for a lock."""
-    connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{seconds * 1000:.0f}ms",))
+def wait_for_standbys(connection: Connection) -> None:
+    """Commit a transaction of no effect, so that the synchronous standbys have whatever a session could see before.
+
+    A wait that is given up is cancelled: the server would not notice, and repeated ones would use up its sessions.
+    """
+    try:
+        connection.execute("SELECT pg_logical_emit_message(true, 'twopc', '')")
+    except psycopg.OperationalError:
+        with contextlib.suppress(psycopg.Error):
+            connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+        raise
 
 
 def _listed(names: Collection[str]) -> sql.Composed:

@@ -1,0 +1,163 @@
+"""A server that is asked and says nothing: it is stopped, waits for a standby that is away, or for a lock. The
+coordinator takes its statement for unanswered and repeats it, and calls nothing committed that a failover can take back
+(invariants 2 and 6)."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+
+from tests.postgres.conftest import Place
+from tests.postgres_server import PostgresServer
+from tests.processes import all_of
+from twopc import Committable
+from twopc.errors import Retriable, RoundAborted
+from twopc_postgres import sessions
+
+TEST_TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 0.2)
+
+
+@pytest.fixture
+def own_server() -> Iterator[PostgresServer]:
+    with PostgresServer(max_prepared_transactions=10) as server:
+        yield server
+
+
+@pytest.fixture
+def own_place(own_server: PostgresServer) -> Place:
+    place = Place(own_server, "silent", "silent")
+    place.ask("CREATE SCHEMA silent; CREATE TABLE {} (value text)")
+    return place
+
+
+@pytest.fixture
+def away(own_place: Place) -> Callable[[], None]:
+    """From its call on the server waits for a standby that is not there."""
+
+    def leave() -> None:
+        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        own_place.ask("SELECT pg_reload_conf()")
+        until(lambda: own_place.ask("SHOW synchronous_standby_names") == [("standby",)])
+
+    return leave
+
+
+def come_back(place: Place) -> None:
+    place.ask("ALTER SYSTEM SET synchronous_standby_names = ''")
+    place.ask("SELECT pg_reload_conf()")
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TEST_TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def waiting(place: Place) -> list[int]:
+    """The sessions that wait for a standby."""
+    return [pid for (pid,) in place.ask("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")]
+
+
+def cancel_the_wait(place: Place) -> threading.Thread:
+    """As an operator does who sees a session wait for a standby."""
+
+    def cancel() -> None:
+        until(lambda: waiting(place))
+        place.ask("SELECT pg_cancel_backend(%s)", *waiting(place))
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    return thread
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_commit_that_a_stopped_server_does_not_answer_is_repeated(
+    own_place: Place, own_server: PostgresServer
+) -> None:
+    committable = own_place.pre_commit(["a"])
+    sink = own_place.sink()
+    stopped = all_of(own_server._process)  # type: ignore[arg-type]  # it runs
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(Retriable, match=r"the server was silent for 1 s"):
+            sink.commit(committable)
+    finally:
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)
+    sink.commit(committable)
+    assert own_place.values() == ["a"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_commit_that_waits_for_an_absent_standby_is_in_doubt_until_it_is_back(
+    own_place: Place, away: Callable[[], None]
+) -> None:
+    committable = own_place.pre_commit(["a"])
+    sink = own_place.sink()
+    away()
+    with pytest.raises(Retriable, match="the server was silent"):
+        sink.commit(committable)
+    with pytest.raises(Retriable, match="is busy"):
+        sink.commit(committable)
+    assert own_place.values() == []
+    own_place.ask("SELECT pg_terminate_backend(%s)", *waiting(own_place))
+    until(lambda: own_place.prepared() == [])
+    for _ in range(2):
+        with pytest.raises(Retriable, match="the server was silent"):
+            sink.commit(committable)  # its marker is there, on this server alone
+        until(lambda: not waiting(own_place))  # and no session is left behind
+    come_back(own_place)
+    sink.commit(committable)
+    assert own_place.values() == ["a"]
+
+
+def test_a_commit_whose_wait_for_a_standby_was_cancelled_is_in_doubt(
+    own_place: Place, away: Callable[[], None]
+) -> None:
+    committable = own_place.pre_commit(["a"])
+    sink = own_place.sink()
+    away()
+    for _ in range(2):
+        cancels = cancel_the_wait(own_place)
+        with pytest.raises(Retriable, match="canceling wait for synchronous replication"):
+            sink.commit(committable)
+        cancels.join()
+    come_back(own_place)
+    sink.commit(committable)
+    assert own_place.values() == ["a"]
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_task_whose_wait_for_a_standby_was_cancelled_votes_no(own_place: Place, away: Callable[[], None]) -> None:
+    own_place.sink()  # makes the table of markers
+    sessions.release(own_place.server.conninfo)
+    away()
+    cancels = cancel_the_wait(own_place)
+    with pytest.raises(RoundAborted, match="canceling wait for synchronous replication"):
+        own_place.pre_commit(["a"])
+    cancels.join()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_coordinator_that_needs_a_locked_table_is_told_and_repeats(place: Place) -> None:
+    committable: Committable = place.pre_commit(["a"])
+    sink = place.sink()
+    sink.commit(committable)
+    with psycopg.connect(place.server.conninfo) as other:
+        other.execute(f"LOCK TABLE {place.schema}.twopc_committed")
+        with pytest.raises(Retriable, match="lock timeout"):
+            sink.commit(committable)
+    sink.commit(committable)
