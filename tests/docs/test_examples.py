@@ -46,7 +46,7 @@ exec(sys.argv[1])
 
 
 def test_the_loop_without_spark_goes_on_where_it_ended(tmp_path: Path) -> None:
-    [text] = [text for page, text in EXAMPLES if page == "README.md" and "phase_one" in text]
+    [text] = [text for page, text in EXAMPLES if page == "docs/getting-started.md" and "phase_one" in text]
     three = text.replace("/data", str(tmp_path))
     first, *_ = loops = [three.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]
     killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_COMMIT, first], check=False)
