@@ -90,7 +90,8 @@ def _minio(port: int, folder: Path) -> list[str]:
 
 
 def _put_the_file_back(objects: Path, options: Mapping[str, Any], error: str) -> int:
-    """MinIO was killed over the metadata of an upload. It keeps the parts: on one drive, each MiB behind a checksum."""
+    """MinIO was killed over the metadata of an upload, before or after it had moved the parts below the object's key.
+    It keeps them: on one drive, each MiB behind a checksum."""
     client = botocore.session.Session().create_client(
         "s3",
         "us-east-1",
@@ -101,7 +102,8 @@ def _put_the_file_back(objects: Path, options: Mapping[str, Any], error: str) ->
     found = re.findall(r"transaction (\S+) of batch \d+ \(upload (\S+) to s3://([^/]+)/(\S+)\) ", error)
     for transaction, upload, bucket, key in found:
         folder = base64.urlsafe_b64decode(upload + "==").decode().partition(".")[2]
-        [part] = objects.glob(f".minio.sys/multipart/*/{folder}/*/part.1")
+        below = (f".minio.sys/multipart/*/{folder}", f"{bucket}/{key}")
+        [part] = [part for place in below for part in objects.glob(f"{place}/*/part.1")]
         client.put_object(Bucket=bucket, Key=key, Body=_data(part.read_bytes()), Metadata={MARK: transaction})
     return len(found)
 
