@@ -44,7 +44,7 @@ def test_a_transaction_that_was_rolled_back_by_hand_is_lost_and_told_with_its_re
     place.sink().commit(place.pre_commit(["before"], Round(1, 0)))
     committable = place.pre_commit(["a", "b"], Round(1, 1))
     by_hand(place, "ROLLBACK", committable)
-    with pytest.raises(TransactionLost, match=r"\(2 records\).*neither prepared nor committed"):
+    with pytest.raises(TransactionLost, match=r"\(2 records\).*neither prepared nor has"):
         place.sink().commit(committable)
 
 
@@ -55,10 +55,20 @@ def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(sta
     for committable in committables:
         sink.commit(committable)
     place.ask(statement)
-    with pytest.raises(OutcomeUnknown, match=r"see whether the records are there|does not say whether"):
+    with pytest.raises(OutcomeUnknown, match=r"See whether its records are in|does not say whether"):
         sink.commit(committable)
-    with pytest.raises(OutcomeUnknown, match="see whether the records are there"):
+    with pytest.raises(OutcomeUnknown, match="See whether its records are in"):
         place.sink().commit(committable)  # a new process, which makes the table anew
+
+
+def test_a_batch_without_records_leaves_the_newest_markers(place: Place) -> None:
+    sink = place.sink()
+    sink.commit(place.pre_commit(["a"], Round(1, 0)))
+    sink.complete(1, [])
+    committable = place.pre_commit(["b"], Round(1, 2))
+    by_hand(place, "ROLLBACK", committable)
+    with pytest.raises(TransactionLost):
+        sink.commit(committable)
 
 
 def test_what_was_committed_since_the_markers_were_removed_proves_nothing_of_its_batch(place: Place) -> None:

@@ -174,10 +174,10 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         return connection
 
     def sends_at_once(self, node_id: Any) -> bool:
-        """Whether a request to this broker would not wait for a connection, nor for a login. Then kafka-python's own
-        timeout bounds the whole wait for its answer."""
+        """Whether a request to this broker would be sent now, without waiting for a connection or a login. Then
+        kafka-python's own timeout bounds the whole wait for its answer."""
         connection = self._conns.get(node_id)
-        if connection is None or not connection.connected or connection.paused:
+        if connection is None or not connection.connected or connection.paused or connection.transport.is_closing():
             return False
         return not connection._reauth.is_reauthenticating  # noqa: SLF001
 

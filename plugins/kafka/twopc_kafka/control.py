@@ -218,18 +218,18 @@ class Control:
             answer = self._manager.send(request, node, patience_ms)
         else:
             answer = self._manager.call_soon(self._connect_and_send, request, node, patience_ms)
-        return answer.add_both(functools.partial(self._note, node, answer))
+        return answer.add_both(functools.partial(self._note, node, self._silences[node] + 1, answer))
 
     async def _connect_and_send(self, request: Any, node: int | None, patience_ms: int) -> Any:
         """Send a request that waits for its connection, which kafka-python does not count as time without an answer."""
         return await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
 
-    def _note(self, node: int | None, answer: Future, _: object) -> None:
-        """Note whether a broker was silent."""
+    def _note(self, node: int | None, silences: int, answer: Future, _: object) -> None:
+        """Note whether a broker was silent, once for all requests that were under way together."""
         if answer.succeeded():
             self._silences.pop(node, None)
         elif isinstance(answer.exception, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
-            self._silences[node] += 1
+            self._silences[node] = max(silences, self._silences[node])
             if node is not None:
                 self._manager.doubted = node
 

@@ -48,6 +48,9 @@ CONNECTION_DEFAULTS: Mapping[str, str] = {
     "connect_timeout": "10",
     # The same for what is under way; in milliseconds. A dead host would else hold a commit for fifteen minutes.
     "tcp_user_timeout": "30000",
+    # So that it also bounds the wait for an answer, in which nothing is sent; in seconds.
+    "keepalives_idle": "10",
+    "keepalives_interval": "10",
     # Where 'conninfo' names several servers, the one that can be written to: after a failover it is another.
     "target_session_attrs": "read-write",
 }

@@ -55,12 +55,20 @@ def asked_in_vain(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     """The error to raise where the coordinator has asked the server for ``what``, which may be repeated."""
     match answer(error):
         case Answer.REPEAT:
-            return Retriable(f"{what}: PostgreSQL gave no answer: {_told(error)}")
+            advice = ASKED_ADVICE.get(error.sqlstate or "", "")
+            return Retriable(f"{what}: PostgreSQL gave no answer: {_told(error)}{advice}")
         case _:
             return OperatorRequired(
-                f"{what}: PostgreSQL refuses, and nothing was changed: {_told(error)}. Give this role the rights that"
+                f"{what}: PostgreSQL refuses: {_told(error)}. Give this role the rights that"
                 " the sink's README lists, check 'conninfo', and start again: recovery goes on where this stopped."
             )
+
+
+ASKED_ADVICE: dict[str, str] = {
+    "55000": ". Another session is still ending it. If that one waits for a synchronous standby (SyncRep in"
+    " pg_stat_activity), bring the standby back, and don't end the session.",
+}
+"""SQLSTATE → what to do about an error that is repeated. Of the rest PostgreSQL's own words say enough."""
 
 
 def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:

@@ -22,7 +22,7 @@ from twopc_postgres import tables
 from twopc_postgres.columns import Column, check_columns, check_upsert
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import asked_in_vain, commit_failed, write_failed
-from twopc_postgres.sessions import Connection, connect, limit_waiting, release, session
+from twopc_postgres.sessions import Connection, connect, release, session, set_up
 from twopc_postgres.tables import MARKERS, Table
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         try:
             with self._writing(transaction_id):
                 transaction.connection.tpc_begin(transaction_id.exact)
-                limit_waiting(transaction.connection, self._options.lock_timeout_s)
+                set_up(transaction.connection, self._options.lock_timeout_s)
                 if self._options.upsert_by:
                     transaction.staging = self._table.stage(transaction.connection, transaction_id)
         except BaseException:
@@ -184,6 +184,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             self.pre_commit(transaction)
         finally:
             self.abort(transaction)
+        with self._asking(f"a look at {self._options}") as connection:
+            tables.prove_current(connection)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto where a transaction is not prepared any more."""
@@ -205,6 +207,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             try:
                 connection.tpc_commit(name)
             except psycopg.errors.UndefinedObject:
+                tables.prove_current(connection)
                 is_committed = self._table.is_committed(connection, name)
             else:
                 is_committed = True
@@ -215,19 +218,18 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         """The error to raise where a decided transaction is neither prepared nor has a marker."""
         batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
         is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
+        what += f", and it is neither prepared nor has {MARKERS} a marker of it"
         advice = (
             "Was 'conninfo' or 'table' changed? Set it back. Did somebody ROLLBACK PREPARED, or was the server"
-            " restored, or replaced by a standby that did not have it yet? Then write the records again by other means,"
-            " give the transaction up with 'twopc abandon' and start the query again."
+            " restored, or replaced by a standby that did not have it yet? Then make sure that its records are not in"
+            " the table, write them again by other means, give the transaction up with 'twopc abandon' and start the"
+            " query again."
         )
         if is_rolled_back:
-            return TransactionLost(
-                f"{what}, and neither prepared nor committed there: {MARKERS} has no marker of it. {advice}"
-            )
+            return TransactionLost(f"{what}. {advice}")
         return OutcomeUnknown(
-            f"{what}, and not prepared there, and {MARKERS} has no marker of it, nor of an older batch. Was that table"
-            " dropped or emptied? Then see whether the records are there, and if so, only give the transaction up."
-            f" {advice}"
+            f"{what}, or of an older batch: it is of the first batch, or the markers were removed. See whether its"
+            f" records are in the table; if they are, only give it up. {advice}"
         )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002

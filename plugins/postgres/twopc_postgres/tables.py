@@ -148,28 +148,25 @@ class Table:
         connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s)").format(self._markers), row)
 
     def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        """Whether a transaction that is not prepared any more was committed, and so that no failover takes it back.
-
-        A session sees a commit whose standbys are still waited for, if the session that made it was cut off. So a
-        transaction that comes after it is committed, which waits for the same standbys.
-        """
+        """Whether a transaction that is no longer prepared was committed."""
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE transaction_id = %s)").format(self._markers)
         [(found,)] = connection.execute(ask, (transaction_id,))
-        if found:
-            wait_for_standbys(connection)
         return bool(found)
 
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
-        """Whether any transaction of an older batch has left a marker, as the last one that was complete has. Others of
-        the same batch prove nothing: they may have been committed after the markers were lost."""
+        """Whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing: their
+        transactions may have been committed after the markers were removed."""
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE scope = %s AND batch_id < %s)").format(self._markers)
         [(found,)] = connection.execute(ask, (scope, before_batch_id))
         return bool(found)
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Remove those of older batches."""
-        prune = sql.SQL("DELETE FROM {} WHERE scope = %s AND batch_id < %s").format(self._markers)
-        connection.execute(prune, (scope, before_batch_id))
+        """Remove those of older batches, but keep the newest: they prove that the table was not emptied."""
+        prune = sql.SQL(
+            "DELETE FROM {markers} WHERE scope = %(scope)s AND batch_id < LEAST(%(before)s,"
+            " (SELECT max(batch_id) FROM {markers} WHERE scope = %(scope)s))"
+        )
+        connection.execute(prune.format(markers=self._markers), {"scope": scope, "before": before_batch_id})
 
 
 # Of the server. -------------------------------------------------------------------------------------------------
@@ -194,16 +191,22 @@ def is_durable(connection: Connection) -> bool:
     return bool(setting)
 
 
-def wait_for_standbys(connection: Connection) -> None:
-    """Commit a transaction of no effect, so that the synchronous standbys have whatever a session could see before.
+def prove_current(connection: Connection) -> None:
+    """Commit a transaction of no effect, which waits until the synchronous standbys have it on disk.
 
-    A wait that is given up is cancelled: the server would not notice, and repeated ones would use up its sessions.
+    Then they also have everything that was committed before it, so no failover takes that back. And no standby has been
+    promoted: a server that was replaced has no standbys, and still answers questions about the past.
+
+    A wait that times out is cancelled. The server would not notice, and repeated waits would use up its sessions.
     """
     try:
-        connection.execute("SELECT pg_logical_emit_message(true, 'twopc', '')")
+        connection.execute(
+            "SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'twopc', '')"
+        )
     except psycopg.OperationalError:
-        with contextlib.suppress(psycopg.Error):
-            connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+        if psycopg.capabilities.has_cancel_safe():  # else it may wait without limit
+            with contextlib.suppress(psycopg.Error):
+                connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
         raise
 
 
