@@ -61,6 +61,10 @@ wheels: build/uv-$(UV_VERSION)/done ## build a wheel of each distribution into b
 test: $(STAMP) ## run all tests; ARGS="-k name" goes to pytest
 	$(WITH_JAVA) $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: unit
+unit: $(STAMP) ## run the tests that need neither Java nor a server; under a minute
+	$(BIN)/pytest --numprocesses 3 --dist loadfile tests/unit $(ARGS)
+
 .PHONY: lint
 lint: $(STAMP) ## check style, formatting and types
 	$(BIN)/ruff check
