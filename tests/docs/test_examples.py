@@ -45,18 +45,18 @@ exec(sys.argv[1])
 """
 
 
-def test_the_loop_without_spark_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_the_loop_without_spark_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [text] = [text for page, text in EXAMPLES if page == "docs/getting-started.md" and "phase_one" in text]
-    three = text.replace("/data", str(tmp_path))
-    first, *_ = loops = [three.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]
+    monkeypatch.chdir(tmp_path)
+    first, *_ = loops = [text.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]
     killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_COMMIT, first], check=False)
     assert killed.returncode == 9
-    assert not [*(tmp_path / "orders").glob("*.parquet")]
+    assert not [*(tmp_path / "loop-orders").glob("*.parquet")]
 
     # The first run finds no batch to write but one to commit; the last one finds nothing.
     for loop, records in zip(loops, (1, 2, 3, 3), strict=True):
         exec(loop, {})  # noqa: S102  # ours
-        assert sorted(pq.read_table(tmp_path / "orders")["id"].to_pylist()) == list(range(records))
+        assert sorted(pq.read_table(tmp_path / "loop-orders")["id"].to_pylist()) == list(range(records))
 
 
 def _options(given: ast.Dict) -> dict[str, Any]:

@@ -43,7 +43,7 @@ WHILE_TASKS_WRITE = "while tasks write"
 WHILE_BASELINE_WRITES = "while Spark's own sink writes"
 AT_RANDOM = "at random"
 KILLS = (WHILE_TASKS_WRITE, WHILE_BASELINE_WRITES, *MOMENTS, AT_RANDOM)
-DRIVER_TIMEOUT_S = 120
+DRIVER_TIMEOUT_S = 300
 
 console = Console()
 
@@ -56,8 +56,7 @@ def main() -> int:
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "parquet").mkdir(parents=True)
-    console.print("starting a Kafka broker ...")
-    with KafkaBroker() as broker:
+    with progress_bar() as progress, starting_broker(progress) as broker:
         for topic in ("flights", "enriched", "baseline"):
             broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
@@ -70,29 +69,39 @@ def main() -> int:
             records_per_batch=max(1000, arguments.records // 32),
             writer=arguments.writer,
         )
-        return run(settings, arguments.records, chance, started)
+        return run(settings, arguments.records, chance, started, progress)
 
 
-def run(settings: Settings, records: int, chance: random.Random, started: float) -> int:
+@contextmanager
+def starting_broker(progress: Progress) -> Iterator[KafkaBroker]:
+    """A broker; until it has started, ``progress`` shows that."""
+    task = progress.add_task("starting a Kafka broker", total=None)
+    with KafkaBroker() as broker:
+        progress.remove_task(task)
+        yield broker
+
+
+def run(settings: Settings, records: int, chance: random.Random, started: float, progress: Progress) -> int:
     """Load, kill, restart, compare, report."""
     folder, log = Path(settings.folder), f"{settings.folder}/log"
-    with progress_bar() as progress:
-        sent = load(settings, records, progress)
-        topic = TopicWatcher(settings.servers, settings.target, log)
-        parquet = FolderWatcher(folder / "parquet", log)
-        baseline = TopicWatcher(settings.servers, settings.baseline, log=None)
-        task = progress.add_task("starting", total=records)
+    sent = load(settings, records, progress)
+    topic = TopicWatcher(settings.servers, settings.target, log)
+    parquet = FolderWatcher(folder / "parquet", log)
+    baseline = TopicWatcher(settings.servers, settings.baseline, log=None)
+    task = progress.add_task("starting", total=records)
 
-        def show(what: str) -> None:
-            progress.update(task, description=what, completed=topic.records)
+    def show(what: str) -> int:
+        progress.update(task, description=what, completed=topic.records)
+        return topic.records
 
-        with watching([topic, parquet]):
-            kills = [kill(settings, moment, number, baseline, chance, show) for number, moment in enumerate(KILLS, 1)]
-            finish(settings, show)
-            show("comparing every record")
-        for watcher in (topic, parquet, baseline):
-            watcher.read_to_end()
+    with watching([topic, parquet]):
+        kills = [kill(settings, moment, number, baseline, chance, show) for number, moment in enumerate(KILLS, 1)]
+        finish(settings, show)
         show("comparing every record")
+    for watcher in (topic, parquet, baseline):
+        watcher.read_to_end()
+    show("comparing every record")
+    progress.stop()
     events = read_events(folder)
     protocol_ms, transactions = protocol_time(events)
     report = Report(
@@ -140,26 +149,29 @@ def kill(
     number: int,
     baseline: TopicWatcher,
     chance: random.Random,
-    show: Callable[[str], None],
+    show: Callable[[str], int],
 ) -> str:
     """Run a driver until it is killed at ``moment``; what was killed, for the report."""
-    show(f"kill {number} of {len(KILLS)}: {moment}")
+    log = driver_log(settings, number)
+
+    def wait(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+        wait_for(condition, process, show, f"kill {number} of {len(KILLS)}: {moment}", log)
+
     with driver(replace(settings, die_at=moment), number) as process:
         if moment == WHILE_TASKS_WRITE:
-            wait_for(lambda: tasks_write(settings), process, show, moment)
+            wait(lambda: tasks_write(settings), process)
         elif moment == WHILE_BASELINE_WRITES:
             before = baseline.length()
-            wait_for(lambda: baseline.length() > before, process, show, moment)
+            wait(lambda: baseline.length() > before, process)
         elif moment == AT_RANDOM:
             written = len(read_events(Path(settings.folder)))
-            wait_for(lambda: len(read_events(Path(settings.folder))) > written, process, show, moment)
+            wait(lambda: len(read_events(Path(settings.folder))) > written, process)
             wait_s = chance.uniform(0, 3)
             moment = f"{moment} ({wait_s:.2f} s after its first commit)"
             time.sleep(wait_s)
         else:
-            wait_for(lambda: process.poll() is not None, process, show, moment)
+            wait(lambda: process.poll() is not None, process)
         if process.poll() not in (None, -signal.SIGKILL):
-            log = driver_log(settings, number)
             raise SystemExit(f"driver {number} was to be killed and ended by itself; see {log}")
     return moment
 
@@ -172,12 +184,13 @@ def tasks_write(settings: Settings) -> bool:
         return False  # the first transaction makes the broker create its log of transactions
 
 
-def finish(settings: Settings, show: Callable[[str], None]) -> None:
+def finish(settings: Settings, show: Callable[[str], int]) -> None:
     """Run a last driver to the end of the source."""
+    log = driver_log(settings, len(KILLS) + 1)
     with driver(settings, len(KILLS) + 1) as process:
-        wait_for(lambda: process.poll() is not None, process, show, "last restart, to the end of the source")
+        wait_for(lambda: process.poll() is not None, process, show, "last restart, to the end of the source", log)
         if process.returncode != 0:
-            raise SystemExit(f"the last driver failed; see {driver_log(settings, len(KILLS) + 1)}")
+            raise SystemExit(f"the last driver failed; see {log}")
 
 
 @contextmanager
@@ -205,14 +218,15 @@ def driver_log(settings: Settings, number: int) -> Path:
 
 
 def wait_for(
-    condition: Callable[[], bool], process: subprocess.Popen[bytes], show: Callable[[str], None], what: str
+    condition: Callable[[], bool], process: subprocess.Popen[bytes], show: Callable[[str], int], what: str, log: Path
 ) -> None:
-    """Wait until ``condition`` or until the driver has ended, bounded."""
-    deadline = time.monotonic() + DRIVER_TIMEOUT_S
+    """Wait until ``condition`` or until the driver has ended, as long as readers get more records now and then."""
+    records, since = -1, time.monotonic()
     while not condition() and process.poll() is None:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"nothing happened for {DRIVER_TIMEOUT_S} s: {what}")
-        show(what)
+        if (now := show(what)) > records:
+            records, since = now, time.monotonic()
+        if time.monotonic() > since + DRIVER_TIMEOUT_S:
+            raise SystemExit(f"no record came for {DRIVER_TIMEOUT_S} s: {what}; see {log}")
         time.sleep(0.02)
 
 

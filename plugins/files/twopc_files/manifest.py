@@ -66,6 +66,8 @@ def committed_files(path: str, storage_options: Mapping[str, Any] | None = None)
     try:
         files = manifest(fs, folder).files()
     except FileNotFoundError as error:
-        raise ConfigurationError(f"{error}. Is {path!r} the folder of a sink that keeps a manifest?") from error
+        raise ConfigurationError(
+            f"{error}. Is {path!r} the folder of a sink with the option batch_logs=manifest?"
+        ) from error
     paths = [f"{folder.rstrip('/')}/{file.path}" for file in files]
     return paths if isinstance(fs, LocalFileSystem) else [fs.unstrip_protocol(path) for path in paths]
