@@ -28,8 +28,10 @@ class ProgressLines(Progress):
 
     def _print_lines(self, ended: threading.Event) -> None:
         while not ended.wait(LINE_INTERVAL_S):
-            for task in self.tasks:
-                if not task.finished:
+            tasks = self.tasks
+            for task in tasks:
+                # The newest task is always printed, to show that work goes on that no task counts.
+                if not task.finished or task is tasks[-1]:
                     self.console.print(_line(task), highlight=False)
 
 
