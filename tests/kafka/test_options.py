@@ -230,6 +230,11 @@ def test_a_misspelt_option_gets_the_nearest_one(misspelt: str, meant: str, write
         parse_options({**SERVERS, "writer": writer, misspelt: "5"})
 
 
+def test_a_misspelt_address_is_told_beside_the_name_that_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match=r"needs 'bootstrap\.servers', not 'bootstrap\.server', such as"):
+        parse_options({"bootstrap.server": "a:9092", "topic": "orders"})
+
+
 def test_the_spelling_of_sparks_own_sink_is_answered_with_ours() -> None:
     with pytest.raises(ConfigurationError, match=r"'kafka\.bootstrap\.servers'.*: write 'bootstrap\.servers'"):
         parse_options({"kafka.bootstrap.servers": "a:9092", "topic": "orders"})

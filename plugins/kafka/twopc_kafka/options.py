@@ -258,7 +258,10 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         )
     _refuse_wrong_topic(topic)
     if not properties.get("bootstrap.servers"):
-        raise ConfigurationError("the kafka sink needs 'bootstrap.servers', such as 'broker1:9092,broker2:9092'")
+        misspelt = [f", not {name!r}" for name in properties if did_you_mean(name, ["bootstrap.servers"])]
+        raise ConfigurationError(
+            f"the kafka sink needs 'bootstrap.servers'{''.join(misspelt)}, such as 'broker1:9092,broker2:9092'"
+        )
     for name in properties:
         if name in _OURS:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
