@@ -241,7 +241,10 @@ class Driver:
             if not self._spark.is_fenced(self._coordinator):
                 self._spark.stop(stop)
             self._rest()
-        except (Refused, Damaged) as refused:
+        except Damaged as damaged:  # before there is a coordinator, and whoever else may run
+            self._spark.does_not_match(damaged)
+            self._rest()
+        except Refused as refused:
             # Also to a driver that is behind: its checkpoint has moved on, or its staged files were swept away.
             is_behind = self._batch_id < self._checkpoint.noted or self._repairs_seen < self._checkpoint.repairs
             if not is_behind and not self._spark.is_fenced(self._coordinator):

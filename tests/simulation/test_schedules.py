@@ -38,8 +38,12 @@ def test_no_second_fault_after_some_first_breaks_a_promise(scenario: Scenario) -
     assert failures(scenario, pairs(scenario, stride=401, offset=7)) == []
 
 
+DAMAGED = (600403396, 600409667, 600696593)
+"""Seeds by which a driver goes on above a checkpoint that was taken back, so that an older batch is missing in it."""
+
+
 def test_no_seed_breaks_a_promise() -> None:
-    for seed in range(800):
+    for seed in (*range(800), *DAMAGED):
         scenario, result = run_seed(seed)
         assert result.violation is None, str(shortest(scenario, result, seed))
 
