@@ -181,7 +181,7 @@ def test_files_that_a_power_cut_has_emptied_are_replaced(query: Query) -> None:
     assert query.contents() == before
 
 
-@pytest.mark.parametrize("path", ["sources/1/7", "offsets/5"])
+@pytest.mark.parametrize("path", ["sources/1/7", "offsets/5", "offsets/4"])
 def test_what_is_lost_of_a_batch_that_is_done_comes_back(query: Query, path: str) -> None:
     before = query.contents()
     query.lose(path)

@@ -236,8 +236,9 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
         changes.put_aside(
             f"offsets/{n}" for n in compared.planned if n > decided and f"offsets/{n}" in compared.cut_off
         )
-        if not compared.has_whole(decided):
-            changes.plan_again(decided)
+        for batch_id in _starts_from(compared, decided):
+            if not compared.has_whole(batch_id):
+                changes.plan_again(batch_id)
         return Plan(changes.listed())
     batches = _to_restore(compared, decided, noted)
     changes.put_aside_what_follows(batches[-1])
@@ -246,6 +247,13 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
         if noted < batch_id < batches[-1]:
             changes.note(batch_id)
     return Plan(changes.listed(), batches[-1], decided - batches[-1])
+
+
+def _starts_from(compared: Comparison, decided: int) -> list[int]:
+    """The batches whose plans Spark reads at its start, where the newest decided one is done: the newest and the one
+    before it. A driver that outlived the restore of a backup has left the newest without the one before."""
+    is_newest = max(compared.planned, default=-1) <= decided
+    return [*([decided - 1] if is_newest and decided - 1 in compared.reads else []), decided]
 
 
 def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> None:
