@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import psycopg
 import pytest
@@ -17,7 +18,7 @@ from tests.postgres_server import PostgresServer
 from tests.processes import all_of
 from twopc import Committable, Round
 from twopc.errors import Retriable, RoundAborted
-from twopc_postgres import sessions
+from twopc_postgres import sessions, tables
 
 TEST_TIMEOUT_S = 60.0
 
@@ -70,29 +71,31 @@ def waiting(place: Place) -> list[int]:
     return [pid for (pid,) in place.ask("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'")]
 
 
-def waits_for_standbys(place: Place) -> bool:
-    """Whether a commit waits. Its wait is cancelled."""
-    commit = "SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'probe', '')"
-    probe = threading.Thread(target=place.ask, args=[commit])
-    probe.start()
-    has_waited = False
-    while probe.is_alive():
-        for pid in waiting(place):
-            place.ask("SELECT pg_cancel_backend(%s)", pid)
-            has_waited = True
-    return has_waited
-
-
-def cancel_the_wait(place: Place) -> threading.Thread:
-    """As an operator does who sees a session wait for a standby."""
+@contextmanager
+def waits_are_cancelled(place: Place) -> Iterator[None]:
+    """Cancel each wait for a standby, as an operator does who sees it."""
+    has_ended = threading.Event()
 
     def cancel() -> None:
-        until(lambda: waiting(place))
-        place.ask("SELECT pg_cancel_backend(%s)", *waiting(place))
+        while not has_ended.wait(0.02):
+            for pid in waiting(place):
+                place.ask("SELECT pg_cancel_backend(%s)", pid)
 
     thread = threading.Thread(target=cancel)
     thread.start()
-    return thread
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+def waits_for_standbys(place: Place) -> bool:
+    """Whether a commit waits."""
+    with waits_are_cancelled(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
+        sessions.set_up(connection, TEST_TIMEOUT_S)
+        tables.prove_current(connection)
+        return bool(connection.unreplicated)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -150,10 +153,9 @@ def test_a_commit_whose_wait_for_a_standby_was_cancelled_is_in_doubt(
     sink.bind("orders", "log")
     away()
     for _ in range(2):
-        cancels = cancel_the_wait(own_place)
-        with pytest.raises(Retriable, match=r"canceling (wait for synchronous replication|statement)"):
+        refused = pytest.raises(Retriable, match=r"canceling (wait for synchronous replication|statement)")
+        with waits_are_cancelled(own_place), refused:
             sink.commit(committable)
-        cancels.join()
     come_back(own_place)
     sink.commit(committable)
     assert own_place.values() == ["a"]
@@ -174,10 +176,9 @@ def test_a_server_that_was_replaced_is_not_believed_that_a_transaction_is_lost(
 def test_a_task_whose_wait_for_a_standby_was_cancelled_votes_no(own_place: Place, away: Callable[[], None]) -> None:
     own_place.sink()  # makes the table of markers
     away()
-    cancels = cancel_the_wait(own_place)
-    with pytest.raises(RoundAborted, match="canceling wait for synchronous replication"):
+    refused = pytest.raises(RoundAborted, match="canceling wait for synchronous replication")
+    with waits_are_cancelled(own_place), refused:
         own_place.pre_commit(["a"])
-    cancels.join()
 
 
 @pytest.mark.usefixtures("impatient")

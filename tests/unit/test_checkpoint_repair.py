@@ -189,6 +189,14 @@ def test_what_is_lost_of_a_batch_that_is_done_comes_back(query: Query, path: str
     assert query.contents() == before
 
 
+def test_the_batch_before_the_newest_comes_back_where_a_newer_plan_is_cut_off(query: Query) -> None:
+    before = query.contents()
+    query.write("offsets/6", "")
+    query.lose("offsets/4")
+    query.repair()
+    assert query.contents() == before
+
+
 def test_where_the_next_batch_begins_comes_back_too(query: Query) -> None:
     before = query.contents(without="commits/5")
     query.lose("offsets/4", "offsets/5", "commits/5")

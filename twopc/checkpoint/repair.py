@@ -252,8 +252,9 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
 def _starts_from(compared: Comparison, decided: int) -> list[int]:
     """The batches whose plans Spark reads at its start, where the newest decided one is done: the newest and the one
     before it. A driver that outlived the restore of a backup has left the newest without the one before."""
-    is_newest = max(compared.planned, default=-1) <= decided
-    return [*([decided - 1] if is_newest and decided - 1 in compared.reads else []), decided]
+    before = decided - 1
+    is_newest = not any(n > decided and compared.has_whole(n) for n in compared.planned)
+    return [before, decided] if is_newest and before in compared.reads else [decided]
 
 
 def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> None:

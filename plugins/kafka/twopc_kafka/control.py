@@ -221,7 +221,7 @@ class Control:
         return answer.add_both(functools.partial(self._note, node, self._silences[node] + 1, answer))
 
     async def _connect_and_send(self, request: Any, node: int | None, patience_ms: int) -> Any:
-        """Send a request that waits for its connection, which kafka-python does not count as time without an answer."""
+        """Send a request as soon as there is a connection. kafka-python's timeout does not cover the wait for that."""
         return await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
 
     def _note(self, node: int | None, silences: int, answer: Future, _: object) -> None:

@@ -12,7 +12,7 @@ from psycopg.abc import PQGen
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the coordinator waits for the answer to a statement: the server may be stopped, or wait for a standby that
-is away. The statement is then in doubt and repeated, and the operator is told. None of them takes long by itself."""
+is away. The statement is then in doubt and repeated, and the operator is told. None takes long by itself."""
 
 LOCK_TIMEOUT_S = 10.0
 """How long a statement of the coordinator waits for a lock. Shorter, so that the server can say what it waited for."""

@@ -208,11 +208,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 connection.tpc_commit(name)
             except psycopg.errors.UndefinedObject:
                 tables.prove_current(connection)
-                is_committed = self._table.is_committed(connection, name)
-            else:
-                is_committed = True
-            if not is_committed:
-                raise self._lost(connection, committable, what)
+                if not self._table.is_committed(connection, name):
+                    raise self._lost(connection, committable, what) from None
 
     def _lost(self, connection: Connection, committable: Committable, what: str) -> TransactionLost | OutcomeUnknown:
         """The error to raise where a decided transaction is neither prepared nor has a marker."""
