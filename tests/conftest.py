@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.spark_home import set_java_and_python
+from tests.support.spark_home import set_java_and_python
 from twopc import resting
-from twopc_kafka import control
-from twopc_kafka.arrow import cluster
-from twopc_kafka.development import spark_kafka_jars
+from twopc_kafka.client import cluster, control
+from twopc_kafka_broker import spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,10 +1,10 @@
 """Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does."""
 
+from twopc.checks import CheckResult
 from twopc.coordinator import Coordinator
-from twopc.findings import Finding
 from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
-from twopc.log_store import open_store
+from twopc.log.store import open_store
 from twopc.participant import Participant, Vote
 from twopc.plugins import create_sink, register_observer, unregister_observer
 from twopc.sink import TwoPhaseCommitSink
@@ -12,9 +12,9 @@ from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 
 __all__ = [
+    "CheckResult",
     "Committable",
     "Coordinator",
-    "Finding",
     "Participant",
     "Round",
     "Transaction",

@@ -28,9 +28,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
-from twopc import notices
-from twopc.commit_log import CommitLog, read_decision, read_tail
-from twopc.entries import Decision, Entry
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -51,17 +48,20 @@ from twopc.events import (
     TransactionCommitted,
     TransactionReplayed,
 )
-from twopc.figures import Figures
-from twopc.log_store import LogStore, store_of
+from twopc.log import notices
+from twopc.log.commit_log import CommitLog, read_decision, read_tail
+from twopc.log.entries import Decision, Entry
+from twopc.log.reads import differences, told
+from twopc.log.store import LogStore, store_of
+from twopc.metrics import Figures
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
 from twopc.plugins import notify
-from twopc.reads import differences, told
+from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.resting import REST_INTERVAL_S, Resting
-from twopc.retrying import Waits, until_answered
+from twopc.retry import Waits, until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.staging import DamagedCopy, Stage
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool
 
@@ -90,9 +90,9 @@ class Coordinator:
         owner: names the query, the same after a restart and different for any other (Spark's query id).
         first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
             twopc before: with an empty log nothing tells a lost log from a new one.
-        stage: a folder, as URL or Stage, where participants leave a copy of what they write, or None. From it what a
-            target rolled back after the decision is written again, such as Kafka after a time-out: without it the query
-            stops.
+        replay_copies: a folder where participants keep a copy of what they write, or None. If a target system rolls
+            back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
+            the copy. Without copies the query stops.
         commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
         rest_interval_s: how long after a batch, and how often from then on, to ``rest`` on a thread of its own; or None
             for never.
@@ -106,12 +106,12 @@ class Coordinator:
         self,
         sinks: Mapping[str, TwoPhaseCommitSink[Any]],
         log: str | os.PathLike[str] | LogStore,
+        *,
         owner: str,
         first_batch_id: int = 0,
-        stage: str | os.PathLike[str] | Stage | None = None,
+        replay_copies: str | os.PathLike[str] | ReplayCopies | None = None,
         commits_at_once: int = 16,
         rest_interval_s: float | None = REST_INTERVAL_S,
-        *,
         start_timeout_s: float = START_TIMEOUT_S,
         gives_up: Callable[[CallRetried], bool] = lambda _: False,
     ) -> None:
@@ -120,10 +120,14 @@ class Coordinator:
         self._store = store_of(log)
         self._owner = owner
         self._first_batch_id = first_batch_id
-        self._stage = stage if stage is None or isinstance(stage, Stage) else Stage(stage)  # type: ignore[arg-type]
+        self._replay_copies = (
+            replay_copies
+            if replay_copies is None or isinstance(replay_copies, ReplayCopies)
+            else ReplayCopies(replay_copies)  # type: ignore[arg-type]  # it takes paths, too
+        )
         refuse_within_outputs("the commit log", self._store.url, self._sinks)
-        if self._stage is not None:
-            refuse_within_outputs("the stage", self._stage.url, self._sinks)
+        if self._replay_copies is not None:
+            refuse_within_outputs("the folder of replay copies", self._replay_copies.url, self._sinks)
         self._commits_at_once = commits_at_once
         self._start_timeout_s = start_timeout_s
         self._gives_up = gives_up
@@ -322,7 +326,7 @@ class Coordinator:
         """Tie the sinks to the log, and commit what it has decided."""
         self._log = log
         for name, sink in self._sinks.items():
-            sink.bind(name, self._log.tail.log_id, self._stage if sink.rolls_back_by_itself else None)
+            sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
             self._until_started(f"look at the target of sink {name!r}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
@@ -445,7 +449,7 @@ class Coordinator:
         errors: list[Exception] = []
         for (sink, committable), error in failed:
             logger.error("batch %d, sink %r: %s", batch_id, _name(sink), error)
-            if isinstance(error, TransactionLost) and sink.stage and committable.staged:
+            if isinstance(error, TransactionLost) and sink.replay_copies and committable.replay_copy:
                 lost.append((sink, committable))
             else:
                 errors.append(error)
@@ -491,10 +495,10 @@ class Coordinator:
             among = f"batch {batch_id} is decided; commits of {sink.transactional_ids.scope}"
             self._until_answered(what, self._commit_once, sink, committable, recovered, among=among)
         except TransactionLost as error:
-            if committable.staged and sink.stage is None:
+            if committable.replay_copy and sink.replay_copies is None:
                 raise TransactionLost(
-                    f"{error} There is a copy of its records, {committable.staged}: start the query again with the"
-                    " 'stage' that it had, and they are written again from it."
+                    f"{error} There is a copy of its records, {committable.replay_copy}: start the query again with the"
+                    " 'replay_copies' that it had, and they are written again from it."
                 ) from error
             raise
         self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
@@ -559,14 +563,19 @@ class Coordinator:
 
     def _remove_copies(self) -> None:
         """Those of batches that are known to be complete, and of rounds that are not decided."""
-        copies = [(sink.stage, copy) for sink in self._sinks.values() if sink.stage for copy in _staged(sink)]
+        copies = [
+            (sink.replay_copies, copy)
+            for sink in self._sinks.values()
+            if sink.replay_copies
+            for copy in _copies_of(sink)
+        ]
         if not copies:
             return
         self._log.verify()
-        needed = {c.staged for sink in self._sinks.values() for batch in sink.pending for c in batch.committables}
-        for stage, copy in copies:
+        needed = {c.replay_copy for sink in self._sinks.values() for batch in sink.pending for c in batch.committables}
+        for replay_copies, copy in copies:
             if copy not in needed:
-                stage.remove(copy)
+                replay_copies.remove(copy)
 
     # What is told. ----------------------------------------------------------------------------------------------
 
@@ -776,9 +785,9 @@ def _name(sink: TwoPhaseCommitSink[Any]) -> str:
     return sink.transactional_ids.sink
 
 
-def _staged(sink: TwoPhaseCommitSink[Any]) -> list[str]:
+def _copies_of(sink: TwoPhaseCommitSink[Any]) -> list[str]:
     """The names of all copies of what was written to ``sink``."""
-    copies = sink.stage.names() if sink.stage else []
+    copies = sink.replay_copies.names() if sink.replay_copies else []
     return [name for name, transaction_id in copies if sink.transactional_ids.owns_exact(transaction_id)]
 
 
@@ -786,25 +795,26 @@ _RESTORE = "Restore the copy and start again; or write the records by other mean
 
 
 def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
-    """A transaction, pre-committed and sealed, with the records of the staged copy of ``lost``.
+    """A transaction, pre-committed and sealed, with the records of the replay copy of ``lost``.
 
     Raises:
         Retriable: it could not be written now. The batch is decided, so it is not for the caller to run again.
         OperatorRequired: it can't be written any more.
     """
-    assert sink.stage is not None
-    assert lost.staged is not None
+    copies = sink.replay_copies
+    assert copies is not None
+    assert lost.replay_copy is not None
     what = f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back"
     started = time.perf_counter()
     transaction: Transaction | None = None
     try:
         transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
-        for batch in sink.stage.read(lost.staged):
+        for batch in copies.read(lost.replay_copy):
             sink.write(transaction, batch)
             transaction.records += batch.num_rows
         if transaction.records != lost.records:
             raise DamagedCopy(f"it has {transaction.records} records")
-        vote = replace(sink.pre_commit(transaction), staged=lost.staged, bytes=lost.bytes)
+        vote = replace(sink.pre_commit(transaction), replay_copy=lost.replay_copy, bytes=lost.bytes)
         [sealed] = _sealed(sink, [vote], started)
         return sealed
     except Exception as error:
@@ -814,11 +824,11 @@ def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Roun
         match error:
             case FileNotFoundError():
                 raise TransactionLost(
-                    f"{what} by its target, and its copy {lost.staged} is not in {sink.stage.url} any more. {_RESTORE}"
+                    f"{what} by its target, and its copy {lost.replay_copy} is not in {copies.url} any more. {_RESTORE}"
                 ) from error
             case DamagedCopy():
                 raise TransactionLost(
-                    f"{what} by its target, and its copy {lost.staged} in {sink.stage.url} is damaged: {error}."
+                    f"{what} by its target, and its copy {lost.replay_copy} in {copies.url} is damaged: {error}."
                     f" {_RESTORE}"
                 ) from error
             case RoundAborted():

@@ -32,7 +32,7 @@ class TransactionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReplayed:
-    """The target had rolled ``lost`` back after its decision; its staged records were written again."""
+    """The target had rolled ``lost`` back after its decision; its replay copy's records were written again."""
 
     sink: str
     batch_id: int

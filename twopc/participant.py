@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.errors import RecordRefused, Retriable, RoundAborted
-from twopc.retrying import until_answered
+from twopc.replay import ReplayCopy
+from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.staging import StagedCopy
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round
 
@@ -44,13 +44,14 @@ class Participant:
         self,
         sinks: Mapping[str, TwoPhaseCommitSink[Any]],
         round: Round,
+        *,
         partition: int,
         serial: int | None = None,
     ) -> None:
         self._sinks = sinks
         self._attempt = (round, partition, serial)
         self._transactions: dict[str, Transaction] = {}
-        self._copies: dict[str, StagedCopy] = {}
+        self._copies: dict[str, ReplayCopy] = {}
         self._schemas: dict[str, pa.Schema] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch) -> None:
@@ -85,17 +86,17 @@ class Participant:
         sink = self._sinks[name]
         transaction_id = sink.transactional_ids.allocate(*self._attempt)
         self._transactions[name] = sink.begin(transaction_id)
-        if sink.stage is not None and self._transactions[name].rolls_back_by_itself:
-            self._copies[name] = sink.stage.create(transaction_id, schema)
+        if sink.replay_copies is not None and self._transactions[name].may_time_out:
+            self._copies[name] = sink.replay_copies.create(transaction_id, schema)
 
     def pre_commit(self) -> Vote:
         """Pre-commit every transaction begun. From here on only the coordinator decides what becomes of them."""
-        staged = {name: copy.finish() for name, copy in self._copies.items()}
+        copies = {name: copy.finish() for name, copy in self._copies.items()}
         vote = {}
         for name, live in self._transactions.items():
             with self._locating(name):
                 committable = self._sinks[name].pre_commit(live)
-            vote[name] = replace(committable, staged=staged.get(name), bytes=live.bytes)
+            vote[name] = replace(committable, replay_copy=copies.get(name), bytes=live.bytes)
         return vote
 
     @contextlib.contextmanager

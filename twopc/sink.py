@@ -3,7 +3,7 @@
 A sink says how one system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing: the coordinator does, by one append to the commit log. On the participants (Spark's tasks) run ``begin``,
 ``write``, ``pre_commit`` and ``abort``; on the coordinator ``validate``, ``seal``, ``commit``, ``complete``, ``abort``
-and ``recover``; before there is either, ``examine``. A sink is pickled on its way to the participants, so what can't be
+and ``recover``; before there is either, ``check``. A sink is pickled on its way to the participants, so what can't be
 pickled (connections, files) belongs into a ``Transaction`` or is made where it is used.
 """
 
@@ -14,10 +14,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError
-from twopc.findings import Finding
 from twopc.pending import PendingTransactions
-from twopc.staging import Stage
+from twopc.replay import ReplayCopies
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionalIdPool, TransactionId
 
@@ -39,7 +39,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """What the names of all its transactions start with; grant rights on it where the target has access control. A log
     keeps it: with another, what is open would not be found."""
 
-    rolls_back_by_itself: bool = False
+    may_time_out: bool = False
     """Whether the target may roll back what is decided, such as after a time-out. Then staging is for this sink."""
 
     commits_last: bool = False
@@ -51,7 +51,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     copies and checkpoints must lie outside of it, or below a name that its readers pass over."""
 
     pending: PendingTransactions
-    stage: Stage | None = None
+    replay_copies: ReplayCopies | None = None
     _transactional_ids: TransactionalIdPool
     _validated: pa.Schema | None = None
 
@@ -131,7 +131,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         transactions; and again after a crash, so it must be idempotent. Raises like ``commit``.
         """
 
-    def examine(self) -> Iterable[Finding]:
+    def check(self) -> Iterable[CheckResult]:
         """For ``twopc doctor``, before there is a query: what the target would refuse, or could lose.
 
         What can be tried is tried, by transactions under this sink's names that are rolled back. It leaves nothing
@@ -147,8 +147,8 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
 
     # What every sink shares. ------------------------------------------------------------------------------------
 
-    def bind(self, name: str, log_id: str, stage: Stage | None = None) -> None:
-        """Tie the sink to its name in one log, and to where its records are staged. Called by the coordinator.
+    def bind(self, name: str, log_id: str, replay_copies: ReplayCopies | None = None) -> None:
+        """Tie the sink to its name in one log, and to where its replay copies lie. Called by the coordinator.
 
         Raises:
             ConfigurationError: it is tied to another already, whose transactions it would take for its own.
@@ -161,7 +161,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
             )
         self._transactional_ids = pool
         self.pending = PendingTransactions()
-        self.stage = stage
+        self.replay_copies = replay_copies
 
     def require_valid(self, schema: pa.Schema) -> None:
         """``validate`` each schema once; the answer travels to the participants with the sink. Raises like that."""

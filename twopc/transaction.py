@@ -17,8 +17,8 @@ JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, J
 class Transaction:
     """A live transaction on the participant that began it. Sinks subclass it to hold their handles."""
 
-    rolls_back_by_itself = True
-    """Whether its target may do so after its decision, where the sink says that it may. If not, it is not staged."""
+    may_time_out = True
+    """Whether its target system may roll it back after its decision, where the sink says so. Else it needs no copy."""
 
     def __init__(self, transaction_id: TransactionId) -> None:
         self.id = transaction_id
@@ -35,14 +35,14 @@ class Committable:
         handle: what else the target needs, as JSON. Together with the name it identifies exactly one transaction,
             also after the name was used again. It holds no credentials: it is written to the commit log.
         records: number of records written, or None where only the target was asked (``recover``).
-        staged: name of the copy from which the records can be written again, or None where there is none.
+        replay_copy: name of the copy from which the records can be written again, or None where there is none.
         bytes: of those records as Arrow holds them in memory, or None where that is not known.
     """
 
     transaction_id: str
     handle: Mapping[str, JsonValue]
     records: int | None = None
-    staged: str | None = None
+    replay_copy: str | None = None
     bytes: int | None = None
 
     def is_same_transaction(self, other: Committable) -> bool:
@@ -57,7 +57,7 @@ class Committable:
             "transaction_id": self.transaction_id,
             "handle": dict(self.handle),
             "records": self.records,
-            "staged": self.staged,
+            "replay_copy": self.replay_copy,
             "bytes": self.bytes,
         }
 
@@ -67,10 +67,10 @@ class Committable:
         transaction_id, handle, records = value["transaction_id"], value["handle"], value["records"]
         if not isinstance(transaction_id, str) or not isinstance(handle, dict):
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
-        staged = value.get("staged")
-        if staged is not None and (not isinstance(staged, str) or not _FILE_NAME.fullmatch(staged)):
-            raise TypeError(f"a committable's staged copy must be a file name or null, not {staged!r}")
-        return cls(transaction_id, handle, _count(records), staged, _count(value.get("bytes")))
+        replay_copy = value.get("replay_copy", value.get("replay_copy"))
+        if replay_copy is not None and (not isinstance(replay_copy, str) or not _FILE_NAME.fullmatch(replay_copy)):
+            raise TypeError(f"a committable's replay copy must be a file name or null, not {replay_copy!r}")
+        return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")))
 
 
 def _count(value: JsonValue) -> int | None:

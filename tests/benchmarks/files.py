@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 
 import twopc
 from tests.benchmarks.measuring import Row
-from tests.spark_home import set_java_and_python
+from tests.support.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
@@ -96,7 +96,7 @@ class _Clock:
 def _phase_two(folder: Path, files: int, quick: bool) -> Row:
     """From the decision to the last rename and its sync, on a local disk."""
     sink = twopc.create_sink("files", {"path": f"{folder}/{uuid.uuid4().hex}"})
-    coordinator = Coordinator({"files": sink}, f"{folder}/{uuid.uuid4().hex}", "benchmark")
+    coordinator = Coordinator({"files": sink}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark")
     clock = _Clock()
     twopc.register_observer(clock)
     rows = pa.record_batch({"value": ["a"]})
@@ -104,7 +104,7 @@ def _phase_two(folder: Path, files: int, quick: bool) -> Row:
     def phase_one(round: Round) -> list[Vote]:
         votes = []
         for partition in range(files):
-            with Participant({"files": sink}, round, partition) as participant:
+            with Participant({"files": sink}, round, partition=partition) as participant:
                 participant.write("files", rows)
                 votes.append(participant.pre_commit())
         return votes

@@ -19,7 +19,7 @@ import twopc
 from tests.benchmarks.measuring import Row
 from twopc import Committable, Coordinator, Participant, Round, Vote
 from twopc.testing import MemorySink, MemoryTarget
-from twopc_kafka.development import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 PARTITIONS = 2_000
 BATCHES = 500
@@ -72,13 +72,13 @@ def _driver(log: str, batches: int) -> tuple[float, float]:
     def phase_one(round: Round) -> list[Vote]:
         votes = []
         for partition in range(PARTITIONS):
-            with Participant({"sink": sink}, round, partition) as participant:
+            with Participant({"sink": sink}, round, partition=partition) as participant:
                 participant.write("sink", record)
                 votes.append(participant.pre_commit())
         return votes
 
     early_mib, largest = 0.0, 0
-    with Coordinator({"sink": sink}, log, "benchmark", commits_at_once=1) as coordinator:
+    with Coordinator({"sink": sink}, log, owner="benchmark", commits_at_once=1) as coordinator:
         for batch_id in range(batches):
             coordinator.run(batch_id, phase_one)
             largest = max(largest, sum(entry.stat().st_size for entry in Path(log).iterdir()))
@@ -91,7 +91,7 @@ def _worker(servers: str, writer: str, records: int) -> float:
     sink = twopc.create_sink("kafka", {"bootstrap.servers": servers, "topic": "target", "writer": writer})
     sink.bind("sink", "benchmark")
     before_mib = _peak_mib()
-    with Participant({"sink": sink}, Round(1, 0), 0) as participant:
+    with Participant({"sink": sink}, Round(1, 0), partition=0) as participant:
         for _ in range(0, records, A_BATCH):
             participant.write("sink", _batch())
         participant.pre_commit()

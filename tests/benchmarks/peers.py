@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from twopc_kafka.development import SPARK_MODULES, find_java
-from twopc_kafka.development.jars import maven_jars
+from twopc_kafka_broker import SPARK_MODULES, find_java
+from twopc_kafka_broker.jars import maven_jars
 
 HERE = Path(__file__).parent
 BUILD = Path("build/bench")

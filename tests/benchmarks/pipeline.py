@@ -25,10 +25,10 @@ from confluent_kafka.admin import AdminClient
 import twopc
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import Flink, PeerMissing, Quix
-from tests.spark_home import set_java_and_python
+from tests.support.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.spark import ForeachBatch, foreach_batch
-from twopc_kafka.development import KafkaBroker, spark_kafka_jars
+from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -159,12 +159,12 @@ def _fill(broker: KafkaBroker, load: Load, folder: Path) -> None:
     )
 
     def phase_one(round: Round) -> list[Vote]:
-        with Participant({"sink": sink}, round, 0) as participant:
+        with Participant({"sink": sink}, round, partition=0) as participant:
             for begin in range(0, load.records, batch.num_rows):
                 participant.write("sink", batch.slice(0, min(batch.num_rows, load.records - begin)))
             return [participant.pre_commit()]
 
-    with Coordinator({"sink": sink}, f"{folder}/{load.source}-log", "benchmark") as coordinator:
+    with Coordinator({"sink": sink}, f"{folder}/{load.source}-log", owner="benchmark") as coordinator:
         coordinator.run(0, phase_one)
 
 

@@ -18,7 +18,7 @@ from tests.benchmarks.measuring import Row
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.events import BatchFinished
 from twopc.phases import Phase
-from twopc_kafka.development import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 BATCHES = {4: (100, 25), 200: (10, 3), 2_000: (5, 1)}
 """Transactions of a batch → how many batches, in the whole run and in a quick one. The first ones warm up."""
@@ -51,7 +51,7 @@ def _protocol(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, transac
         return _votes(kafka, round, transactions)
 
     batches = BATCHES[transactions][quick]
-    with Coordinator({"kafka": kafka}, f"{folder}/{uuid.uuid4().hex}", "benchmark") as coordinator:
+    with Coordinator({"kafka": kafka}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark") as coordinator:
         took = [_protocol_ms(coordinator.run(batch_id, phase_one)) for batch_id in range(batches)]
     return Row(f"protocol for {transactions} transactions", "ms", tuple(took), f"protocol_ms_{transactions}")
 
@@ -69,8 +69,8 @@ def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, danglin
         raise KeyboardInterrupt  # nothing is rolled back, as after a kill
 
     with contextlib.suppress(KeyboardInterrupt):
-        Coordinator({"kafka": died}, log, "benchmark").run(0, phase_one)
-    coordinator = Coordinator({"kafka": sink()}, log, "benchmark")
+        Coordinator({"kafka": died}, log, owner="benchmark").run(0, phase_one)
+    coordinator = Coordinator({"kafka": sink()}, log, owner="benchmark")
     started = time.perf_counter()
     coordinator.recover()
     took = time.perf_counter() - started
@@ -80,7 +80,7 @@ def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, danglin
 
 def _votes(sink: TwoPhaseCommitSink[Any], round: Round, transactions: int) -> list[Vote]:
     def vote(partition: int) -> Vote:
-        with Participant({"kafka": sink}, round, partition) as participant:
+        with Participant({"kafka": sink}, round, partition=partition) as participant:
             participant.write("kafka", RECORD)
             return participant.pre_commit()
 

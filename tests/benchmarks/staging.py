@@ -12,8 +12,8 @@ import pyarrow as pa
 import twopc
 from tests.benchmarks.measuring import Row
 from twopc import Participant, Round
-from twopc.staging import Stage
-from twopc_kafka.development import KafkaBroker
+from twopc.replay import ReplayCopies
+from twopc_kafka_broker import KafkaBroker
 
 SIZES_BYTES = (100, 1000)
 RECORDS_A_BATCH = 1_000
@@ -32,7 +32,7 @@ def _of_size(size_bytes: int, broker: KafkaBroker, folder: Path, quick: bool) ->
     records = BYTES_A_TURN // size_bytes // (10 if quick else 1)
     plain: list[float] = []
     staged: list[float] = []
-    stage = Stage(folder.as_uri())
+    stage = ReplayCopies(folder.as_uri())
     for turn in range(3 if quick else 10):
         batch = _batch(size_bytes, turn)
         contestants = [(plain, None), (staged, stage)]
@@ -56,7 +56,7 @@ def _batch(size_bytes: int, turn: int) -> pa.RecordBatch:
     return pa.record_batch({"value": pa.array(values, pa.binary())})
 
 
-def _turn(broker: KafkaBroker, topic: str, batch: pa.RecordBatch, records: int, stage: Stage | None) -> float:
+def _turn(broker: KafkaBroker, topic: str, batch: pa.RecordBatch, records: int, stage: ReplayCopies | None) -> float:
     """Seconds from the first record to the vote."""
     sink = twopc.create_sink("kafka", {"bootstrap.servers": broker.bootstrap_servers, "topic": topic})
     sink.bind("sink", uuid.uuid4().hex[:12], stage)

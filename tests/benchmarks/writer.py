@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient
 import twopc
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from twopc import Participant, Round
-from twopc_kafka.development import KafkaBroker
 from twopc_kafka.options import ARROW, LIBRDKAFKA, WRITERS
+from twopc_kafka_broker import KafkaBroker
 
 BYTES_A_TURN = 100_000_000
 BYTES_A_BATCH = 10_000_000

@@ -22,9 +22,9 @@ from click.testing import CliRunner
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
-from tests.topic_reader import records_of
+from tests.support.topic_reader import records_of
 from twopc.cli.commands import cli
-from twopc_kafka.development import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 DRIVER = Path(__file__).with_name("driver.py")
 

@@ -47,14 +47,16 @@ def main() -> None:
 
     def phase_one(round: twopc.Round) -> Iterator[twopc.Vote]:
         for partition in range(2):
-            with twopc.Participant(sinks, round, partition) as participant:
+            with twopc.Participant(sinks, round, partition=partition) as participant:
                 values = [f"{round.batch_id}-{partition}-{n}" for n in range(3)]
                 for name in sinks:
                     participant.write(name, pa.record_batch({"value": values}))
                 yield participant.pre_commit()
 
     # One commit at a time: which transactions a kill leaves is the same in each run.
-    with twopc.Coordinator(sinks, f"{folder}/log", owner="shop", stage=stage or None, commits_at_once=1) as coordinator:
+    with twopc.Coordinator(
+        sinks, f"{folder}/log", owner="shop", replay_copies=stage or None, commits_at_once=1
+    ) as coordinator:
         done = Path(folder) / "position"
         for batch_id in range(int(done.read_text()) if done.exists() else 0, 2):
             try:

@@ -14,8 +14,8 @@ import pytest
 from tests.cli.conftest import Done
 from tests.unit.test_checkpoint_repair import Query
 from twopc.cli.exit_codes import ExitCode
-from twopc.entries import Decision, closed, decided, serialise
-from twopc.log_store import open_store
+from twopc.log.entries import Decision, closed, decided, serialise
+from twopc.log.store import open_store
 from twopc.transactional_ids import Round
 
 Look: TypeAlias = "Callable[..., Done]"

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from twopc import Finding, Participant, Round, register_observer, unregister_observer
+from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
 from twopc.cli.doctor import LOG_ID
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.errors import Retriable
@@ -54,7 +54,7 @@ def test_what_fails_is_told_with_what_to_do_beside_all_that_works(shop: Any, run
 def test_what_a_killed_examination_left_is_removed_by_the_next(shop: Any, look: Any) -> None:
     sink = FileSink({"path": str(shop.target)})
     sink.bind("archive", LOG_ID)
-    participant = Participant({"archive": sink}, Round(0, 0), 0)
+    participant = Participant({"archive": sink}, Round(0, 0), partition=0)
     participant.write("archive", pa.record_batch({"value": ["a"]}))
     participant.pre_commit()
     assert list(sink.recover())
@@ -79,8 +79,8 @@ def test_a_log_that_is_there_is_read_and_compared_with_the_sinks(shop: Any, look
 def test_a_target_where_nobody_listens_fails_and_keeps_no_other_from_being_examined(
     shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twopc_kafka.control.CONNECT_TIMEOUT_MS", 100)
-    monkeypatch.setattr("twopc.findings.PATIENCE_S", 0.1)
+    monkeypatch.setattr("twopc_kafka.client.control.CONNECT_TIMEOUT_MS", 100)
+    monkeypatch.setattr("twopc.checks.PATIENCE_S", 0.1)
     shop.sinks.write_text(kafka_table("127.0.0.1:1") + shop.sinks.read_text())
     done = look("doctor", "--sinks", shop.sinks, "--json", PASSWORD=SECRET)
     assert done.code == 4
@@ -125,7 +125,7 @@ def test_a_wait_that_ends_amid_repeated_tries_ends_with_why_they_failed() -> Non
         with pytest.raises(
             NoAnswer, match=r"while examining sink 'a': it answers \(asked \d+ times: the server starts up"
         ):
-            waiting.call("examining sink 'a'", Finding.of, "it answers", refused)
+            waiting.call("examining sink 'a'", CheckResult.of, "it answers", refused)
     finally:
         unregister_observer(waiting)
 
@@ -135,7 +135,7 @@ def test_of_what_was_logged_meanwhile_the_clients_words_are_told_and_not_those_o
 
     def silent() -> None:
         logging.getLogger("a.client").warning("refused")
-        logging.getLogger("twopc.retrying").warning("no answer for 2 s")
+        logging.getLogger("twopc.retry").warning("no answer for 2 s")
         ended.wait(10)
 
     with pytest.raises(NoAnswer, match=r"The last warning of its client: refused\. Is the target up"):
@@ -169,7 +169,7 @@ def test_a_log_on_a_network_filesystem_is_examined_for_what_it_shows_late(
 ) -> None:
     listed = tmp_path / "mountinfo"
     listed.write_text("" if options is None else f"36 35 0:44 / / rw shared:1 - nfs4 server:/export {options}\n")
-    monkeypatch.setattr("twopc.mounts._MOUNTS", listed)
+    monkeypatch.setattr("twopc.log.mounts._MOUNTS", listed)
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 0
     what = "each machine sees at once what others write to the log"

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from twopc.cli.exit_codes import ExitCode, exit_code
-from twopc.entries import opened, serialise
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -25,7 +24,8 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
-from twopc.log_store import open_store
+from twopc.log.entries import opened, serialise
+from twopc.log.store import open_store
 
 
 @pytest.mark.parametrize(

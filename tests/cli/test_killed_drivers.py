@@ -348,14 +348,14 @@ def test_what_has_a_copy_is_written_again_and_never_given_up(
     before = shop.snapshot()
     sinks = ("--sinks", shop.sinks, "--yes")
     for command in (["resolve"], ["abandon", "--batch", "1", "--accept-loss"]):
-        for wrong in ([], ["--stage", shop.folder / "elsewhere"]):
+        for wrong in ([], ["--replay-copies", shop.folder / "elsewhere"]):
             refused = run(*command, shop.log, *sinks, *wrong)
             assert refused.code == 3
-            assert "--stage" in refused.err
+            assert "--replay-copies" in refused.err
     assert shop.snapshot() == before
     gone, _ = sorted(stage.iterdir())
     gone.unlink()
-    arguments = ("abandon", shop.log, "--batch", 1, "--accept-loss", *sinks, "--stage", stage)
+    arguments = ("abandon", shop.log, "--batch", 1, "--accept-loss", *sinks, "--replay-copies", stage)
     done = run(*arguments, "--json")
     assert done.code == 0
     assert [row["records"] for row in done.json["given_up"]] == [3]

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from twopc import notices
 from twopc.cli.commands import cli
-from twopc.commit_log import CommitLog
 from twopc.events import CallRetried
-from twopc.log_store import open_store
+from twopc.log import notices
+from twopc.log.commit_log import CommitLog
+from twopc.log.store import open_store
 
 
 def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goes_on(tmp_path: Path) -> None:

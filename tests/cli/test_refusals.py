@@ -226,7 +226,9 @@ def test_a_target_that_does_not_answer_is_named_while_it_is_waited_for_and_the_w
 def test_a_target_where_nobody_listens_is_told_by_its_address(
     left: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twopc_kafka.control.CONNECT_TIMEOUT_MS", 100)  # the rest of the wait is not for every run
+    monkeypatch.setattr(
+        "twopc_kafka.client.control.CONNECT_TIMEOUT_MS", 100
+    )  # the rest of the wait is not for every run
     left.sinks.write_text(kafka_sinks("127.0.0.1:1"))
     before = left.snapshot()
     for command in (("resolve", left.log, "--yes"), ("transactions", left.log, "--sink", "archive")):

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 import twopc
-from twopc.entries import Decision, abandoned, decided, opened, serialise
-from twopc.log_store import open_store
+from twopc.log.entries import Decision, abandoned, decided, opened, serialise
+from twopc.log.store import open_store
 from twopc.observers.json_lines import JsonLinesObserver
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -64,7 +64,7 @@ def run(log: Path, batches: range, target: MemoryTarget, owner: str = "orders") 
             participant.write("archive", pa.record_batch({"value": ["tea"] * 1234}))
             return [participant.pre_commit()]
 
-    coordinator = twopc.Coordinator(sinks, str(log), owner)
+    coordinator = twopc.Coordinator(sinks, str(log), owner=owner)
     for batch_id in batches:
         coordinator.run(batch_id, phase_one)
 

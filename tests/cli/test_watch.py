@@ -66,7 +66,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 def test_it_follows_a_log_and_ends_with_ctrl_c(tmp_path: Path, terminal: Callable[..., Terminal], wait: Any) -> None:
-    coordinator = twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path / "log"), "query")
+    coordinator = twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path / "log"), owner="query")
     coordinator.run(0, lambda _: [])
     watch = terminal("status", tmp_path / "log", "--watch")
     wait("batch 0 is shown", lambda: watch.shows("last decided batch  0"))

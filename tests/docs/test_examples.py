@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import twopc
-from tests.pages import PAGES, ROOT, blocks
+from tests.support.pages import PAGES, ROOT, blocks
 
 OF_THE_GUIDE = "twopc_sqlite"
 """Installed and run by a test of its own."""

@@ -10,7 +10,7 @@ from importlib.metadata import metadata
 import pytest
 from packaging.requirements import Requirement
 
-from tests.pages import PAGES, ROOT, installations
+from tests.support.pages import PAGES, ROOT, installations
 from twopc import cli
 
 DISTRIBUTIONS = ("twopc-core", "twopc-files", "twopc-kafka", "twopc-postgres")

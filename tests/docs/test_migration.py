@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.pages import DOCS, write_files
-from tests.topic_reader import records_of
+from tests.support.pages import DOCS, write_files
+from tests.support.topic_reader import records_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from twopc_kafka.development import KafkaBroker
+    from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
 

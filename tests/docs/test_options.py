@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import DOCS, ROOT
+from tests.support.pages import DOCS, ROOT
 from twopc.options import Option, table
-from twopc.spark import source_options
+from twopc.spark.data_source import options as source_options
 from twopc_files import options as files_options
 from twopc_kafka import options as kafka_options
 from twopc_postgres import options as postgres_options

@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from tests.pages import DOCS, ROOT
+from tests.support.pages import DOCS, ROOT
 
 _SEARCHED = re.compile(r"^\| `(.*?[a-z] .*?)` \| .* \| .* \|$", re.MULTILINE)
 """Rows of three cells that begin with words, not with the name of an error."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import griffe
 import pytest
 
-from tests.pages import ROOT
+from tests.support.pages import ROOT
 from twopc import errors, events
 from twopc.options import names
 from twopc_files.options import OPTIONS
@@ -23,7 +23,7 @@ EXPORTING = (
     "twopc.testing",
     "twopc_files",
     "twopc_kafka",
-    "twopc_kafka.development",
+    "twopc_kafka_broker",
     "twopc_postgres",
 )
 OBSERVERS = (

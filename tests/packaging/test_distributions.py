@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.pages import PAGES, installations
-from tests.prove_plugin.environment import ROOT, Environment
+from tests.campaigns.plugin.environment import ROOT, Environment
+from tests.support.pages import PAGES, installations
 
 PLUGINS = {f"twopc_{plugin.name}": plugin for plugin in sorted((ROOT / "plugins").iterdir())}
 SOURCES = {"twopc_core": ROOT, **PLUGINS}
@@ -168,5 +168,5 @@ def test_every_backend_loads_with_what_its_wheel_asks_for(environment: Environme
 
 def test_sinks_from_wheels_keep_the_contract(environment: Environment) -> None:
     """Those that need no server; ``make prove-plugin`` has them all."""
-    suites = ("guide/test_contract.py", "tests/unit/test_memory_sink.py", "tests/files/test_contract.py")
+    suites = ("guide/test_contract.py", "tests/unit/test_memory_sink.py", "tests/sinks/files/test_contract.py")
     environment.run("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not S3", *suites)

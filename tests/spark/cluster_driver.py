@@ -67,7 +67,7 @@ def main() -> None:
         .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
         .config("spark.task.maxFailures", "2")
         # With its imports done: workers that die are back at once.
-        .config("spark.python.daemon.module", "tests.storm.daemon")
+        .config("spark.python.daemon.module", "tests.campaigns.storm.daemon")
         .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import twopc
-from tests.topic_reader import records_of
+from tests.support.topic_reader import records_of
 from twopc.events import PhaseEntered
 from twopc.phases import Phase
-from twopc_kafka.control import connect
+from twopc_kafka.client.control import connect
 from twopc_kafka.options import parse_options
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from twopc import TwoPhaseCommitSink
     from twopc.events import Event
     from twopc.spark import ForeachBatch
-    from twopc_kafka.development import KafkaBroker
+    from twopc_kafka_broker import KafkaBroker
 
 Rows = list[dict[str, Any]]
 

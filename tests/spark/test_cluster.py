@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.processes import kill_all_of
-from tests.spark_home import spark_home
+from tests.support.processes import kill_all_of
+from tests.support.spark_home import spark_home
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from twopc.spark import foreach_batch
-from twopc.spark.columns import ALL, projected
+from twopc.spark.output import ALL, projected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from twopc.errors import ConfigurationError
-from twopc.spark.source_options import batch_target, stream_target
+from twopc.spark.data_source.options import batch_target, stream_target
 
 
 @pytest.fixture
@@ -27,10 +27,10 @@ def test_the_query_and_its_log_are_found_in_the_checkpoint_folder_however_it_is_
 
 
 def test_what_is_not_its_own_goes_to_the_sink_and_is_not_shown(checkpoint: Path) -> None:
-    own = {"checkpointlocation": str(checkpoint), "log": "/log", "stage": "/stage", "first_batch_id": "7"}
+    own = {"checkpointlocation": str(checkpoint), "log": "/log", "replay_copies": "/stage", "first_batch_id": "7"}
     target = stream_target({"sink": "kafka", **own, "topic": "t", "sasl.password": "secret"})
     assert target.options == {"topic": "t", "sasl.password": "secret"}
-    assert (target.log, target.stage, target.first_batch_id) == ("/log", "/stage", 7)
+    assert (target.log, target.replay_copies, target.first_batch_id) == ("/log", "/stage", 7)
     assert "secret" not in repr(target)
 
 

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
-from tests.postgres_server import PostgresServer
+from tests.support.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -191,5 +191,7 @@ def test_a_log_among_the_files_that_a_query_reads_is_refused_before_anything_is_
 def test_a_copy_among_the_files_that_a_query_reads_is_refused_too(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     stage = f"file://{pipeline.folder}/source/stage"
-    with pytest.raises(StreamingQueryException, match=r"the stage is at .*, and the query reads the files of file:"):
-        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log), stage=stage))
+    with pytest.raises(
+        StreamingQueryException, match=r"replay copies is at .*, and the query reads the files of file:"
+    ):
+        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log), replay_copies=stage))

@@ -8,8 +8,8 @@ import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from twopc.entries import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.errors import ConfigurationError
+from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.spark import foreach_batch, plans
 from twopc.spark.plans import Plan
 

@@ -15,11 +15,11 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from twopc import Committable
-from twopc.commit_log import read_tail
 from twopc.errors import ConfigurationError, Fenced, LogMismatch
-from twopc.log_store import open_store
-from twopc.spark.data_source import StreamWriter
-from twopc.spark.relay import PhaseOne, Target, TaskVote
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
+from twopc.spark.data_source.round import PhaseOne, Target, TaskVote
+from twopc.spark.data_source.source import StreamWriter
 from twopc.transaction import JsonValue
 from twopc_files.sink import FileSink
 

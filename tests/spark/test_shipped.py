@@ -20,8 +20,8 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
 from twopc.spark import foreach_batch, refusals
-from twopc.spark.columns import Columns
-from twopc.spark.shipped import Shipped, body
+from twopc.spark.output import Columns
+from twopc.spark.pickled_sinks import Shipped, body
 from twopc.spark.task import Task
 from twopc.transactional_ids import Round
 from twopc_files.sink import FileSink

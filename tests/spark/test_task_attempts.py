@@ -132,13 +132,13 @@ def test_of_two_attempts_at_the_same_time_only_the_vote_that_came_back_is_commit
 
     def phase_one(round: Round) -> list[Vote]:
         batch = pa.record_batch({"value": ["only once"]})
-        attempts = [Participant(sinks, round, 0, serial=number) for number in (0, 1)]
+        attempts = [Participant(sinks, round, partition=0, serial=number) for number in (0, 1)]
         for attempt in attempts:
             for name in sinks:
                 attempt.write(name, batch)
         return [[attempt.pre_commit() for attempt in attempts][winner]]
 
-    with Coordinator(sinks, str(pipeline.log), "query") as coordinator:
+    with Coordinator(sinks, str(pipeline.log), owner="query") as coordinator:
         coordinator.run(0, phase_one)
 
     assert pipeline.archived() == [{"value": "only once"}]

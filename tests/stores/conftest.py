@@ -10,8 +10,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.http_proxy import HttpProxy
-from tests.s3_server import S3Server
+from tests.support.http_proxy import HttpProxy
+from tests.support.s3_server import S3Server
 
 
 @dataclass(frozen=True)

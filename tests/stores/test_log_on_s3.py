@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import twopc
-from tests.http_proxy import Answer, Changed, Lost, s3_error
-from tests.s3_server import without_credentials
 from tests.stores.conftest import Bucket
+from tests.support.http_proxy import Answer, Changed, Lost, s3_error
+from tests.support.s3_server import without_credentials
 from twopc import Committable, Round
-from twopc.commit_log import CommitLog, read_tail
-from twopc.entries import Decision
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
-from twopc.log_store import LogStore, ObjectStore, entry_name
+from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.entries import Decision
+from twopc.log.store import LogStore, ObjectStore, entry_name
 from twopc.testing import LogStoreContract
 
 OVERWRITES = Changed(without_headers=frozenset({"if-none-match"}))
@@ -96,7 +96,7 @@ def test_a_store_travels_to_another_process_with_its_options(bucket: Bucket) -> 
 
 def test_a_coordinator_takes_a_store_with_options_in_the_place_of_a_url(bucket: Bucket) -> None:
     sink = twopc.testing.MemorySink(twopc.testing.MemoryTarget())
-    with twopc.Coordinator({"sink": sink}, open_store(bucket), "query") as coordinator:
+    with twopc.Coordinator({"sink": sink}, open_store(bucket), owner="query") as coordinator:
         coordinator.run(0, lambda _: [])
     tail = read_tail(open_store(bucket))
     assert tail is not None
@@ -298,7 +298,12 @@ def test_no_secret_is_in_what_is_shown_or_written(bucket: Bucket) -> None:
     options = {**bucket.storage_options, "key": "the-key-id", "secret": "the-secret"}
     store = twopc.open_store(bucket.url("log"), **options)
     CommitLog.open(store, "query")
-    shown = [repr(store), str(store), repr(twopc.staging.Stage("s3://bucket/stage", options)), store.read(0).decode()]
+    shown = [
+        repr(store),
+        str(store),
+        repr(twopc.replay.ReplayCopies("s3://bucket/stage", options)),
+        store.read(0).decode(),
+    ]
     bucket.proxy.disturb_all("PUT", s3_error(403, "SignatureDoesNotMatch", "the signature does not match"))
     other = twopc.open_store(bucket.url("other"), **options)
     with pytest.raises(TwoPhaseCommitError) as told:

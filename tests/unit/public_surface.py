@@ -21,7 +21,7 @@ PUBLIC = (
     "twopc.errors",
     "twopc.events",
     "twopc.hookspecs",
-    "twopc.log_store.LogStore",
+    "twopc.log.store.LogStore",
     "twopc.observers.json_lines",
     "twopc.observers.opentelemetry",
     "twopc.observers.prometheus",
@@ -29,7 +29,7 @@ PUBLIC = (
     "twopc.testing",
     "twopc_files",
     "twopc_kafka",
-    "twopc_kafka.development",
+    "twopc_kafka_broker",
     "twopc_postgres",
 )
 """What the documentation tells to import, or to import from."""

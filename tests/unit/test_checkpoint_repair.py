@@ -11,8 +11,8 @@ import pytest
 
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import Comparison, Plan, compare, mend, plan
-from twopc.entries import Decision, decided, opened, parse, serialise
 from twopc.errors import ConfigurationError, LogMismatch, Refused
+from twopc.log.entries import Decision, decided, opened, parse, serialise
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from twopc import Committable, Round, entries
-from twopc.commit_log import ENTRIES_KEPT, STARTS_KEPT, CommitLog, read_decision, read_tail
-from twopc.entries import Decision, opened, serialise
+from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch
-from twopc.log_store import LogStore, open_store
+from twopc.log import entries
+from twopc.log.commit_log import ENTRIES_KEPT, STARTS_KEPT, CommitLog, read_decision, read_tail
+from twopc.log.entries import Decision, opened, serialise
+from twopc.log.store import LogStore, open_store
 
 
 def decision(batch_id: int, incarnation: int = 1) -> Decision:

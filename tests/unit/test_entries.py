@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twopc import Committable, Round
-from twopc import entries as entries_of_log
-from twopc.entries import (
+from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
+from twopc.log import entries as entries_of_log
+from twopc.log.entries import (
     Abandonment,
     Decision,
     Entry,
@@ -24,7 +25,6 @@ from twopc.entries import (
     parse,
     serialise,
 )
-from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
 
 A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
 B = Committable("t.log.b.1.0.0.0.0", {})
@@ -300,14 +300,14 @@ def test_a_decision_without_committables_by_sink_is_refused(wrong: object) -> No
         {"records": 1.5},
         {"records": "5"},
         {"records": []},
-        {"staged": 7},
-        {"staged": ""},
-        {"staged": ".."},
-        {"staged": "../other/copy.arrow"},
-        {"staged": "/etc/copy.arrow"},
-        {"staged": "nul\0.arrow"},
-        {"staged": "line\n.arrow"},
-        {"staged": ".hidden"},
+        {"replay_copy": 7},
+        {"replay_copy": ""},
+        {"replay_copy": ".."},
+        {"replay_copy": "../other/copy.arrow"},
+        {"replay_copy": "/etc/copy.arrow"},
+        {"replay_copy": "nul\0.arrow"},
+        {"replay_copy": "line\n.arrow"},
+        {"replay_copy": ".hidden"},
     ],
 )
 def test_a_committable_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:

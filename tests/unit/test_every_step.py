@@ -29,10 +29,10 @@ from twopc import (
     register_observer,
     unregister_observer,
 )
-from twopc.commit_log import read_tail
 from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.events import Event
-from twopc.log_store import LogStore
+from twopc.log.commit_log import read_tail
+from twopc.log.store import LogStore
 from twopc.testing import MemorySink, MemoryTarget
 
 
@@ -178,7 +178,7 @@ class World:
         sinks["a"].commits_last = True
         # One commit at a time, so that a step has one number; what threads add is in the order of steps, and all of
         # those are disturbed.
-        return Coordinator(sinks, Store(self.log, steps), "query", commits_at_once=1)
+        return Coordinator(sinks, Store(self.log, steps), owner="query", commits_at_once=1)
 
     def run(self, coordinator: Coordinator, batches: int) -> None:
         """Run what has not returned yet, up to ``batches``."""
@@ -190,7 +190,7 @@ class World:
         coordinator.run(batch_id, lambda of: [self.attempt(coordinator, of, p) for p in range(self.partitions)])
 
     def attempt(self, coordinator: Coordinator, round: Round, partition: int) -> Vote:
-        with Participant(coordinator._sinks, round, partition) as participant:
+        with Participant(coordinator._sinks, round, partition=partition) as participant:
             for name in self.targets:
                 participant.write(name, pa.record_batch({"batch": [round.batch_id], "partition": [partition]}))
             return participant.pre_commit()

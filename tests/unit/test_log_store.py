@@ -19,10 +19,10 @@ import pytest
 from fsspec.implementations import memory
 from fsspec.registry import _registry
 
-from twopc.commit_log import CommitLog, read_tail
-from twopc.entries import Decision
 from twopc.errors import ConfigurationError, InDoubt
-from twopc.log_store import LogStore, entry_name, make_folder, open_store
+from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.entries import Decision
+from twopc.log.store import LogStore, entry_name, make_folder, open_store
 from twopc.testing import LogStoreContract
 from twopc.transactional_ids import Round
 

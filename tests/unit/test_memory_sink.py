@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.typed_records import typed
+from tests.support.typed_records import typed
 from twopc.testing import MemorySink, MemoryTarget, SinkContract
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from twopc import mounts
-from twopc.commit_log import CommitLog
-from twopc.log_store import open_store
-from twopc.mounts import mount_of
+from twopc.log import mounts
+from twopc.log.commit_log import CommitLog
+from twopc.log.mounts import mount_of
+from twopc.log.store import open_store
 
 NFS_DEFAULT = "rw,vers=4.2,rsize=1048576,hard,proto=tcp,timeo=600,sec=sys,local_lock=none,addr=10.0.0.7"
 

@@ -12,7 +12,7 @@ import pytest
 
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, SchemaMismatch
-from twopc.retrying import until_answered
+from twopc.retry import until_answered
 from twopc.testing import MemorySink, MemoryTarget
 
 ROUND = Round(2, 7)
@@ -133,7 +133,7 @@ def test_what_the_driver_has_validated_is_not_validated_again_where_the_sink_tra
 
 
 def test_each_sink_has_its_own_transaction_named_by_the_attempt(sinks: dict[str, Any]) -> None:
-    with Participant(sinks, ROUND, 3, serial=99) as participant:
+    with Participant(sinks, ROUND, partition=3, serial=99) as participant:
         participant.write("b", ROWS)
         participant.write("a", ROWS)
         vote = participant.pre_commit()
@@ -231,7 +231,7 @@ def test_a_sink_whose_target_does_not_answer_is_named_as_what_it_is(
     monkeypatch.setattr(participant, "until_answered", partial(noted_and_asked, asked))
     with (
         pytest.raises(RoundAborted, match=r"^could not look at what sink 'a' writes to: nobody there$"),
-        Participant({"a": sinks["a"]}, ROUND, 0) as attempt,
+        Participant({"a": sinks["a"]}, ROUND, partition=0) as attempt,
     ):
         attempt.write("a", ROWS)
     assert asked == ["look at what sink 'a' writes to"]

@@ -9,9 +9,9 @@ import pytest
 
 from twopc import Coordinator, create_sink
 from twopc.errors import ConfigurationError
-from twopc.log_store import open_store
+from twopc.log.store import open_store
 from twopc.places import parsed_place, refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
-from twopc.staging import Stage
+from twopc.replay import ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
 
 OWNER = "query"
@@ -26,25 +26,27 @@ def sinks(output: str) -> dict[str, MemorySink]:
 @pytest.mark.parametrize("log", ["", "/", "/log", "/a/b/../log", "/./log"])
 def test_a_log_in_the_output_of_a_sink_is_refused(log: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"the commit log is at .* inside .*, where sink 'archive' writes"):
-        Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}/out{log}", OWNER)
+        Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}/out{log}", owner=OWNER)
 
 
 @pytest.mark.parametrize("output", ["file://{0}/out", "{0}/./out/", "local://{0}/out", "{0}/link"])
 def test_another_spelling_and_a_link_hide_no_output(output: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "out")
     with pytest.raises(ConfigurationError, match="the commit log is at"):
-        Coordinator(sinks(output.format(tmp_path)), f"file://{tmp_path}/out/log", OWNER)
+        Coordinator(sinks(output.format(tmp_path)), f"file://{tmp_path}/out/log", owner=OWNER)
 
 
 def test_a_relative_path_is_one_below_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError, match="the commit log is at out/log, inside"):
-        Coordinator(sinks(f"{tmp_path}/out"), "out/log", OWNER)
+        Coordinator(sinks(f"{tmp_path}/out"), "out/log", owner=OWNER)
 
 
 def test_protocols_of_one_store_are_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the stage is at s3a://bucket/out/stage, inside s3://bucket/out"):
-        Coordinator(sinks("s3://bucket/out"), f"{tmp_path}/log", OWNER, stage="s3a://bucket/out/stage")
+    with pytest.raises(
+        ConfigurationError, match="the folder of replay copies is at s3a://bucket/out/stage, inside s3://bucket/out"
+    ):
+        Coordinator(sinks("s3://bucket/out"), f"{tmp_path}/log", owner=OWNER, replay_copies="s3a://bucket/out/stage")
 
 
 @pytest.mark.parametrize(
@@ -62,13 +64,13 @@ def test_hadoops_spellings_and_a_home_folder_hide_no_output(
     output: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="the stage is at"):
-        refuse_within_outputs("the stage", place.format(tmp_path), sinks(output.format(tmp_path)))
+    with pytest.raises(ConfigurationError, match="the folder of replay copies is at"):
+        refuse_within_outputs("the folder of replay copies", place.format(tmp_path), sinks(output.format(tmp_path)))
 
 
 @pytest.mark.parametrize("place", ["hdfs://other/data/out/stage", "s3://nn/data/out/stage", "/data/out/stage"])
 def test_the_same_path_of_another_store_is_none_of_the_output(place: str) -> None:
-    refuse_within_outputs("the stage", place, sinks("hdfs://nn/data/out"))
+    refuse_within_outputs("the folder of replay copies", place, sinks("hdfs://nn/data/out"))
 
 
 @pytest.mark.parametrize("place", ["_checkpoint", ".log", "year=2026/_log/a"])
@@ -79,15 +81,15 @@ def test_what_readers_of_data_sets_pass_over_may_be_in_the_output(place: str) ->
 def test_a_log_is_where_hadoops_spelling_or_a_home_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for number, log in enumerate([f"file:{tmp_path}/0", "~/1"]):
-        with Coordinator(sinks("/elsewhere"), log, OWNER) as coordinator:
+        with Coordinator(sinks("/elsewhere"), log, owner=OWNER) as coordinator:
             coordinator.recover()
         assert list((tmp_path / str(number)).glob("*.json"))
 
 
 @pytest.mark.parametrize("place", ["_day=1/stage", "_spark_metadata/log"])
 def test_what_readers_do_not_pass_over_may_not_be_in_the_output(place: str) -> None:
-    with pytest.raises(ConfigurationError, match="the stage is at"):
-        refuse_within_outputs("the stage", f"/data/out/{place}", sinks("/data/out"))
+    with pytest.raises(ConfigurationError, match="the folder of replay copies is at"):
+        refuse_within_outputs("the folder of replay copies", f"/data/out/{place}", sinks("/data/out"))
 
 
 @pytest.mark.parametrize("output", ["/log/out", "/log/2026/out", "/log/_out"])
@@ -95,7 +97,7 @@ def test_an_output_in_the_folder_of_the_log_is_refused(output: str, tmp_path: Pa
     with pytest.raises(
         ConfigurationError, match=rf"sink 'archive' writes to {tmp_path}{output}, inside {tmp_path}/log,"
     ):
-        Coordinator(sinks(f"{tmp_path}{output}"), f"{tmp_path}/log", OWNER)
+        Coordinator(sinks(f"{tmp_path}{output}"), f"{tmp_path}/log", owner=OWNER)
 
 
 @pytest.mark.parametrize("log", ["", "/", "/offsets", "/commits/log", "/sources/0", "/state", "/metadata"])
@@ -129,7 +131,7 @@ def test_a_log_that_a_file_source_does_not_list_is_not(log: str, source: str) ->
 def test_an_empty_url_is_refused_and_not_taken_for_the_working_folder(tmp_path: Path) -> None:
     for log in ("", " "):
         with pytest.raises(ConfigurationError, match="the URL of the commit log is empty"):
-            Coordinator(sinks("/out"), log, OWNER)
+            Coordinator(sinks("/out"), log, owner=OWNER)
 
 
 def test_a_folder_may_be_given_as_a_path(tmp_path: Path) -> None:
@@ -138,12 +140,14 @@ def test_a_folder_may_be_given_as_a_path(tmp_path: Path) -> None:
     assert store.url == str(tmp_path / "log")
     assert open_store(str(tmp_path / "log")).slots() == [0]
     stage: Any = tmp_path / "stage"
-    assert Stage(stage).url == str(stage)
+    assert ReplayCopies(stage).url == str(stage)
     assert parsed_place("the log", Path("file:///data/log")) == ("file", "/data/log")  # pathlib drops two slashes
 
 
 def test_a_coordinator_takes_a_log_and_a_stage_as_paths(tmp_path: Path) -> None:
-    with Coordinator(sinks("/elsewhere"), tmp_path / "log", OWNER, stage=tmp_path / "stage") as coordinator:
+    with Coordinator(
+        sinks("/elsewhere"), tmp_path / "log", owner=OWNER, replay_copies=tmp_path / "stage"
+    ) as coordinator:
         coordinator.recover()
     assert list((tmp_path / "log").glob("*.json"))
 
@@ -151,13 +155,15 @@ def test_a_coordinator_takes_a_log_and_a_stage_as_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [None, 7, b"/data/log"])
 def test_a_coordinator_without_a_log_says_what_to_give(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="the commit log must be a folder, given as path or URL such as /data"):
-        Coordinator(sinks("/elsewhere"), given, OWNER)
+        Coordinator(sinks("/elsewhere"), given, owner=OWNER)
 
 
 @pytest.mark.parametrize("given", [7, b"/data/stage"])
 def test_a_coordinator_with_a_stage_that_is_no_folder_says_what_to_give(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="the stage must be a folder, given as path or URL such as /data"):
-        Coordinator(sinks("/elsewhere"), "memory://log", OWNER, stage=given)
+    with pytest.raises(
+        ConfigurationError, match="of replay copies must be a folder, given as path or URL such as /data"
+    ):
+        Coordinator(sinks("/elsewhere"), "memory://log", owner=OWNER, replay_copies=given)
 
 
 def test_a_bucket_given_as_a_path_is_not_taken_for_a_local_folder() -> None:
@@ -174,14 +180,14 @@ def test_what_is_no_folder_is_refused_with_what_to_give(given: Any, told: str) -
     assert str(refused.value) == (
         f"the commit log must be a folder, given as path or URL such as /data/log or s3://bucket/log, not {told}"
     )
-    with pytest.raises(ConfigurationError, match="the stage must be a folder, given as path or URL"):
-        Stage(given)
+    with pytest.raises(ConfigurationError, match="the folder of replay copies must be a folder, given as path or URL"):
+        ReplayCopies(given)
 
 
 def test_an_object_store_without_a_bucket_is_refused() -> None:
     for url in ("s3:/bucket/stage", "gs:///bucket/stage"):
         with pytest.raises(ConfigurationError, match="has no name of a bucket"):
-            Stage(url)
+            ReplayCopies(url)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +195,7 @@ def test_an_object_store_without_a_bucket_is_refused() -> None:
     [("hdfs:/stage", "hdfs:///stage"), ("file:/stage", "file:///stage"), ("s3://bucket/a", "s3://bucket/a")],
 )
 def test_a_stage_is_where_hadoops_spelling_says(given: str, url: str) -> None:
-    assert Stage(given).url == url
+    assert ReplayCopies(given).url == url
 
 
 @pytest.mark.parametrize(
@@ -225,24 +231,33 @@ def test_a_port_and_a_path_are_no_password(url: str) -> None:
 
 
 def test_a_stage_in_the_output_of_a_sink_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the stage is at"):
-        Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}/log", OWNER, stage=Stage(f"{tmp_path}/out/stage"))
+    with pytest.raises(ConfigurationError, match="the folder of replay copies is at"):
+        Coordinator(
+            sinks(f"{tmp_path}/out"),
+            f"{tmp_path}/log",
+            owner=OWNER,
+            replay_copies=ReplayCopies(f"{tmp_path}/out/stage"),
+        )
 
 
 def test_the_file_sink_names_its_folder(tmp_path: Path) -> None:
     archive = create_sink("files", {"path": f"{tmp_path}/out"})
     with pytest.raises(ConfigurationError, match="the commit log is at"):
-        Coordinator({"archive": archive}, f"{tmp_path}/out/log", OWNER)
+        Coordinator({"archive": archive}, f"{tmp_path}/out/log", owner=OWNER)
 
 
 @pytest.mark.parametrize("log", ["/out-log", "/log", "/ou"])
 def test_a_folder_beside_the_output_is_none_of_it(log: str, tmp_path: Path) -> None:
-    with Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}{log}", OWNER, stage=f"{tmp_path}/out-stage") as coordinator:
+    with Coordinator(
+        sinks(f"{tmp_path}/out"), f"{tmp_path}{log}", owner=OWNER, replay_copies=f"{tmp_path}/out-stage"
+    ) as coordinator:
         coordinator.recover()
 
 
 @pytest.mark.parametrize("stage", ["s3://my-key:my-secret@bucket/stage", "file://data/stage"])
 def test_the_stage_has_the_same_rules_for_its_url_as_the_log(stage: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"the URL of the stage holds a password|names a host") as refused:
-        Coordinator(sinks("/out"), f"{tmp_path}/log", OWNER, stage=stage)
+    with pytest.raises(
+        ConfigurationError, match=r"URL of the folder of replay copies holds a password|names a host"
+    ) as refused:
+        Coordinator(sinks("/out"), f"{tmp_path}/log", owner=OWNER, replay_copies=stage)
     assert "my-" not in str(refused.value)

@@ -182,7 +182,7 @@ def test_an_observer_that_raises_does_not_disturb_a_batch(
     observe: Callable[[object], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     observe(Failing())
-    coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", "query")
+    coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query")
     with caplog.at_level(logging.ERROR):
         assert coordinator.run(0, lambda _: []).batch_id == 0
     assert "no room for BatchFinished" in caplog.text
@@ -195,7 +195,7 @@ def test_an_observer_that_raises_keeps_nothing_from_the_others(
     listening = Listening()
     for observer in (Failing(), listening) if failing_is_first else (listening, Failing()):
         observe(observer)
-    Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", "query").run(0, lambda _: [])
+    Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query").run(0, lambda _: [])
     assert isinstance(listening.events[-1], BatchFinished)
 
 
@@ -203,5 +203,5 @@ def test_an_observer_that_is_unregistered_hears_nothing_more() -> None:
     listening = Listening()
     register_observer(listening)
     unregister_observer(listening)
-    Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", "query").run(0, lambda _: [])
+    Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query").run(0, lambda _: [])
     assert listening.events == []

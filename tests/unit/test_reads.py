@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.unit.test_coordinator import World, never, write_all
-from twopc.commit_log import ENTRIES_KEPT, read_tail
 from twopc.errors import LogMismatch
-from twopc.reads import differences, told
+from twopc.log.commit_log import ENTRIES_KEPT, read_tail
+from twopc.log.reads import differences, told
 from twopc.transaction import JsonValue
 
 AT_100: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7}}], "watermark": 5}

@@ -16,9 +16,9 @@ import pytest
 from tests.unit.test_coordinator import World, never, raises, run, sink
 from twopc import Participant, Round
 from twopc import resting as resting_module
-from twopc.commit_log import read_tail
 from twopc.errors import Fenced, InDoubt, Retriable
-from twopc.log_store import open_store
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
 from twopc.phases import Phase
 
 
@@ -37,7 +37,7 @@ def begin_late(coordinator: Any, batch_id: int) -> None:
     """An attempt that was lost, and begins after its batch is through."""
     import pyarrow as pa
 
-    Participant(coordinator._sinks, Round(coordinator._log.incarnation, batch_id), 0, serial=9).write(
+    Participant(coordinator._sinks, Round(coordinator._log.incarnation, batch_id), partition=0, serial=9).write(
         "a", pa.record_batch({"value": ["late"]})
     )
 
@@ -237,7 +237,7 @@ def test_a_coordinator_that_nobody_has_any_more_stops_resting(world: World) -> N
 def test_a_process_that_ends_records_that_its_last_batch_is_complete(tmp_path: Path, ends_by: str) -> None:
     program = (
         "from tests.unit.test_coordinator import World, run\n"
-        "from twopc.log_store import open_store\n"
+        "from twopc.log.store import open_store\n"
         f"world = World(); world.log = open_store({str(tmp_path / 'log')!r})\n"
         f"coordinator = world.coordinator(); run(coordinator, 0)\n{ends_by}"
     )

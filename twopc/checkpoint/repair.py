@@ -24,9 +24,9 @@ from twopc.checkpoint.source_files import (
     stands_for_files,
     with_files,
 )
-from twopc.entries import Entry
 from twopc.errors import LogMismatch, Refused
-from twopc.reads import ABSENT, Difference, differences, told
+from twopc.log.entries import Entry
+from twopc.log.reads import ABSENT, Difference, differences, told
 from twopc.transaction import JsonValue
 
 UNCHANGED = "Nothing was changed."

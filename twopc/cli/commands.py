@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 import twopc
+from twopc.checks import CheckResult, CheckStatus
 from twopc.cli.checkpoint import Repair
 from twopc.cli.doctor import examined, examined_log
 from twopc.cli.exit_codes import ExitCode, exit_code
@@ -39,9 +40,8 @@ from twopc.cli.report import (
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.cli.timeline import timeline
 from twopc.cli.waiting import NoAnswer, Waiting
-from twopc.entries import Decision
 from twopc.errors import ConfigurationError, OperatorRequired, Refused
-from twopc.findings import Finding, Result
+from twopc.log.entries import Decision
 from twopc.observers.json_lines import Line, read_lines
 
 TIMEOUT_S = 60.0
@@ -66,7 +66,9 @@ _timeout = click.option(
     metavar="SECONDS",
     help="How long to wait for targets, all in all.",
 )
-_stage = click.option("--stage", metavar="URL", help="What the query was given as 'stage', where it was.")
+_replay_copies = click.option(
+    "--replay-copies", metavar="URL", help="What the query was given as 'replay_copies', where it was."
+)
 _yes = click.option("--yes", is_flag=True, help="Don't ask.")
 
 
@@ -152,12 +154,12 @@ def doctor(sinks_file: Path, log: str | None, timeout_s: float, as_json: bool) -
         sinks = read_sinks(sinks_file, redact)
         with _waiting(timeout_s, redact) as waiting:
 
-            def show(sink: str | None, findings: Iterator[Finding]) -> None:
+            def show(sink: str | None, findings: Iterator[CheckResult]) -> None:
                 what = "examining the log" if sink is None else f"examining sink {sink!r}"
                 while found := waiting.call(what, next, findings, None):
                     shown.append({"sink": sink, "result": found.result.value, "what": redact(found.what)})
                     shown[-1]["advice"] = redact(found.advice)
-                    if found.result is Result.FAILED:
+                    if found.result is CheckStatus.FAILED:
                         report.code = ExitCode.OPERATOR_REQUIRED
 
             if log is not None:
@@ -196,7 +198,7 @@ def transactions(log: str, sink: str, sinks_file: Path, timeout_s: float, as_jso
 @cli.command()
 @_log
 @_sinks
-@_stage
+@_replay_copies
 @click.option("--orphans", is_flag=True, help="Only roll back what no driver can decide any more, and fence none.")
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @_yes
@@ -206,7 +208,7 @@ def resolve(
     *,
     log: str,
     sinks_file: Path,
-    stage: str | None,
+    replay_copies: str | None,
     orphans: bool,
     dry_run: bool,
     yes: bool,
@@ -222,7 +224,7 @@ def resolve(
     def run(report: Report, redact: Redaction) -> None:
         report.document |= {"dry_run": dry_run, "opened": None, "committed": [], "replayed": [], "aborted": []}
         report.document |= {"orphans": orphans}
-        with _recovery(log, sinks_file, stage, timeout_s, report, redact) as (history, recovery, waiting):
+        with _recovery(log, sinks_file, replay_copies, timeout_s, report, redact) as (history, recovery, waiting):
             if dry_run:
                 is_work = report.document["plan"] or history.tail.unresolved
                 report.code = ExitCode.IN_DOUBT if is_work else ExitCode.FINE
@@ -248,7 +250,7 @@ def resolve(
     help="Required: the records of what is given up will not be in the target.",
 )
 @_sinks
-@_stage
+@_replay_copies
 @click.option("--by", metavar="WHO", help="Whose name the log keeps.  [default: user@host]")
 @_yes
 @_timeout
@@ -259,7 +261,7 @@ def abandon(
     batch_id: int,
     accept_loss: bool,
     sinks_file: Path,
-    stage: str | None,
+    replay_copies: str | None,
     by: str | None,
     yes: bool,
     timeout_s: float,
@@ -279,7 +281,7 @@ def abandon(
             raise click.UsageError("--accept-loss is required: what is given up will not be in the target")
         history = _history(log, report)
         _refuse_what_is_not_in_doubt(history, batch_id)
-        with _recovery(log, sinks_file, stage, timeout_s, report, redact) as (history, recovery, waiting):
+        with _recovery(log, sinks_file, replay_copies, timeout_s, report, redact) as (history, recovery, waiting):
             _refuse_what_is_not_in_doubt(history, batch_id)
             _ask_to_fence(history, yes)
             try:
@@ -415,18 +417,18 @@ def _by_sink(given_up: Decision) -> Document:
 
 @contextlib.contextmanager
 def _recovery(
-    log: str, sinks_file: Path, stage: str | None, timeout_s: float, report: Report, redact: Redaction
+    log: str, sinks_file: Path, replay_copies: str | None, timeout_s: float, report: Report, redact: Redaction
 ) -> Iterator[tuple[History, Recovery, Waiting]]:
     """Everything that can be found out before anything is changed, in ``report``; then the means to change it."""
     history = _history(log, report)
     sinks = read_sinks(sinks_file, redact)
-    recovery = Recovery(history, sinks, stage)
+    recovery = Recovery(history, sinks, replay_copies)
     recovery.check()
     for name in sorted(set(history.sinks) - sinks.keys()):
         say(f"{sinks_file} has no sink {name!r}, which this log has written to: what is open there stays open.")
     with _waiting(timeout_s, redact) as waiting:
         plan = waiting.call(f"listing the transactions of {', '.join(sorted(sinks))}", recovery.look)
-        copies = waiting.call("listing the staged copies", recovery.leftover_copies)
+        copies = waiting.call("listing the replay copies", recovery.leftover_copies)
         report.document |= {"plan": [row.to_json() for row in plan], "leftover_copies": len(copies)}
         work = Work()
         report.document |= {"committed": work.committed, "replayed": work.replayed, "aborted": work.aborted}

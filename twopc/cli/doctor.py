@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from twopc.checks import CheckResult, CheckStatus
 from twopc.cli.history import read_history
-from twopc.entries import check_prefixes
 from twopc.errors import TwoPhaseCommitError
-from twopc.findings import Finding, Result
-from twopc.log_store import LATE_LISTINGS, LocalStore, LogStore, open_store
+from twopc.log.entries import check_prefixes
+from twopc.log.store import LATE_LISTINGS, LocalStore, LogStore, open_store
 from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 
@@ -18,17 +18,17 @@ LOG_ID = "doctor"
 same, so that the next examination finds what a killed one left."""
 
 
-def examined(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[Finding]:
+def examined(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[CheckResult]:
     """What is found of one sink, as it is found; ends with what failed where nothing more can be found out."""
-    yield Finding.passed(f"the backend here is {distribution_of(type(sink))}")
+    yield CheckResult.passed(f"the backend here is {distribution_of(type(sink))}")
     try:
         sink.bind(name, LOG_ID)
-        answers = Finding.of("the target answers, and lists what is open", lambda: _sweep(sink))
+        answers = CheckResult.of("the target answers, and lists what is open", lambda: _sweep(sink))
         yield answers
-        if answers.result is Result.PASSED:
-            yield from sink.examine()
+        if answers.result is CheckStatus.PASSED:
+            yield from sink.check()
     except (TwoPhaseCommitError, OSError) as error:
-        yield Finding.failed("the examination can't go on", str(error))
+        yield CheckResult.failed("the examination can't go on", str(error))
     finally:
         sink.close()
 
@@ -38,25 +38,27 @@ def _sweep(sink: TwoPhaseCommitSink[Any]) -> None:
         sink.abort(left)
 
 
-def examined_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> Iterator[Finding]:
+def examined_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> Iterator[CheckResult]:
     """What is found of the commit log's place, and of the log if there is one."""
     try:
         store = open_store(url)
         store.try_put_if_absent()
-        yield Finding.passed("an entry is created only where there is none, tried with one that was removed again")
+        yield CheckResult.passed("an entry is created only where there is none, tried with one that was removed again")
         yield from _examined_mount(store)
         if not store.slots():
-            yield Finding.passed("no log is there yet: the first start of the query begins it")
+            yield CheckResult.passed("no log is there yet: the first start of the query begins it")
             return
         history = read_history(url)
         check_prefixes(history.tail, {name: sink.prefix for name, sink in sinks.items()})
-        yield Finding.passed(f"the log of query {history.tail.owner} is there; all entries can be read")
+        yield CheckResult.passed(f"the log of query {history.tail.owner} is there; all entries can be read")
     except (TwoPhaseCommitError, OSError) as error:
-        yield Finding.failed("a commit log can be kept there", str(error))
+        yield CheckResult.failed("a commit log can be kept there", str(error))
 
 
-def _examined_mount(store: LogStore) -> Iterator[Finding]:
+def _examined_mount(store: LogStore) -> Iterator[CheckResult]:
     mount = store.mount if isinstance(store, LocalStore) else None
     if mount is not None and mount.is_network:
         what = "each machine sees at once what others write to the log"
-        yield Finding.warned(what, f"On {mount}, {LATE_LISTINGS}.") if mount.may_be_late else Finding.passed(what)
+        yield (
+            CheckResult.warned(what, f"On {mount}, {LATE_LISTINGS}.") if mount.may_be_late else CheckResult.passed(what)
+        )

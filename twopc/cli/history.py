@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from twopc import notices
-from twopc.entries import Entry, parse
 from twopc.errors import ConfigurationError, CorruptLog
-from twopc.log_store import LogStore, entry_name, open_store
-from twopc.notices import Notice
+from twopc.log import notices
+from twopc.log.entries import Entry, parse
+from twopc.log.notices import Notice
+from twopc.log.store import LogStore, entry_name, open_store
 
 ATTEMPTS = 5
 """A driver that runs may append and prune between the listing and the reads: then the log is read once more."""

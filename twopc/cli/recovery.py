@@ -15,14 +15,14 @@ import twopc
 from twopc import Coordinator
 from twopc.cli.history import History
 from twopc.cli.verdicts import Judged, Verdict, judge
-from twopc.commit_log import CommitLog, read_tail
-from twopc.entries import check_prefixes, opened
 from twopc.errors import ConfigurationError, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
+from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.entries import check_prefixes, opened
 from twopc.plugins import notify
-from twopc.retrying import until_answered
+from twopc.replay import ReplayCopies
+from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.staging import Stage
 from twopc.transaction import Committable, JsonValue
 
 
@@ -70,10 +70,12 @@ class Lost:
 class Recovery:
     """Recovery of one log, over the sinks that are there."""
 
-    def __init__(self, history: History, sinks: Mapping[str, TwoPhaseCommitSink[Any]], stage: str | None) -> None:
+    def __init__(
+        self, history: History, sinks: Mapping[str, TwoPhaseCommitSink[Any]], replay_copies: str | None
+    ) -> None:
         self._history = history
         self._sinks = sinks
-        self._stage = stage
+        self._replay_copies = replay_copies
         self._coordinator = self._start()
 
     @property
@@ -81,7 +83,9 @@ class Recovery:
         return {name: sink.prefix for name, sink in self._sinks.items()}
 
     def _start(self) -> Coordinator:
-        return Coordinator(self._sinks, self._history.store, self._history.tail.owner, stage=self._stage)
+        return Coordinator(
+            self._sinks, self._history.store, owner=self._history.tail.owner, replay_copies=self._replay_copies
+        )
 
     # Without changing anything. -------------------------------------------------------------------------------
 
@@ -94,23 +98,23 @@ class Recovery:
         """
         opened(self._history.tail, self._history.tail.owner, self._prefixes)
         copies = [
-            (decision.batch_id, committable.staged)
+            (decision.batch_id, committable.replay_copy)
             for decision in self._history.tail.unresolved
             for committables in decision.committables.values()
             for committable in committables
-            if committable.staged
+            if committable.replay_copy
         ]
-        if self._stage is None and copies:
+        if self._replay_copies is None and copies:
             raise ConfigurationError(
                 f"batch {copies[0][0]} is decided, and there are copies of its records ({len(copies)}, such as"
-                f" {copies[0][1]}): give the folder that the query was given as 'stage', with --stage URL. Nothing was"
-                " changed."
+                f" {copies[0][1]}): give the folder that the query was given, with --replay-copies URL."
+                " Nothing was changed."
             )
-        if self._stage is not None and copies and not _is_folder(self._stage):
+        if self._replay_copies is not None and copies and not _is_folder(self._replay_copies):
             raise ConfigurationError(
-                f"batch {copies[0][0]} is decided, and the folder {self._stage}, where copies of its records should be"
-                f" (such as {copies[0][1]}), is not there: is --stage what the query was given as 'stage'? Nothing was"
-                " changed."
+                f"batch {copies[0][0]} is decided, and the folder {self._replay_copies}, where copies of its records"
+                f" should be (such as {copies[0][1]}), is not there: is --replay-copies what the query was given?"
+                " Nothing was changed."
             )
 
     def look(self) -> list[Judged]:
@@ -133,10 +137,14 @@ class Recovery:
 
     def leftover_copies(self) -> list[str]:
         """The copies that recovery would remove, now or when their batch is committed."""
-        if self._stage is None:
+        if self._replay_copies is None:
             return []
         pools = [sink.transactional_ids for sink in self._sinks.values()]
-        return [name for name, written in Stage(self._stage).names() if any(pool.owns_exact(written) for pool in pools)]
+        return [
+            name
+            for name, written in ReplayCopies(self._replay_copies).names()
+            if any(pool.owns_exact(written) for pool in pools)
+        ]
 
     # What changes the log and the targets. ------------------------------------------------------------------------
 
@@ -192,8 +200,8 @@ class Recovery:
         try:
             until_answered(f"commit of {committable.transaction_id}", sink.commit, committable)
         except (TransactionLost, OutcomeUnknown) as error:
-            copies = [copy for copy, _ in sink.stage.names()] if sink.stage else []
-            is_replayable = isinstance(error, TransactionLost) and committable.staged in copies
+            copies = [copy for copy, _ in sink.replay_copies.names()] if sink.replay_copies else []
+            is_replayable = isinstance(error, TransactionLost) and committable.replay_copy in copies
             return None if is_replayable else Lost(name, committable, error)
         return None
 

@@ -15,10 +15,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from twopc.checks import CheckStatus
 from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
 from twopc.errors import TwoPhaseCommitError
-from twopc.findings import Result
 
 Document: TypeAlias = "dict[str, Any]"
 
@@ -162,7 +162,7 @@ def draw_recovery(console: Console, document: Document) -> None:
     if document.get("dry_run"):
         _judged(console, "What resolve would do (nothing was changed)", document["plan"])
         if document["leftover_copies"]:
-            console.print(f"{document['leftover_copies']} staged copies would be removed when they are not needed.")
+            console.print(f"{document['leftover_copies']} replay copies would be removed when they are not needed.")
         if not document["plan"]:
             console.print("Nothing to resolve.")
         return
@@ -265,7 +265,7 @@ def draw_findings(console: Console, document: Document) -> None:
         console.print(table)
     results = [row["result"] for row in rows]
     if "error" not in document:
-        console.print(", ".join(f"{results.count(result.value)} {result.value}" for result in Result))
+        console.print(", ".join(f"{results.count(result.value)} {result.value}" for result in CheckStatus))
 
 
 def _judged(console: Console, title: str, rows: Sequence[Mapping[str, Any]]) -> None:

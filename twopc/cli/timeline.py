@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from twopc.cli.history import History
-from twopc.entries import Decision, Entry
+from twopc.log.entries import Decision, Entry
 from twopc.observers.json_lines import Line
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from twopc.entries import Decision, Entry
+from twopc.log.entries import Decision, Entry
 from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import Round, TransactionalIdPool
 

@@ -1,7 +1,7 @@
 """Spark Structured Streaming over the two-phase-commit coordinator."""
 
 from twopc.foreign import refuse_foreign_files
-from twopc.spark.data_source import TwoPhaseCommitDataSource
+from twopc.spark.data_source.source import TwoPhaseCommitDataSource
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
 from twopc.spark.stopping import stop
 

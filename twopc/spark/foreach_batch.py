@@ -17,27 +17,27 @@ from pyspark.sql.streaming.query import StreamingQuery
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, CallRetried
-from twopc.log_store import LogStore
+from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
+from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import refusals
 from twopc.spark.batch_input import BatchInput
-from twopc.spark.columns import ALL, projected
+from twopc.spark.output import ALL, projected
+from twopc.spark.pickled_sinks import Shipped, body
 from twopc.spark.plans import Plans
 from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
 from twopc.spark.record_batches import limited_by_rows
-from twopc.spark.shipped import Shipped, body
 from twopc.spark.small_batches import on_few_tasks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_as_spark_knows_them, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
-from twopc.staging import Stage
 from twopc.transactional_ids import Round
 
 Sink: TypeAlias = "TwoPhaseCommitSink[Any]"
 Target: TypeAlias = "Sink | tuple[Sink, Sequence[str]]"
 
-_PROGRESS = "progress"
+_OFFSETS = "offsets"
 _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
 
@@ -45,9 +45,10 @@ _DESCRIPTION = "spark.job.description"
 def foreach_batch(
     sinks: Target | Mapping[str, Target],
     log: str | os.PathLike[str] | LogStore,
-    stage: str | os.PathLike[str] | Stage | None = None,
+    *,
     first_batch_id: int = 0,
-    progress: Sink | None = None,
+    replay_copies: str | os.PathLike[str] | ReplayCopies | None = None,
+    offsets: Sink | None = None,
     coalesce: bool = True,
     uncapped: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -60,9 +61,9 @@ def foreach_batch(
             ids and the log: keep them over restarts.
         log: the folder of the commit log, one for each query, that the driver reaches wherever it is restarted; or what
             ``twopc.open_store`` makes of a URL with options.
-        stage: a folder for copies of what is written, or None; see ``Coordinator``. Executors must reach it too.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
-        progress: a sink of backend ``kafka-progress``, or None: in each batch's decision a consumer group gets the
+        replay_copies: a folder for copies of what is written, or None; see ``Coordinator``. Executors must reach it.
+        offsets: a sink of backend ``kafka-offsets``, or None: in each batch's decision a consumer group gets the
             offsets at which the query's Kafka sources end with it. It is committed after all ``sinks``.
         coalesce: write a batch that is likely to be small on no more tasks than there are cores, where its plan is
             nothing but sources, columns and filters. Each task saved is 10 to 20 ms.
@@ -75,11 +76,11 @@ def foreach_batch(
         ConfigurationError: there is no sink, or the log can't be kept there.
     """
     named = dict(sinks) if isinstance(sinks, Mapping) else {"sink": sinks}
-    if progress is not None and _PROGRESS in named:
-        raise ConfigurationError(f"{_PROGRESS!r} is the name of 'progress' in the log: give that sink another")
+    if offsets is not None and _OFFSETS in named:
+        raise ConfigurationError(f"{_OFFSETS!r} is the name of 'offsets' in the log: give that sink another")
     targets = {name: _target(target) for name, target in named.items()}
-    progress = None if progress is None else _target(progress).sink
-    return ForeachBatch(targets, log, stage, first_batch_id, progress, coalesce, uncapped, start_timeout_s)
+    offsets = None if offsets is None else _target(offsets).sink
+    return ForeachBatch(targets, log, replay_copies, first_batch_id, offsets, coalesce, uncapped, start_timeout_s)
 
 
 @dataclass(frozen=True)
@@ -106,18 +107,18 @@ class ForeachBatch:
         self,
         targets: Mapping[str, _Target],
         log: str | os.PathLike[str] | LogStore,
-        stage: str | os.PathLike[str] | Stage | None,
+        replay_copies: str | os.PathLike[str] | ReplayCopies | None,
         first_batch_id: int,
-        progress: Sink | None,
+        offsets: Sink | None,
         coalesce: bool,
         uncapped: bool,
         start_timeout_s: float,
     ) -> None:
         self._targets = dict(targets)
         self._log = log
-        self._stage = stage
+        self._replay_copies = replay_copies
         self._first_batch_id = first_batch_id
-        self._progress = progress
+        self._offsets = offsets
         self._coalesce = coalesce
         self._uncapped = uncapped
         self._start_timeout_s = start_timeout_s
@@ -153,11 +154,11 @@ class ForeachBatch:
         frame, columns = projected(batch, {name: target.columns for name, target in self._targets.items()})
         # Here rather than in each task, and before the log is opened.
         schemas = columns.schemas(frame)
-        coordinator.validate(schemas if self._progress is None else {**schemas, _PROGRESS: OFFSETS_SCHEMA})
+        coordinator.validate(schemas if self._offsets is None else {**schemas, _OFFSETS: OFFSETS_SCHEMA})
         plan = self._plans.of(frame, query_id)
         plan.refuse_too_many_tasks(batch_id, len(self._targets))
         frame = on_few_tasks(frame, plan) if self._coalesce else frame
-        offsets = end_offsets(batch.sparkSession, query_id) if self._progress else None
+        offsets = end_offsets(batch.sparkSession, query_id) if self._offsets else None
         names = ", ".join(self._targets)
 
         def phase_one(round: Round) -> list[Vote]:
@@ -169,7 +170,7 @@ class ForeachBatch:
                 rows = frame.mapInArrow(body(task), VOTE_SCHEMA).collect()
             self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
             votes = [load_vote(row.vote) for row in rows]
-            return votes if offsets is None else [*votes, self._pre_commit_progress(round, offsets)]
+            return votes if offsets is None else [*votes, self._pre_commit_offsets(round, offsets)]
 
         follows, reads = batch_input.before(batch_id), batch_input.reads(batch_id)
         self._last_progress = coordinator.run(batch_id, phase_one, reads=reads, follows=follows)
@@ -198,11 +199,11 @@ class ForeachBatch:
         if self._coordinator is not None:
             self._coordinator.close()
 
-    def _pre_commit_progress(self, round: Round, offsets: pa.RecordBatch) -> Vote:
+    def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
         """Here on the driver, when all tasks have voted."""
-        assert self._progress is not None
-        with Participant({_PROGRESS: self._progress}, round, partition=0) as participant:
-            participant.write(_PROGRESS, offsets)
+        assert self._offsets is not None
+        with Participant({_OFFSETS: self._offsets}, round, partition=0) as participant:
+            participant.write(_OFFSETS, offsets)
             return participant.pre_commit()
 
     def _coordinator_of(self, query_id: str) -> Coordinator:
@@ -218,25 +219,25 @@ class ForeachBatch:
         return self._input
 
     def _refuse_shared_folders(self, batch_input: BatchInput) -> None:
-        """Refuse what the query's checkpoint or sources share with a sink, the log or the stage."""
+        """Refuse what the query's checkpoint or sources share with a sink, the log or the replay copies."""
         refuse_within_outputs("the checkpoint", batch_input.checkpoint, self._sinks())
         refuse_within_checkpoint(_url(self._log), batch_input.checkpoint)
         for source in batch_input.file_sources:
             refuse_within_source("the commit log", _url(self._log), source)
-            if self._stage is not None:
-                refuse_within_source("the stage", _url(self._stage), source)
+            if self._replay_copies is not None:
+                refuse_within_source("the folder of replay copies", _url(self._replay_copies), source)
 
     def _sinks(self) -> dict[str, Sink]:
         return {name: target.sink for name, target in self._targets.items()}
 
     def _new_coordinator(self, query_id: str) -> Coordinator:
-        sinks = self._sinks() if self._progress is None else {**self._sinks(), _PROGRESS: self._progress}
+        sinks = self._sinks() if self._offsets is None else {**self._sinks(), _OFFSETS: self._offsets}
         return Coordinator(
             sinks,
             self._log,
-            query_id,
-            self._first_batch_id,
-            self._stage,
+            owner=query_id,
+            first_batch_id=self._first_batch_id,
+            replay_copies=self._replay_copies,
             start_timeout_s=self._start_timeout_s,
             gives_up=self._gives_up,
         )
@@ -249,11 +250,11 @@ class ForeachBatch:
         return self._input is not None and not self._input.is_active
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = (self._targets, self._log, self._stage, self._first_batch_id, self._progress)
+        given = (self._targets, self._log, self._replay_copies, self._first_batch_id, self._offsets)
         return ForeachBatch, (*given, self._coalesce, self._uncapped, self._start_timeout_s)
 
 
-def _url(place: str | os.PathLike[str] | LogStore | Stage) -> str:
+def _url(place: str | os.PathLike[str] | LogStore | ReplayCopies) -> str:
     return os.fspath(place) if isinstance(place, str | os.PathLike) else place.url
 
 

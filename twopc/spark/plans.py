@@ -17,8 +17,8 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
-from twopc.entries import MOST_TRANSACTIONS
 from twopc.errors import ConfigurationError
+from twopc.log.entries import MOST_TRANSACTIONS
 from twopc.spark.progress import each, running_query
 
 _RUN_ID = "spark.jobGroup.id"

@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 
 from twopc.participant import Participant, Vote
 from twopc.spark import refusals
-from twopc.spark.columns import Columns
-from twopc.spark.shipped import Shipped
+from twopc.spark.output import Columns
+from twopc.spark.pickled_sinks import Shipped
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -39,7 +39,9 @@ class Task:
         assert context is not None
         sinks, record_bytes = self.sinks.arrived(), 0.0
         # Spark counts task attempts through all jobs of an application, so a retry of a whole stage has other numbers.
-        with Participant(sinks, self.round, context.partitionId(), context.taskAttemptId()) as participant:
+        with Participant(
+            sinks, self.round, partition=context.partitionId(), serial=context.taskAttemptId()
+        ) as participant:
             for batch in batches:
                 record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
                 for name, part in self.columns.apart(batch):

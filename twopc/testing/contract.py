@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from twopc.checks import CheckStatus
 from twopc.errors import OperatorRequired, Refused
-from twopc.findings import Result
 from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
@@ -460,8 +460,8 @@ class SinkContract(ABC):
     # Before and after a query. ----------------------------------------------------------------------------------
 
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
-        findings = list(self.sink().examine())
-        assert [finding for finding in findings if finding.result is Result.FAILED] == []
+        findings = list(self.sink().check())
+        assert [finding for finding in findings if finding.result is CheckStatus.FAILED] == []
         assert self.query().recover() == []
         assert self.visible() == []
 

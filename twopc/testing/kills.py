@@ -200,7 +200,7 @@ def _coordinator(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> 
 def _phase_one(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> Callable[[Round], Iterable[Vote]]:
     def votes(round: Round) -> Iterable[Vote]:
         for partition, batch in enumerate(orders.batches[number]):
-            with Participant({orders.name: sink}, round, partition) as participant:
+            with Participant({orders.name: sink}, round, partition=partition) as participant:
                 participant.write(orders.name, batch)
                 yield participant.pre_commit()
 

@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from twopc.commit_log import ENTRIES_KEPT, CommitLog, read_tail
-from twopc.entries import Decision
 from twopc.errors import Fenced
-from twopc.log_store import LogStore
+from twopc.log.commit_log import ENTRIES_KEPT, CommitLog, read_tail
+from twopc.log.entries import Decision
+from twopc.log.store import LogStore
 from twopc.testing.query import answered
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round

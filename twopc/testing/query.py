@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from twopc.events import Event
 from twopc.participant import Participant
-from twopc.retrying import until_answered
+from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -63,7 +63,7 @@ class Query:
         sink = self.sink()
         self.answered(sink.require_valid, schema)
         sent = pickle.loads(pickle.dumps(sink)) if self._travels else sink  # noqa: S301  # our own bytes
-        return Participant({self.name: sent}, round, partition)
+        return Participant({self.name: sent}, round, partition=partition)
 
     def pre_committed(self, *batches: pa.RecordBatch, round: Round = FIRST_ROUND, partition: int = 0) -> Committable:
         """Write each of ``batches``, pre-commit, and return what a coordinator reads back from the log."""

@@ -34,9 +34,9 @@ from watch import FolderWatcher, TopicWatcher, watching
 
 from twopc.cli.progress import ProgressLines
 from twopc.errors import Retriable
-from twopc_kafka.control import connect
-from twopc_kafka.development import DevelopmentError, KafkaBroker, spark_kafka_jars
+from twopc_kafka.client.control import connect
 from twopc_kafka.options import ARROW, WRITERS
+from twopc_kafka_broker import DevelopmentError, KafkaBroker, spark_kafka_jars
 
 PARTITIONS = 2
 WHILE_TASKS_WRITE = "while tasks write"

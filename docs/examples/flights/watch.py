@@ -19,8 +19,8 @@ import orjson
 from flights import checksum
 from kafka import KafkaConsumer, TopicPartition
 
-from twopc.commit_log import read_tail
-from twopc.log_store import open_store
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
 
 POLL_S = 0.05
 

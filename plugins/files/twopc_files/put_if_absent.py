@@ -12,7 +12,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
-from twopc.log_store import make_folder, sync_folder
+from twopc.log.store import make_folder, sync_folder
 
 CREATING = ("memory", "s3")
 """Protocols of which fsspec's ``mode="create"`` is known to create a whole object, or to fail where there is one."""

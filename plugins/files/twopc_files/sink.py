@@ -13,8 +13,8 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
-from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
@@ -122,7 +122,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         self._hidden_since.clear()  # the store may have been away since the last incarnation
         with self._reaching():
-            self._store.check()
+            self._store.require_answer()
         if self._batch_logs:
             fs, folder = self._store.located()
             owner = self.transactional_ids.scope
@@ -131,12 +131,12 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             with self._asking():
                 log.open()
 
-    def examine(self) -> Iterator[Finding]:
-        yield Finding.of(f"a file can be staged, published and removed in {self._store.url}", self._try)
+    def check(self) -> Iterator[CheckResult]:
+        yield CheckResult.of(f"a file can be staged, published and removed in {self._store.url}", self._try)
         if self._batch_logs:
             kept = f"a log of complete batches can be kept there ({', '.join(self._batch_logs)})"
-            yield Finding.of(kept, lambda: check_store(self._store.located()[0]))
-        yield from self._store.examine()
+            yield CheckResult.of(kept, lambda: check_store(self._store.located()[0]))
+        yield from self._store.check()
 
     def _try(self) -> None:
         """Do all that a file goes through, under a hidden name.

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from twopc.errors import SchemaMismatch
-from twopc_kafka.arrow.records import binary
+from twopc_kafka.writers.encoding.records import binary
 
 COLUMNS = ("value", "key", "topic", "partition", "headers", "timestamp")
 

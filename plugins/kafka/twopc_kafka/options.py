@@ -16,9 +16,9 @@ from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
 from twopc.options import Option, did_you_mean, names
-from twopc_kafka.arrow.settings import HONOURED, MESSAGE_BYTES, settings
-from twopc_kafka.tokens import OAUTHBEARER, check_tokens, token_provider
-from twopc_kafka.tokens import OPTIONS as TOKEN_OPTIONS
+from twopc_kafka.client.tokens import OAUTHBEARER, check_tokens, token_provider
+from twopc_kafka.client.tokens import OPTIONS as TOKEN_OPTIONS
+from twopc_kafka.writers.settings import HONOURED, MESSAGE_BYTES, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
 DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
@@ -123,13 +123,13 @@ OPTIONS = (
 """The sink's own, and those of librdkafka's whose defaults are the sink's."""
 
 PROGRESS_OPTIONS = (Option("group.id", "text", "needed: a consumer group of the query's own"),)
-"""What the backend ``kafka-progress`` has besides."""
+"""What the backend ``kafka-offsets`` has besides."""
 
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
     "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
     "allow.auto.create.topics": "the sink creates no topic",
-    "logger": "librdkafka logs to the logger 'twopc_kafka.writer'",
+    "logger": "librdkafka logs to the logger 'twopc_kafka.writers.librdkafka'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
 }

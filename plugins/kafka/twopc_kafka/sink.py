@@ -16,20 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
-from twopc.findings import Finding, Result
 from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
-from twopc_kafka import examination
-from twopc_kafka.arrow.writer import ArrowWriter
-from twopc_kafka.columns import check_columns
-from twopc_kafka.control import Control, connect, denied
-from twopc_kafka.leaders import RECENT_S, Away, Leaders, OpenInPartition, Partitions, TopicPartition
-from twopc_kafka.offsets import OffsetsWriter
-from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
-from twopc_kafka.outcomes import (
+from twopc_kafka import checks
+from twopc_kafka.answers import (
     ANSWERS,
     EPOCH_BUMPING_END_TXN,
     Answer,
@@ -38,8 +32,14 @@ from twopc_kafka.outcomes import (
     hangs,
     outcome,
 )
+from twopc_kafka.client.control import Control, connect, denied
+from twopc_kafka.client.leaders import RECENT_S, Away, Leaders, OpenInPartition, Partitions, TopicPartition
+from twopc_kafka.columns import check_columns
+from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.values import no_such_topic
-from twopc_kafka.writer import NotCommitted, ProducerIdentity, Writer, timeout_refused
+from twopc_kafka.writers.arrow import ArrowWriter
+from twopc_kafka.writers.librdkafka import NotCommitted, ProducerIdentity, Writer, timeout_refused
+from twopc_kafka.writers.offsets import OffsetsWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +76,7 @@ class KafkaTransaction(Transaction):
         self.lease = lease
         self.writer = writer
         self.is_pre_committed = False
-        self.rolls_back_by_itself = has_timeout
+        self.may_time_out = has_timeout
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -166,7 +166,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         } if identity else {}  # fmt: skip
         if identity and transaction.writer.topic_ids:
             handle["topic_ids"] = {**transaction.writer.topic_ids}
-        if not transaction.rolls_back_by_itself:
+        if not transaction.may_time_out:
             handle["has_timeout"] = False
         transaction.lease.answered()  # else it is a name that nobody uses again
         transaction.lease.release()
@@ -176,7 +176,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the coordinator. ----------------------------------------------------------------------------------------
 
     @property
-    def rolls_back_by_itself(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
+    def may_time_out(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
         """Kafka rolls back what waits longer for its commit than the transaction's time-out, where it has one."""
         return self._is_transactional
 
@@ -222,42 +222,42 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if topic is not None and self._control.unknown_topics([topic]):
             raise no_such_topic(topic, self._options.bootstrap_servers)
 
-    def examine(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[CheckResult]:
         is_of_use = True
         for look in self._looked_at():
             yield look
-            is_of_use &= look.result is not Result.FAILED
+            is_of_use &= look.result is not CheckStatus.FAILED
         if not self._is_transactional:
             advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
-            yield Finding.warned(f"'delivery' is {self._options.delivery!r}", advice)
+            yield CheckResult.warned(f"'delivery' is {self._options.delivery!r}", advice)
         elif is_of_use:
-            yield examination.timeout(self._options)
-            clocks: list[Finding] = []
+            yield checks.timeout(self._options)
+            clocks: list[CheckResult] = []
             what = "this principal may begin, write and roll back a transaction, tried without a record"
-            yield Finding.of(what, lambda: clocks.extend(self._try()))
+            yield CheckResult.of(what, lambda: clocks.extend(self._try()))
             yield from clocks[-1:]  # it may have been asked again
-            yield examination.replication(self._control, examination.TRANSACTION_LOG)
-        yield examination.may_write_markers(self._control)
+            yield checks.replication(self._control, checks.TRANSACTION_LOG)
+        yield checks.may_write_markers(self._control)
 
-    def _looked_at(self) -> Iterator[Finding]:
-        yield Finding.of("the brokers grant what the options ask of transactions", self.open)
-        yield examination.version(self._control)
+    def _looked_at(self) -> Iterator[CheckResult]:
+        yield CheckResult.of("the brokers grant what the options ask of transactions", self.open)
+        yield checks.version(self._control)
         yield from self._examined_target()
 
-    def _examined_target(self) -> Iterator[Finding]:
+    def _examined_target(self) -> Iterator[CheckResult]:
         topic = self._options.topic
         if topic is None:
             advice = "Whether these are there, and may be written, is seen when they are written. Create them before."
-            yield Finding.warned("records name their topics in the column 'topic'", advice)
+            yield CheckResult.warned("records name their topics in the column 'topic'", advice)
             return
-        is_there = Finding.of(f"topic {topic!r} is there", self._require_topic)
+        is_there = CheckResult.of(f"topic {topic!r} is there", self._require_topic)
         yield is_there
-        if is_there.result is Result.PASSED:
-            yield examination.leaders(self._control, topic)
-            yield examination.replication(self._control, topic)
-            yield examination.hanging(self._control, topic)
+        if is_there.result is CheckStatus.PASSED:
+            yield checks.leaders(self._control, topic)
+            yield checks.replication(self._control, topic)
+            yield checks.hanging(self._control, topic)
 
-    def _try(self) -> Iterator[Finding]:
+    def _try(self) -> Iterator[CheckResult]:
         """Begin a transaction as a task does, add to it what a write would, but no record, and roll it back."""
         begun = self.pre_commit(self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0)))
         try:
@@ -265,9 +265,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         finally:
             self._abort(begun)
 
-    def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[Finding]:
+    def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
         if self._options.topic is not None:
-            yield examination.clock(examination.try_to_write(self._control, name, producer, self._options.topic))
+            yield checks.clock(checks.try_to_write(self._control, name, producer, self._options.topic))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         """Veto where a transaction is not ongoing any more. Note by which version of EndTxn it will be ended, as a

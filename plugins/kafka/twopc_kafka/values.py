@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import ConfigurationError, RecordRefused
-from twopc_kafka.arrow.batches import OVERHEAD_BYTES, alone_bytes
-from twopc_kafka.arrow.records import binary, records_of
-from twopc_kafka.arrow.varints import Integers
 from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
+from twopc_kafka.writers.encoding.batches import OVERHEAD_BYTES, alone_bytes
+from twopc_kafka.writers.encoding.records import binary, records_of
+from twopc_kafka.writers.encoding.varints import Integers
 
 Partitions: TypeAlias = Callable[[str, int], int]
 """A topic and a partition → how many partitions the topic has, 0 if it does not exist. It is looked up again where that

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 
+from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError, OutcomeUnknown, RoundAborted, TransactionLost, TwoPhaseCommitError
-from twopc.findings import Finding
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -156,21 +156,23 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             )
         return columns
 
-    def examine(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[CheckResult]:
         with self._asking(f"a look at {self._options}") as connection:
             self._require_prepared(connection)
-            yield Finding.passed(f"the server prepares {tables.room_for_prepared(connection)} transactions at a time")
+            yield CheckResult.passed(
+                f"the server prepares {tables.room_for_prepared(connection)} transactions at a time"
+            )
             columns = self._columns(connection)
             names = [column.name for column in columns if not column.is_generated]
             unique = self._table.unique_indexes(connection)
             check_upsert(self._options.upsert_by, names, unique, str(self._options))
-            yield Finding.passed(f"{self._options} is there, with the columns {', '.join(names)}")
+            yield CheckResult.passed(f"{self._options} is there, with the columns {', '.join(names)}")
             lasting = "the server keeps what it has acknowledged, also when the power fails"
             if tables.is_durable(connection):
-                yield Finding.passed(lasting)
+                yield CheckResult.passed(lasting)
             else:
-                yield Finding.warned(lasting, "Its fsync or full_page_writes is off: set both on.")
-        yield Finding.of(
+                yield CheckResult.warned(lasting, "Its fsync or full_page_writes is off: set both on.")
+        yield CheckResult.of(
             "this role may write, prepare and end a transaction, tried without a row", lambda: self._try(names)
         )
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import twopc
-from twopc.commit_log import CommitLog, read_tail
-from twopc.log_store import open_store
+from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.store import open_store
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.log_store import folder_for_a_trial, make_folder, sync_folder
+from twopc.log.store import folder_for_a_trial, make_folder, sync_folder
 from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
 from twopc_files.stores.store import NO_FILE, Sight, StagedFile
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from twopc.findings import Finding
+    from twopc.checks import CheckResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Local:
     def meaning(self, error: Exception) -> OSError:
         return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
 
-    def check(self) -> None:
+    def require_answer(self) -> None:
         """A folder that is not there yet is made by the first transaction."""
 
     def for_a_trial(self) -> AbstractContextManager[None]:
         return folder_for_a_trial(self._staging)
 
-    def examine(self) -> Iterable[Finding]:
+    def check(self) -> Iterable[CheckResult]:
         return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> LocalFile:

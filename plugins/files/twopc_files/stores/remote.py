@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
-from twopc.findings import Finding
+from twopc.checks import CheckResult
 from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
 from twopc_files.stores.store import NO_FILE, Sight, StagedFile
 
@@ -51,7 +51,7 @@ class Remote:
     def meaning(self, error: Exception) -> OSError:
         return _translated(error)
 
-    def check(self) -> None:
+    def require_answer(self) -> None:
         self.staged()
 
     @contextlib.contextmanager
@@ -71,7 +71,7 @@ class Remote:
                 if not _ask(self._fs.ls, made, detail=False):
                     _ask(self._fs.rmdir, made)
 
-    def examine(self) -> Iterable[Finding]:
+    def check(self) -> Iterable[CheckResult]:
         return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:

@@ -20,7 +20,7 @@ from typing import Any
 import fsspec
 from botocore import exceptions as boto
 
-from twopc.findings import Finding
+from twopc.checks import CheckResult
 from twopc_files.file_names import STAGING, FileHandle, owner_of_target
 from twopc_files.stores.store import Sight, StagedFile
 
@@ -90,18 +90,18 @@ class S3:
     def meaning(self, error: Exception) -> OSError:
         return translated(error)
 
-    def check(self) -> None:
+    def require_answer(self) -> None:
         self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
 
     def for_a_trial(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()  # a bucket has no folders
 
-    def examine(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[CheckResult]:
         yield self._lists_open_uploads()
         yield self._keeps_open_uploads()
         yield from self._shows_objects()
 
-    def _lists_open_uploads(self) -> Finding:
+    def _lists_open_uploads(self) -> CheckResult:
         """Whether the sweep can find what a killed writer leaves: MinIO lists an upload by its exact key alone, and by
         no key at all what it has in memory since its start."""
         what = "open uploads are listed by a part of their keys"
@@ -113,10 +113,10 @@ class S3:
             finally:
                 self.call("abort_multipart_upload", Key=key, UploadId=upload)
         except OSError as error:
-            return Finding.warned(what, f"It could not be tried: {error}.")
+            return CheckResult.warned(what, f"It could not be tried: {error}.")
         if any(found["UploadId"] == upload for found in listed):
-            return Finding.passed(what)
-        return Finding.warned(
+            return CheckResult.passed(what)
+        return CheckResult.warned(
             what,
             "They are not, as on MinIO. Uploads of killed writers are seen by no reader and found by no sweep: they"
             " take up the server's disk until it removes them. MinIO removes every upload that is older than"
@@ -125,7 +125,7 @@ class S3:
             " uploads of that age.",
         )
 
-    def _keeps_open_uploads(self) -> Finding:
+    def _keeps_open_uploads(self) -> CheckResult:
         what = f"no lifecycle rule removes open uploads before they are {FEWEST_DAYS} days old"
         try:
             rules = self.call("get_bucket_lifecycle_configuration")["Rules"]
@@ -133,34 +133,34 @@ class S3:
             rules = []
         except OSError as error:
             advice = f"They can't be seen: {error}. Grant s3:GetLifecycleConfiguration, or have a look at them."
-            return Finding.warned(what, advice)
+            return CheckResult.warned(what, advice)
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
             advice = (
                 f"One does after {min(days)}, and takes a decided batch with it that waits so long for its commit as"
                 f" the query is down. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
             )
-            return Finding.warned(what, advice)
-        return Finding.passed(what)
+            return CheckResult.warned(what, advice)
+        return CheckResult.passed(what)
 
     def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
         """Whether it removes uploads of this folder, or of a part of it."""
         prefix, here = rule.get("Filter", rule).get("Prefix", ""), self._key("")
         return rule["Status"] == "Enabled" and _ENDS_UPLOADS in rule and here[: len(prefix)] == prefix[: len(here)]
 
-    def _shows_objects(self) -> Iterator[Finding]:
+    def _shows_objects(self) -> Iterator[CheckResult]:
         """Look at one object of the folder, as a commit looks at what it has published. A folder without objects yields
         nothing: S3 answers 404 there, with or without s3:GetObject."""
         what = "an object of the folder can be looked at"
         try:
             for listed in self.call("list_objects_v2", Prefix=self._key(""), MaxKeys=1).get("Contents", ()):
                 self._head(listed["Key"])
-                yield Finding.passed(what)
+                yield CheckResult.passed(what)
         except PermissionError as error:
             advice = f"S3 refuses it: {error}. A commit looks at the object that it has published. {_GRANT}"
-            yield Finding.failed(what, advice)
+            yield CheckResult.failed(what, advice)
         except OSError as error:
-            yield Finding.warned(what, f"It could not be tried: {error}.")
+            yield CheckResult.warned(what, f"It could not be tried: {error}.")
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
@@ -216,7 +216,7 @@ class S3:
 
     def rehearse(self, file: FileHandle) -> None:
         """Completing an upload needs the same right as its parts. The look at the object needs s3:GetObject, which only
-        an object can show: ``examine`` looks at one if there is one. None is made, as it might not be removed again."""
+        an object can show: ``check`` looks at one if there is one. None is made, as it might not be removed again."""
 
     def settle(self, file: FileHandle) -> None:
         """A completed upload is durable, and gone."""

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from twopc.findings import Finding
+from twopc.checks import CheckResult
 from twopc_files.file_names import FileHandle
 
 NO_FILE = -1
@@ -90,14 +90,14 @@ class Store(Protocol):
     def meaning(self, error: Exception) -> OSError:
         """An error of its client, by a number that tells what it means."""
 
-    def check(self) -> None:
+    def require_answer(self) -> None:
         """Whether it is there and answers; changes nothing."""
 
     def for_a_trial(self) -> AbstractContextManager[None]:
         """Have the folder, and the one for what is staged; what was missing of them, and is still empty, is removed
         again."""
 
-    def examine(self) -> Iterable[Finding]:
+    def check(self) -> Iterable[CheckResult]:
         """What only this kind of store can tell of itself."""
 
     def create(self, transaction_id: str, number: int, target: str) -> StagedFile:

@@ -1,0 +1,150 @@
+"""Find a Java runtime that is new enough, or fetch one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from twopc_kafka_broker.cache import cache_folder, publish
+from twopc_kafka_broker.errors import JavaNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_log = logging.getLogger(__name__)
+
+MINIMUM_VERSION = 17
+"""Spark 4 and Kafka 4 brokers both ask for Java 17."""
+
+FETCHED_VERSION = "17"
+"""The version fetched where there is none: the one that the tests run on."""
+
+SPARK_MODULES = ("jdk.incubator.vector",)
+"""Spark 4 names these on java's command line; cut-down runtimes that lack them can run the broker alone."""
+
+_PROBE_TIMEOUT_S = 30
+_STALLED_DOWNLOAD_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Java:
+    """A Java runtime.
+
+    Attributes:
+        home: What JAVA_HOME should be.
+        version: Its version as it tells it, `17.0.15`.
+    """
+
+    home: Path
+    version: str
+
+    @property
+    def executable(self) -> Path:
+        """Path of the `java` command."""
+        return self.home / "bin" / "java"
+
+
+def find_java(modules: tuple[str, ...] = ()) -> Java:
+    """Find a runtime: JAVA_HOME, then `java` on the PATH, then one that `fetch_java` left in the cache.
+
+    Args:
+        modules: Java modules that it must have, such as `SPARK_MODULES`.
+
+    Raises:
+        JavaNotFound: None will do; the message tells why each one found will not, and what to install.
+    """
+    refusals = []
+    for origin, executable in _candidates():
+        found = _probe(executable, modules)
+        if isinstance(found, Java):
+            return found
+        refusals.append(f"{origin} ({executable}): {found}")
+    raise JavaNotFound(_advice(refusals))
+
+
+def fetch_java(modules: tuple[str, ...] = ()) -> Java:
+    """Download a JDK into the cache with `install-jdk`, unless one is there already.
+
+    Args:
+        modules: As for `find_java`.
+
+    Raises:
+        JavaNotFound: It could not be downloaded.
+    """
+    import jdk
+
+    def fill(folder: Path) -> None:
+        _log.info("downloading a JDK %s", FETCHED_VERSION)
+        # install-jdk sets no time-out of its own, so a stalled connection would hang the set-up.
+        before = socket.getdefaulttimeout()
+        socket.setdefaulttimeout(_STALLED_DOWNLOAD_TIMEOUT_S)
+        try:
+            jdk.install(FETCHED_VERSION, path=str(folder))
+        finally:
+            socket.setdefaulttimeout(before)
+
+    try:
+        publish(_fetched_folder(), fill)
+    except (jdk.JdkError, OSError) as error:
+        raise JavaNotFound(_advice([f"download of JDK {FETCHED_VERSION}: {error}"], can_fetch=False)) from error
+    return find_java(modules)
+
+
+def _candidates() -> Iterator[tuple[str, Path]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(home) / "bin" / "java"
+    if on_path := shutil.which("java"):
+        yield "java on the PATH", Path(on_path)
+    # macOS archives have the runtime in Contents/Home.
+    for pattern in ("*/bin/java", "*/Contents/Home/bin/java"):
+        for fetched in sorted(_fetched_folder().glob(pattern)):
+            yield "fetched earlier", fetched
+
+
+def _fetched_folder() -> Path:
+    return cache_folder() / f"jdk-{FETCHED_VERSION}"
+
+
+def _probe(executable: Path, modules: tuple[str, ...]) -> Java | str:
+    """Return the runtime behind `executable`, or the reason why it will not do."""
+    added = [f"--add-modules={','.join(modules)}"] if modules else []
+    try:
+        # Asking java itself: the command on the PATH may be a link or a wrapper, far from its home.
+        answer = subprocess.run(
+            [executable, *added, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"cannot be run: {error}"
+    told = answer.stderr + answer.stdout
+    settings = dict(
+        re.findall(r"^\s+(java\.home|java\.version|java\.specification\.version) = (.+)$", told, re.MULTILINE)
+    )
+    if "java.home" not in settings or "java.specification.version" not in settings:
+        missing = [module for module in modules if module in told]
+        return f"lacks the module {', '.join(missing)}" if missing else "does not tell its version"
+    # Java 8 calls itself 1.8.
+    if int(settings["java.specification.version"].split(".")[0]) < MINIMUM_VERSION:
+        return f"is version {settings.get('java.version', '?')}, older than {MINIMUM_VERSION}"
+    return Java(home=Path(settings["java.home"]), version=settings.get("java.version", "?"))
+
+
+def _advice(refusals: list[str], *, can_fetch: bool = True) -> str:
+    tried = "".join(f"\n  {refusal}" for refusal in refusals)
+    fetch = ", or let `python -m twopc_kafka_broker` fetch one" if can_fetch else ""
+    return (
+        f"no Java runtime of version {MINIMUM_VERSION} or later was found."
+        + (f" Tried:{tried}\n" if tried else " ")
+        + "Install one (on Debian and Ubuntu the package openjdk-17-jre-headless, on Fedora "
+        f"java-21-openjdk-headless, with Homebrew openjdk@17), or set JAVA_HOME to one{fetch}."
+    )

@@ -1,0 +1,182 @@
+"""What ``twopc doctor`` asks of a cluster, over the control connection, beyond what a query asks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import kafka.errors
+from kafka.protocol.admin.cluster import DescribeClusterRequest
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, AddPartitionsToTxnRequest
+
+from twopc.checks import CheckResult
+from twopc.errors import OperatorRequired
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN
+from twopc_kafka.client.control import Control
+from twopc_kafka.options import DEFAULTS, KafkaOptions
+from twopc_kafka.writers.librdkafka import ProducerIdentity
+
+TRANSACTION_LOG = "__transaction_state"
+
+LARGEST_SKEW_S = 5.0
+"""More than a network that is worth a query delays an answer. Less is of no consequence: no clock decides anything."""
+
+_TOPIC = 2  # DescribeConfigs' type of resource
+_ALTER = 7  # an operation, by its number in the protocol
+_CLIENTS_ADD = 3  # the last version of AddPartitionsToTxn that clients use
+
+
+def replication(control: Control, topic: str) -> CheckResult:
+    """Whether what a topic has acknowledged outlives a broker."""
+    what = f"topic {topic!r} outlives the loss of a broker"
+    try:
+        replicas, in_sync = control.run(_replication, control, topic)
+    except OperatorRequired:
+        return CheckResult.warned(
+            what,
+            "It can't be seen: grant this principal DESCRIBE and DESCRIBE_CONFIGS on the topic, or see with"
+            " kafka-topics.sh --describe as another that it has three replicas and min.insync.replicas=2.",
+        )
+    seen = f"replicas: {replicas}, min.insync.replicas: {in_sync}"
+    if replicas == 1:
+        return CheckResult.warned(what, f"No ({seen}). Have three replicas, and min.insync.replicas=2.")
+    if in_sync == 1:
+        return CheckResult.warned(what, f"Not surely ({seen}): one broker may have acknowledged alone. Set it to 2.")
+    if in_sync >= replicas:
+        return CheckResult.warned(what, f"Yes ({seen}), but nothing can be written meanwhile. Have a replica more.")
+    return CheckResult.passed(f"{what} ({seen})")
+
+
+async def _replication(control: Control, topic: str) -> tuple[int, int]:
+    wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
+    response = await control.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
+    [found] = response.topics
+    if found.error_code:
+        raise kafka.errors.for_code(found.error_code)(topic)
+    in_sync = await control.setting("min.insync.replicas", _TOPIC, topic)
+    return min(len(partition.replica_nodes) for partition in found.partitions), in_sync or 1
+
+
+def leaders(control: Control, topic: str) -> CheckResult:
+    """Whether every partition can be written to."""
+    what = f"every partition of topic {topic!r} has a leader"
+    away = sorted(f"{name}-{number}" for name, number in control.leaders.away(topic))
+    if not away:
+        return CheckResult.passed(what)
+    return CheckResult.warned(
+        what,
+        f"{', '.join(away)} has none, so a batch that writes there fails or waits, and what hangs there can't be seen."
+        " Bring the brokers of its replicas back.",
+    )
+
+
+def may_write_markers(control: Control) -> CheckResult:
+    """Whether this principal may mend what Kafka leaves open. It is asked, as trying it would change something."""
+    what = "by what the brokers tell, this principal may write a marker that Kafka leaves out (KAFKA-20734)"
+    if control.run(_may_alter, control):
+        return CheckResult.passed(what)
+    return CheckResult.warned(
+        what,
+        "Without ALTER on the cluster the query stops if that ever happens. Grant it then, if only to the principal of"
+        " 'twopc resolve'.",
+    )
+
+
+async def _may_alter(control: Control) -> bool:
+    response = await control.send(DescribeClusterRequest(include_cluster_authorized_operations=True))
+    return _ALTER in (response.authorized_operations or ())
+
+
+def timeout(options: KafkaOptions) -> CheckResult:
+    """Whether what is decided can wait for its commit for long enough."""
+    if not options.has_timeout:
+        return CheckResult.passed("what is decided may wait for its commit without limit (KIP-939)")
+    what = f"what is decided may wait {options.transaction_timeout_ms / 1000:g} s for its commit"
+    if options.transaction_timeout_ms >= DEFAULTS["transaction.timeout.ms"]:
+        return CheckResult.passed(what)
+    return CheckResult.warned(
+        what,
+        "Then Kafka rolls it back, and the query stops. Raise 'transaction.timeout.ms' or the brokers'"
+        " transaction.max.timeout.ms, or give the query a 'stage'.",
+    )
+
+
+def version(control: Control) -> CheckResult:
+    """Whether the brokers have the transactions of Kafka 4.0."""
+    what = f"Kafka {control.release} with transaction.version 2, which fences late writes of an ended transaction"
+    if control.end_txn_version >= EPOCH_BUMPING_END_TXN:
+        return CheckResult.passed(what)
+    advice = "It is less. With Kafka 4.0 or later: kafka-features.sh upgrade --feature transaction.version=2."
+    return CheckResult.warned(what, advice)
+
+
+def hanging(control: Control, topic: str) -> CheckResult:
+    """Whether what hangs in a topic would be found."""
+    what = f"transactions that hang in topic {topic!r} (KAFKA-20734) can be seen"
+    if control.leaders.may_read(topic):
+        return CheckResult.passed(what)
+    return CheckResult.warned(what, "Grant this principal READ on the topic. Only metadata is read.")
+
+
+def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic: str) -> float:
+    """Add the first partition of ``topic`` to a transaction that is just begun, as a write would.
+
+    Returns:
+        How far ahead the broker's clock is, in seconds.
+    """
+    topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])]
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=producer.producer_id,
+        v3_and_below_producer_epoch=producer.producer_epoch,
+        v3_and_below_topics=topics,
+        max_version=_CLIENTS_ADD,
+    )
+    return control.run(_added, control, request, name)
+
+
+def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
+    """Add the offsets of a consumer group, likewise."""
+    request = AddOffsetsToTxnRequest(
+        transactional_id=name,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        group_id=group,
+    )
+    return control.run(_added, control, request, name)
+
+
+async def _added(control: Control, request: Any, name: str) -> float:
+    [node] = (await control.coordinators_of([name])).values()
+    before_s = time.time()
+    response = await control.send(request, node)
+    after_s = time.time()
+    for code in _codes(response):
+        if code:
+            raise kafka.errors.for_code(code)(name)
+    described = await control.send(DescribeTransactionsRequest(transactional_ids=[name]), node)
+    [state] = described.transaction_states
+    began_s: float = state.transaction_start_time_ms / 1000
+    return max(began_s - after_s, 0.0) + min(began_s - before_s, 0.0)
+
+
+def _codes(response: Any) -> list[int]:
+    if hasattr(response, "results_by_topic_v3_and_below"):
+        topics = response.results_by_topic_v3_and_below
+        return [partition.partition_error_code for topic in topics for partition in topic.results_by_partition]
+    return [response.error_code]
+
+
+def clock(ahead_s: float) -> CheckResult:
+    """Whether the broker's clock, so many seconds ahead of this machine's, is right enough."""
+    what = f"this machine's clock and that of a broker are {abs(ahead_s):.1f} s apart"
+    if abs(ahead_s) <= LARGEST_SKEW_S:
+        return CheckResult.passed(what)
+    slow = "this machine's is slow" if ahead_s > 0 else "this machine's is fast"
+    return CheckResult.warned(
+        what,
+        f"Seen from the broker, {slow}. Times in records and in the log are off as much, and brokers refuse records"
+        " that are an hour ahead. Have both machines ask a time server.",
+    )

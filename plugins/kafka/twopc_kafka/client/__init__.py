@@ -1,0 +1,1 @@
+"""Kafka's protocol: connections, requests, and what the answers mean."""

@@ -1,0 +1,524 @@
+"""The control connection: describe, list and end transactions from any process, over kafka-python's protocol layer.
+
+librdkafka can't resume a transaction of a producer that is gone; EndTxn with the transaction's producer id and epoch
+can end it from anywhere. Every request goes to the broker that coordinates the id. What the network answers, or does
+not, is ``Retriable``: all requests here may be repeated, as an epoch names exactly one transaction.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import kafka.errors
+from kafka.future import Future
+from kafka.protocol.admin.configs import DescribeConfigsRequest
+from kafka.protocol.admin.groups import ListGroupsRequest
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
+
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, TransactionState
+from twopc_kafka.client.connection import Loop, OfProcess, close, connections
+from twopc_kafka.client.leaders import Leaders
+from twopc_kafka.client.tokens import require_token
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS = 10_000
+"""How long to look for a broker before a person is told. Whoever needs one repeats the call.
+
+That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
+a refused login for a lost connection, as the brokers close it at once."""
+
+PATIENCE_MS = 3_000
+"""How long a broker may be silent before the call counts as not answered: repeated, it finds out who has taken over."""
+
+SILENCES = 3
+"""After so many a broker may be just slow, and has twice the time with each, up to 'socket.timeout.ms': by then the
+others have left it out if it is gone (broker.session.timeout.ms, 9 s by default)."""
+
+_PROOF_MS = PATIENCE_MS // 2
+"""How long a coordinator may wait for its replicas to have what it must write, before it says that they have not."""
+
+RECENT_S = 1.0
+"""How old what brokers told of their features may be: nobody lowers transaction.version twice a second."""
+
+_BUMPS_EPOCHS = 2  # the transaction.version by which a transaction's end raises the producer's epoch (KIP-890)
+_TAKES_NEW_FIELDS = 1  # the one whose log can hold what EndTxn 5 notes
+_BROKER = 4  # DescribeConfigs' type of resource
+_LARGEST_TIMEOUT = "transaction.max.timeout.ms"
+_LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
+_LISTS_STATES = 4  # the version of ListGroups that tells states (Kafka 2.6, KIP-518)
+_WITHOUT_MEMBERS = ("Empty", "Dead")
+_GRANTS_NO_TIMEOUT = 6  # the version of InitProducerId that asks for two-phase commit, and is unstable (KIP-939)
+_FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
+
+ResultT = TypeVar("ResultT")
+
+
+class Control:
+    """One connection set to a cluster, made when it is first needed. Safe to use from several threads.
+
+    Every question may raise:
+        Retriable: no broker answered, or none could now.
+        ConfigurationError: the brokers are too old.
+        OperatorRequired: they refuse the login, or deny a right.
+    """
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._properties = properties
+        self._servers = properties["bootstrap_servers"]
+        self._net = Loop(**properties)
+        self._net.start()
+        self._manager = connections(self._net, properties)
+        self._coordinators: dict[str, int] = {}
+        self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
+        self._silences: Counter[int | None] = Counter()  # since the last answer of a broker, or of any
+        self._knows_brokers = False
+        self.is_refused = False
+        """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
+
+    @property
+    def is_of_use(self) -> bool:
+        """Whether to ask it anything more."""
+        return self._net.is_running and not self.is_refused
+
+    def close(self) -> None:
+        """Close the connections."""
+        close(self._net, self._manager)
+
+    # What is asked. ---------------------------------------------------------------------------------------------
+
+    def unknown_topics(self, topics: Iterable[str]) -> list[str]:
+        """Those of ``topics`` that do not exist, or could not by their name. Asking creates none."""
+        return self.run(self._unknown_topics, list(topics))
+
+    def has_members(self, group: str) -> bool:
+        """Whether anybody reads as a member of the consumer group, by either of Kafka's protocols."""
+        return self.run(self._has_members, group)
+
+    @property
+    def end_txn_version(self) -> int:
+        """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
+        so that a late write of the ended transaction is fenced; else 4."""
+        bumps = self.transaction_version >= _BUMPS_EPOCHS
+        return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
+
+    @property
+    def transaction_version(self) -> int:
+        """The cluster's finalised ``transaction.version``, which may be lowered and raised while it runs. As a broker
+        told it a second ago or less."""
+        return self.run(self._transaction_version)
+
+    @property
+    def release(self) -> str:
+        """Of Kafka, such as 4.3, by the requests that the brokers know. They don't tell their version."""
+        return ".".join(map(str, self.run(self._release)))
+
+    def largest_timeout_ms(self) -> int | None:
+        """The longest transaction time-out that a broker grants; None where it does not tell this principal."""
+        try:
+            return self.run(self._largest_timeout_ms)
+        except OperatorRequired:
+            return None
+
+    def grants_no_timeout(self, transactional_id: str) -> bool:
+        """Whether this principal's transactions may have no time-out. Asking begins none under that id."""
+        return self.run(self._grants_no_timeout, transactional_id)
+
+    def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+        """The state of each id that the cluster knows."""
+        return self.run(self._describe, transactional_ids) if transactional_ids else {}
+
+    def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
+        """The same, as surely as it was at the time of the call or later. ``scope`` starts names that this principal
+        may use, and is to keep one for each of these ids.
+
+        A broker that is cut off from the others takes itself for the coordinator until it hears that it is none, and
+        knows nothing of what its successor does: its "unknown id" is of the past. Neither time nor the word of other
+        brokers proves the contrary, as nobody knows when a broker last heard anything. A write does. Before it is
+        asked, each coordinator has to write to the id's own partition of ``__transaction_state``: an epoch for a name
+        that Java hashes to the same number. That is answered when all in-sync replicas have it, and a successor would
+        be one of them and follow no longer. So whatever was acknowledged before that write is in the answer after it.
+        """
+        return self.run(self._describe_proven, transactional_ids, scope) if transactional_ids else {}
+
+    @functools.cached_property
+    def leaders(self) -> Leaders:
+        """The leaders of partitions, over this connection."""
+        return Leaders(self)
+
+    def list_ongoing(self, scope: str) -> list[str]:
+        """The transactional ids that start with ``scope`` and have an ongoing transaction, on all brokers."""
+        return self.run(self._list, scope, ["Ongoing"], [])
+
+    def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
+        """Those that start with ``scope`` and have one of these producer ids, on all brokers."""
+        return self.run(self._list, scope, [], producer_ids)
+
+    def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        """Commit or abort the transaction ``(producer_id, epoch)``, by this version of EndTxn, or by 4 where the
+        coordinator's ``transaction.version`` is 0: it could neither do it by 5 nor get over having been asked to.
+
+        Returns:
+            Kafka's name of the error, ``NO_ERROR`` for none.
+        """
+        return self.run(self._end, transactional_id, producer_id, epoch, commit, version)
+
+    def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
+        """Run a coroutine that asks brokers."""
+        try:
+            if not self._knows_brokers:
+                if self._is_connected():
+                    self._manager.run(self.metadata)
+                else:
+                    self._find_brokers()
+                self._knows_brokers = True
+            return self._manager.run(asked, *args)  # type: ignore[no-any-return]
+        except kafka.errors.SaslAuthenticationFailedError as error:
+            self.is_refused = True
+            raise OperatorRequired(
+                f"the brokers refuse the login: {error}. Correct 'sasl.username' and 'sasl.password' (of OAUTHBEARER:"
+                " what the issuer grants, or whom the brokers expect), or what the brokers know of this user, and start"
+                " again: recovery goes on where this stopped."
+            ) from error
+        except kafka.errors.AuthorizationError as error:
+            raise denied(str(error)) from error
+        except kafka.errors.InvalidTopicError as error:
+            raise ConfigurationError(
+                f"the brokers refuse the topic name {error.args[0]!r}, which no topic can have. Correct the option"
+                " 'topic'."
+            ) from None
+        except kafka.errors.UnsupportedVersionError as error:
+            raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
+        except (kafka.errors.KafkaError, OSError) as error:
+            # Brokers may have gone, with what they coordinated, or come back elsewhere: the next call asks anew.
+            refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is there
+            self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
+            self._coordinators.clear()
+            self._versions.clear()
+            raise Retriable(f"the cluster did not answer: {_told(error)}") from None
+
+    def send(self, request: Any, node: int | None = None) -> Any:
+        """Send a request, within ``run``, to a broker or to any.
+
+        Returns:
+            What to await for the response.
+        """
+        patience_ms = self._patience_ms(node)
+        if node is not None and self._manager.sends_at_once(node):
+            answer = self._manager.send(request, node, patience_ms)
+        else:
+            answer = self._manager.call_soon(self._connect_and_send, request, node, patience_ms)
+        return answer.add_both(functools.partial(self._note, node, self._silences[node] + 1, answer))
+
+    async def _connect_and_send(self, request: Any, node: int | None, patience_ms: int) -> Any:
+        """Send a request as soon as there is a connection. kafka-python's timeout does not cover the wait for that."""
+        return await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
+
+    def _note(self, node: int | None, silences: int, answer: Future, _: object) -> None:
+        """Note whether a broker was silent, once for all requests that were under way together."""
+        if answer.succeeded():
+            self._silences.pop(node, None)
+        elif isinstance(answer.exception, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
+            self._silences[node] = max(silences, self._silences[node])
+            if node is not None:
+                self._manager.doubted = node
+
+    def _patience_ms(self, node: int | None) -> int:
+        brokers = 1 if node is not None else max(1, len(self.brokers()))  # each of which has its turn
+        silences = max(0, self._silences[node] - SILENCES)
+        return min(PATIENCE_MS * brokers * 2**silences, self._manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
+
+    def _anybody(self) -> int:
+        """A broker that is likely to answer.
+
+        Raises:
+            NodeNotReadyError: none can be asked now.
+        """
+        node: int = self._manager.by_load()[0]
+        return node
+
+    def _find_brokers(self) -> None:
+        """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
+        would not find a cluster of which every address has changed."""
+        require_token(self._properties)  # what its endpoint says, kafka-python would only log
+        try:
+            self._manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
+        except kafka.errors.KafkaTimeoutError as error:
+            raise Retriable(
+                f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s"
+                f"{'' if error.__cause__ is None else f' ({_told(error.__cause__)})'}. Is 'bootstrap.servers' right, do"
+                " the brokers run, and do 'security.protocol', login and certificates fit their listener?"
+            ) from None
+
+    # How. -------------------------------------------------------------------------------------------------------
+
+    async def _unknown_topics(self, topics: list[str]) -> list[str]:
+        missing = []
+        for topic in (await self.metadata(topics)).topics:
+            error = kafka.errors.for_code(topic.error_code)
+            if error in (kafka.errors.UnknownTopicOrPartitionError, kafka.errors.InvalidTopicError):
+                missing.append(topic.name)
+            elif issubclass(error, kafka.errors.AuthorizationError):
+                raise error(topic.name)
+        return missing
+
+    async def _has_members(self, group: str) -> bool:
+        [(_, coordinator)] = await self._find([group], CoordinatorType.GROUP)
+        self._raise(kafka.errors.for_code(coordinator.error_code), group)
+        # DescribeGroups does not know the groups of the newer protocol (KIP-848).
+        response = await self.send(ListGroupsRequest(min_version=_LISTS_STATES), coordinator.node_id)
+        self._raise(kafka.errors.for_code(response.error_code), group)
+        return any(
+            listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS for listed in response.groups
+        )
+
+    async def _transaction_version(self, node: int | None = None) -> int:
+        """As this broker told it lately, or any."""
+        oldest = time.monotonic() - RECENT_S
+        seen = [version for of, (version, at) in self._versions.items() if node in (None, of) and at > oldest]
+        return min(seen) if seen else await self._ask_transaction_version(self._anybody() if node is None else node)
+
+    async def _ask_transaction_version(self, node: int) -> int:
+        at = time.monotonic()
+        request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
+        response = await self.send(request, node)
+        levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
+        version: int = levels.get("transaction.version", 0)
+        self._versions[node] = version, at
+        return version
+
+    async def _release(self) -> tuple[int, ...]:
+        return self._manager.broker_version  # type: ignore[no-any-return]
+
+    async def _largest_timeout_ms(self) -> int | None:
+        broker = self._anybody()
+        return await self.setting(_LARGEST_TIMEOUT, _BROKER, str(broker), broker)
+
+    async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
+        """Within ``run``: a number that is set ``of`` a resource of some kind; None where there is none of the name."""
+        resource = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=kind, resource_name=of, configuration_keys=[name]
+        )
+        response = await self.send(DescribeConfigsRequest(resources=[resource]), node)
+        for result in response.results:
+            self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")
+            for config in result.configs:
+                if config.name == name and config.value is not None:
+                    return int(config.value)
+        return None
+
+    async def _grants_no_timeout(self, transactional_id: str) -> bool:
+        if self._manager.broker_version_data.api_version(InitProducerIdRequest) < _GRANTS_NO_TIMEOUT:
+            return False
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        try:
+            response = await self.send(init_producer_id(transactional_id, None), node)
+        except kafka.errors.IncompatibleBrokerVersion:  # this broker has not been given it yet
+            return False
+        error = kafka.errors.for_code(response.error_code)
+        if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # the right, or the brokers' setting
+            return False
+        self._raise(error, transactional_id)
+        return True
+
+    async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+        return await self._describe_at(await self.coordinators_of(transactional_ids))
+
+    async def _describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
+        coordinators = await self.coordinators_of(transactional_ids)
+        written = {
+            name: self.send(init_producer_id(name_beside(name, f"{scope}probe"), _PROOF_MS), node)
+            for name, node in coordinators.items()
+        }
+        for name, node in coordinators.items():
+            error = kafka.errors.for_code((await written[name]).error_code)
+            if issubclass(error, kafka.errors.AuthorizationError):
+                raise error(f"{scope}probe")
+            if error is not kafka.errors.NoError:
+                self._manager.doubted = node
+                self._coordinators.clear()
+                raise Retriable(f"broker {node} has not proved that it coordinates {name} now: {error.message}")
+        return await self._describe_at(coordinators)
+
+    async def _describe_at(self, coordinators: Mapping[str, int]) -> dict[str, TransactionState]:
+        at: dict[int, list[str]] = defaultdict(list)
+        for name, node in coordinators.items():
+            at[node].append(name)
+        asked = [self.send(DescribeTransactionsRequest(transactional_ids=names), node) for node, names in at.items()]
+        for node in at:  # what ends them needs it next, and so it costs no time
+            self._manager.call_soon(self._transaction_version, node)
+        described = {}
+        for future in asked:
+            for state in (await future).transaction_states:
+                error = kafka.errors.for_code(state.error_code)
+                if error is kafka.errors.TransactionalIdNotFoundError:
+                    continue
+                self._raise(error, state.transactional_id)
+                described[state.transactional_id] = TransactionState(
+                    state.transaction_state,
+                    state.producer_id,
+                    state.producer_epoch,
+                    {topic.topic: list(topic.partitions) for topic in state.topics},
+                )
+        return described
+
+    async def _list(self, scope: str, states: Sequence[str], producer_ids: Sequence[int]) -> list[str]:
+        # Only the newest request knows the pattern; what older brokers list beyond it is filtered here.
+        by_pattern = self._manager.broker_version_data.api_version(ListTransactionsRequest) >= _LISTS_BY_PATTERN
+        filters: dict[str, Any] = {"state_filters": states, "producer_id_filters": producer_ids}
+        if by_pattern:
+            filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
+
+        def ask(nodes: Iterable[int]) -> dict[int, Any]:
+            return {node: self.send(ListTransactionsRequest(**filters), node) for node in nodes}
+
+        asked = ask(self.brokers())
+        # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
+        await self.metadata()
+        brokers = self.brokers()
+        asked |= ask(node for node in brokers if node not in asked)
+        found = []
+        for node in brokers:
+            response = await asked[node]
+            self._raise(kafka.errors.for_code(response.error_code), scope)
+            found += [state.transactional_id for state in response.transaction_states]
+        return sorted(name for name in found if name.startswith(scope))
+
+    async def metadata(self, topics: Iterable[str] = ()) -> Any:
+        """Within ``run``: a broker's answer about topics, of which it creates none; and the brokers that it names are
+        known from here on. Not kafka-python's own refresh, which may be waiting for a broker that is silent."""
+        response = await self.metadata_of(None, topics)
+        known = {(broker.node_id, broker.host, broker.port) for broker in self._manager.cluster.brokers()}
+        if known != {(broker.node_id, broker.host, broker.port) for broker in response.brokers}:
+            self._manager.cluster.update_metadata(response)
+        return response
+
+    def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any:
+        """Within ``run``: ask one broker, or any, about topics. Returns what to await for the response."""
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        return self.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), node)
+
+    def _is_connected(self) -> bool:
+        """Whether a broker that was there lately can tell which there are now."""
+        known = self.brokers()
+        return any(connection.node_id in known for connection in self._manager.least_used_connections())
+
+    def brokers(self) -> list[int]:
+        """Within ``run``: the brokers that are known."""
+        return [broker.node_id for broker in self._manager.cluster.brokers()]
+
+    async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        if await self._transaction_version(node) < _TAKES_NEW_FIELDS:
+            version = min(version, EPOCH_BUMPING_END_TXN - 1)
+        request = EndTxnRequest(
+            transactional_id=transactional_id,
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            committed=commit,
+            min_version=version if version >= EPOCH_BUMPING_END_TXN else 0,
+            max_version=version,
+        )
+        response = await self.send(request, node)
+        error = kafka.errors.for_code(response.error_code)
+        if error is kafka.errors.NotCoordinatorError:
+            self._coordinators.pop(transactional_id, None)
+        return str(error.message)
+
+    async def coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
+        """Within ``run``: the broker that coordinates each id."""
+        # Another call may forget coordinators at any 'await': what this one needs is its own.
+        known = {name: self._coordinators[name] for name in transactional_ids if name in self._coordinators}
+        unknown = [name for name in transactional_ids if name not in known]
+        for name, coordinator in await self._find(unknown, CoordinatorType.TRANSACTION):
+            self._raise(kafka.errors.for_code(coordinator.error_code), name)
+            self._coordinators[name] = known[name] = coordinator.node_id
+        return known
+
+    async def _find(self, names: list[str], kind: CoordinatorType) -> list[tuple[str, Any]]:
+        if names and self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK:
+            request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=_FINDS_IN_BULK)
+            response = await self.send(request)
+            return [(coordinator.key, coordinator) for coordinator in response.coordinators]
+        requests = [
+            FindCoordinatorRequest(key_type=kind.value, key=name, max_version=_FINDS_IN_BULK - 1) for name in names
+        ]
+        return [(name, await self.send(request)) for name, request in zip(names, requests, strict=True)]
+
+    def _raise(self, error: type[kafka.errors.BrokerResponseError], name: str) -> None:
+        if error is kafka.errors.NotCoordinatorError:
+            self._coordinators.pop(name, None)
+        if error is not kafka.errors.NoError:
+            raise error(name)
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, kafka.errors.KafkaError) else f"{type(error).__name__}: {error}"
+
+
+def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProducerIdRequest:
+    """The request for a producer epoch. ``timeout_ms`` is of its transaction; None asks for one that has none."""
+    common = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
+    if timeout_ms is None:  # the brokers ignore the number
+        return InitProducerIdRequest(
+            **common, transaction_timeout_ms=1, enable2_pc=True, min_version=_GRANTS_NO_TIMEOUT
+        )
+    return InitProducerIdRequest(**common, transaction_timeout_ms=timeout_ms, max_version=_GRANTS_NO_TIMEOUT - 1)
+
+
+_DIGITS = 7  # 31 ** 7 is more than 2 ** 32
+_FIRST = ord("A")  # of 31 letters in a row, which are the digits
+
+
+def name_beside(name: str, start: str) -> str:
+    """A name that begins with ``start`` and that Kafka keeps in the same partition as ``name``, however many there are:
+    both have the same ``String.hashCode``."""
+    missing = (_java_hash(name) - _java_hash(start + chr(_FIRST) * _DIGITS)) % 2**32
+    digits = [missing // 31**place % 31 for place in reversed(range(_DIGITS))]
+    return start + "".join(chr(_FIRST + digit) for digit in digits)
+
+
+def _java_hash(text: str) -> int:
+    """As a number without sign."""
+    return functools.reduce(lambda value, character: (31 * value + ord(character)) % 2**32, text, 0)
+
+
+def denied(reason: str) -> OperatorRequired:
+    """The error for what the brokers' access control refuses."""
+    return OperatorRequired(
+        f"the brokers deny what the sink needs: {reason}. Grant this principal WRITE and DESCRIBE on the transactional"
+        " ids that start with the sink's 'transactional.id.prefix', WRITE and DESCRIBE on its topics, a kafka-offsets"
+        " sink READ on its group and on the topics that are read, and start again: recovery goes on where this stopped."
+    )
+
+
+class _HidesCredentials(logging.Filter):
+    """kafka-python logs each request at DEBUG, as a value and as bytes, SASL's with the password in it."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else (record.args,)
+        return not any(
+            isinstance(value, bytes | bytearray | SaslAuthenticateRequest | SaslBytesRequest) for value in arguments
+        )
+
+
+for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
+
+_controls: OfProcess[Control] = OfProcess()  # phase two's threads ask at once, and one connection set is enough for all
+
+
+def connect(properties: Mapping[str, Any]) -> Control:
+    """The control connection of this process to the cluster that ``properties`` (kafka-python's) name."""
+    frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
+    return _controls.get(tuple(sorted(frozen.items())), lambda: Control(properties))

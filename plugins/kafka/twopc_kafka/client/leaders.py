@@ -1,0 +1,437 @@
+"""What the leaders of partitions know of transactions, which their coordinators may not: what is still open there.
+
+A transaction hangs (Kafka's word, KIP-664) where its coordinator has ended it and a partition has no marker of that. Up
+to Kafka 4.3.1 a coordinator leaves the marker out where a partition has no leader for a moment, and calls the
+transaction complete (KAFKA-20734). What was committed so is not visible and holds back readers; what was rolled back so
+becomes visible with the next commit of the same producer there. Both end by a marker from here.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import kafka.errors
+from kafka.protocol.admin.transactions import DescribeProducersRequest
+from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest
+from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
+
+from twopc.errors import OperatorRequired, Retriable
+
+if TYPE_CHECKING:
+    from twopc_kafka.client.control import Control
+
+logger = logging.getLogger(__name__)
+
+Partitions: TypeAlias = "Mapping[str, Collection[int]]"
+"""Topic → numbers of its partitions."""
+
+TopicPartition: TypeAlias = "tuple[str, int]"
+
+RECENT_S = 1.0
+"""How old metadata may be for finding leaders: a sweep follows right after the batch is complete. Who does not lead any
+more says so, and is looked up anew."""
+
+_END = -1  # ListOffsets' timestamp of the end that a reader of this isolation level may read to
+_ISOLATION = 2  # the version of ListOffsets that knows isolation levels
+_RAISES_EPOCH = 2  # the version of transactions whose markers have an epoch of their own; older brokers take it, too
+
+_BY_KAFKAS_TOOL = "Or have kafka-transactions.sh abort it there."
+_UNLESS_COMMITTED = "Don't have kafka-transactions.sh abort it: its records would be lost."
+
+_NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class OpenInPartition:
+    """What one transaction has open in one partition."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """What names the transaction."""
+        return self.producer_id, self.producer_epoch
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} from offset {self.start_offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads a partition, as metadata has it.
+
+    Attributes:
+        node: the broker, or -1 for none.
+        epoch: rises with every change of leader, to none as well. -1 where it is not known.
+    """
+
+    node: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """Why a partition could not be asked.
+
+    Attributes:
+        reason: for people.
+        leader: the leader by the metadata that was used.
+    """
+
+    reason: str = field(compare=False)
+    leader: Leader
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the leaders of partitions had open, and the partitions that could not be asked."""
+
+    open: Sequence[OpenInPartition] = ()
+    away: Mapping[TopicPartition, Away] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """What metadata told of a topic, and when it was asked by ``time.monotonic``. The id of one that does not exist is
+    empty, and None where the brokers are too old to tell it."""
+
+    id: str | None
+    leaders: Mapping[int, Leader]
+    seen_at_s: float
+
+
+class Leaders:
+    """Asks the leader of each partition, over a control connection, and raises what that does."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._topics: dict[str, _Topic] = {}
+
+    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
+        """Every transaction that was open in ``partitions``, or anywhere in ``topic``, at some moment of this call, and
+        maybe more; but for the partitions that could not be asked.
+
+        What does not exist has none. What this principal may not READ or DESCRIBE is left out, with a warning.
+        """
+        return self._control.run(self._open_transactions, partitions, topic)
+
+    def away(self, topic: str) -> Mapping[TopicPartition, Away]:
+        """The partitions of ``topic`` that have no leader."""
+        return self._control.run(self._away, topic)
+
+    def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
+        """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
+
+        A topic that is deleted and created again gets another id. The id is empty if there is no such topic. Topics
+        that this principal may not DESCRIBE, and topics without an id, are left out."""
+        found = self._kept(topics, since_s)
+        if len(found) < len(topics):
+            found = self._control.run(self._look_up, topics, since_s)
+        return {name: topic.id for name, topic in found.items() if topic.id is not None}
+
+    def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
+        """Return the id of each topic that more than half of the brokers report now. A single broker may be cut off
+        from the others and report an old id.
+
+        Raises:
+            Retriable: no majority reports the same id.
+        """
+        return self._control.run(self._topic_ids_of_most, topics)
+
+    def may_read(self, topic: str) -> bool:
+        """Whether this principal may READ it, on which ``open_transactions`` depends."""
+        return self._control.run(self._may_read, topic)
+
+    def end(self, transaction: OpenInPartition, name: str, commit: bool) -> None:
+        """Write the marker that is missing. Its epoch lets it end this transaction and no later one.
+
+        Raises:
+            OperatorRequired: the brokers deny it.
+        """
+        error = self.write_marker(transaction, commit)
+        ended = "committed" if commit else "rolled back"
+        match error:
+            case "NO_ERROR":
+                logger.warning(
+                    "wrote a marker that Kafka had left out (KAFKA-20734): %s is %s in %s, too",
+                    name,
+                    ended,
+                    transaction,
+                )
+            case "INVALID_PRODUCER_EPOCH" | "PRODUCER_FENCED":
+                pass  # its producer has gone on there, so it was ended
+            case "CLUSTER_AUTHORIZATION_FAILED":
+                raise OperatorRequired(
+                    f"Kafka has left out a marker (KAFKA-20734): transaction {name} is {ended} and hangs in"
+                    f" {transaction}, where it holds back readers, and the brokers deny this principal to write the"
+                    " marker. Grant it ALTER on the cluster, if only while 'twopc resolve' runs as it, and start again."
+                    f" {_UNLESS_COMMITTED if commit else _BY_KAFKAS_TOOL}"
+                )
+            case _:
+                raise Retriable(f"the marker of {name} in {transaction} was not written: {error}")
+
+    def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
+        """Write a marker with the epoch after the transaction's.
+
+        Returns:
+            Kafka's name of the error, ``NO_ERROR`` for none.
+        """
+        return self._control.run(self._write_marker, transaction, commit)
+
+    # How. -------------------------------------------------------------------------------------------------------
+
+    async def _open_transactions(self, partitions: Partitions, topic: str | None) -> Seen:
+        led_by = await self._led_by(partitions, topic, time.monotonic() - RECENT_S)
+        seen = await self._seen(led_by)
+        if not seen.away:
+            return seen
+        newest = await self._led_by(partitions, topic)
+        moved = {partition: leader for partition, leader in newest.items() if led_by.get(partition) != leader}
+        again = await self._seen({partition: moved[partition] for partition in seen.away.keys() & moved.keys()})
+        still = {partition: away for partition, away in seen.away.items() if newest.get(partition) == away.leader}
+        return Seen([*seen.open, *again.open], {**still, **again.away})
+
+    async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
+        away = _leaderless(led_by)
+        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
+        behind = await self._behind(asked, away)
+        open_ = [
+            OpenInPartition(
+                topic,
+                partition.partition_index,
+                producer.producer_id,
+                producer.producer_epoch,
+                producer.coordinator_epoch,
+                producer.current_txn_start_offset,
+            )
+            for topic, partition in await self._ask(behind, _producers, away)
+            for producer in partition.active_producers
+            if producer.current_txn_start_offset >= 0
+        ]
+        return Seen(open_, away)
+
+    async def _behind(
+        self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
+    ) -> dict[TopicPartition, Leader]:
+        """Those that committed readers can't read to the end: something is open there. Both ends are asked for at once:
+        whichever is told first, where they are the same, nothing was open when the end for committed readers was told.
+        """
+        asked = [
+            self._send(led_by, functools.partial(_ends, level))
+            for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
+        ]
+        ends, readable = [
+            {
+                (topic, partition.partition_index): partition.offset
+                for topic, partition in await self._answers(requests, led_by, away)
+            }
+            for requests in asked
+        ]
+        return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
+
+    async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
+        asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
+        told: dict[str, Counter[str]] = {name: Counter() for name in topics}
+        for future in asked:
+            try:
+                response = await future
+            except _NO_ANSWER:
+                continue
+            for topic in response.topics:
+                id = topic_id(topic)
+                if id is not None and topic.error_code in _IS_SURE:
+                    told[topic.name][id] += 1
+        ids = {}
+        for name, counted in told.items():
+            [(id, brokers)] = counted.most_common(1) or [("", 0)]
+            if 2 * brokers <= len(asked):
+                raise Retriable(f"the brokers don't agree whether topic {name!r} is the one that it was")
+            ids[name] = id
+            self._topics.pop(name, None)  # it came from a single broker
+        return ids
+
+    async def _may_read(self, topic: str) -> bool:
+        led_by = await self._led_by({}, topic)
+        away = _leaderless(led_by)
+        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
+        return bool(await self._ask(asked, _producers, away)) or away.keys() == led_by.keys()
+
+    async def _away(self, topic: str) -> Mapping[TopicPartition, Away]:
+        return _leaderless(await self._led_by({}, topic))
+
+    async def _write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
+        marker = WriteTxnMarkersRequest.WritableTxnMarker
+        topic = marker.WritableTxnMarkerTopic(name=transaction.topic, partition_indexes=[transaction.partition])
+        request = WriteTxnMarkersRequest(
+            markers=[
+                marker(
+                    producer_id=transaction.producer_id,
+                    producer_epoch=transaction.producer_epoch + 1,
+                    transaction_result=commit,
+                    topics=[topic],
+                    coordinator_epoch=max(0, transaction.coordinator_epoch),
+                    transaction_version=_RAISES_EPOCH,
+                )
+            ]
+        )
+        led_by = await self._led_by({transaction.topic: [transaction.partition]}, None)
+        for leader in led_by.values():
+            [of_marker] = (await self._control.send(request, leader.node)).markers
+            return str(kafka.errors.for_code(of_marker.topics[0].partitions[0].error_code).message)
+        # It was deleted, or this broker has not heard of it: whoever asks again what is open there finds out.
+        return str(kafka.errors.UnknownTopicOrPartitionError.message)
+
+    async def _ask(
+        self,
+        led_by: Mapping[TopicPartition, Leader],
+        request: Callable[[Partitions], Any],
+        away: dict[TopicPartition, Away],
+    ) -> list[tuple[str, Any]]:
+        return await self._answers(self._send(led_by, request), led_by, away)
+
+    def _send(
+        self, led_by: Mapping[TopicPartition, Leader], request: Callable[[Partitions], Any]
+    ) -> list[tuple[int, Partitions, Any]]:
+        """Ask the leaders, each of its own, and don't wait."""
+        by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for (topic, number), leader in led_by.items():
+            by_leader[leader.node][topic].append(number)
+        return [(node, numbers, self._control.send(request(numbers), node)) for node, numbers in by_leader.items()]
+
+    async def _answers(
+        self,
+        asked: Iterable[tuple[int, Partitions, Any]],
+        led_by: Mapping[TopicPartition, Leader],
+        away: dict[TopicPartition, Away],
+    ) -> list[tuple[str, Any]]:
+        """What they answer of each partition, with its topic; but for those that this principal may not read. Those
+        that can't be asked now are put into ``away``."""
+        answered = []
+        for node, numbers, future in asked:
+            try:
+                topics = (await future).topics
+            except _NO_ANSWER as silence:
+                reason = f"broker {node}, which leads it, gave no answer ({type(silence).__name__})"
+                for partition in _each(numbers):
+                    away[partition] = Away(reason, led_by[partition])
+                continue
+            for topic in topics:
+                for partition in topic.partitions:
+                    error = kafka.errors.for_code(partition.error_code)
+                    if issubclass(error, kafka.errors.AuthorizationError):
+                        _warn_of_missing_right("READ", topic.name)
+                    elif error is not kafka.errors.NoError:
+                        of = topic.name, partition.partition_index
+                        away[of] = Away(f"broker {node} answered {error.message}", led_by[of])
+                    else:
+                        answered.append((topic.name, partition))
+        return answered
+
+    async def _led_by(
+        self, partitions: Partitions, topic: str | None, since_s: float | None = None
+    ) -> dict[TopicPartition, Leader]:
+        """The leader of each of ``partitions`` that exists, and of all that ``topic`` has: now, or at ``since_s`` or
+        later."""
+        wanted = {*partitions, *([] if topic is None else [topic])}
+        topics = await self._look_up(wanted, time.monotonic() if since_s is None else since_s)
+        return {
+            (name, number): leader
+            for name, found in topics.items()
+            for number, leader in found.leaders.items()
+            if name == topic or number in partitions[name]
+        }
+
+    def _kept(self, topics: Collection[str], since_s: float) -> dict[str, _Topic]:
+        return {name: found for name in topics if (found := self._topics.get(name)) and found.seen_at_s >= since_s}
+
+    async def _look_up(self, topics: Collection[str], since_s: float) -> dict[str, _Topic]:
+        """All but those that this principal may not DESCRIBE."""
+        kept = self._kept(topics, since_s)
+        if wanted := [name for name in topics if name not in kept]:
+            now_s = time.monotonic()
+            response = await self._control.metadata(wanted)
+            told = {
+                topic.name: _Topic(topic_id(topic), _leaders(topic), now_s)
+                for topic in response.topics
+                if _may_describe(topic)
+            }
+            self._topics |= told
+            kept |= told
+        return kept
+
+
+def _may_describe(topic: Any) -> bool:
+    """Whether this principal may. Raises what the brokers say of the topic, other than that there is none."""
+    error = kafka.errors.for_code(topic.error_code)
+    if issubclass(error, kafka.errors.AuthorizationError):
+        _warn_of_missing_right("DESCRIBE", topic.name)
+        return False
+    if error not in (kafka.errors.NoError, kafka.errors.UnknownTopicOrPartitionError):
+        raise error(topic.name)
+    return True
+
+
+_IS_SURE = (0, kafka.errors.UnknownTopicOrPartitionError.errno)
+
+
+def topic_id(topic: Any) -> str | None:
+    """The id of a topic in metadata, as Kafka's tools write it. Empty if there is no such topic, None if the brokers
+    have no ids (before 2.8, by ``inter.broker.protocol.version``)."""
+    if topic.error_code:
+        return ""
+    if not (topic.topic_id and topic.topic_id.int):
+        return None
+    return base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
+
+
+def _leaders(topic: Any) -> dict[int, Leader]:
+    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # others hide a leader, such as one of another listener
+    return {
+        found.partition_index: Leader(found.leader_id, found.leader_epoch if found.error_code in without else -1)
+        for found in topic.partitions
+    }
+
+
+def _leaderless(led_by: Mapping[TopicPartition, Leader]) -> dict[TopicPartition, Away]:
+    return {partition: Away("it has no leader", leader) for partition, leader in led_by.items() if leader.node < 0}
+
+
+def _each(partitions: Partitions) -> Iterable[TopicPartition]:
+    return ((topic, number) for topic, numbers in partitions.items() for number in numbers)
+
+
+def _producers(partitions: Partitions) -> DescribeProducersRequest:
+    of_topic = DescribeProducersRequest.TopicRequest
+    topics = [of_topic(name=name, partition_indexes=list(partitions[name])) for name in partitions]
+    return DescribeProducersRequest(topics=topics)
+
+
+def _ends(level: IsolationLevel, numbers: Partitions) -> ListOffsetsRequest:
+    """The request for how far readers of this isolation level may read."""
+    of_topic = ListOffsetsRequest.ListOffsetsTopic
+    end = functools.partial(of_topic.ListOffsetsPartition, timestamp=_END, current_leader_epoch=-1)
+    topics = [of_topic(name=name, partitions=[end(partition_index=n) for n in numbers[name]]) for name in numbers]
+    return ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=topics, min_version=_ISOLATION)
+
+
+@functools.cache
+def _warn_of_missing_right(right: str, topic: str) -> None:
+    """Once a process."""
+    logger.warning(
+        "the brokers deny %s on topic %s: whether Kafka leaves a transaction's marker out there (KAFKA-20734) can't be"
+        " seen, nor mended. Grant it to this principal.",
+        right,
+        topic,
+    )

@@ -1,0 +1,128 @@
+"""One transaction of one task attempt, from Arrow record batches to acknowledged ones."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twopc.errors import RoundAborted
+from twopc_kafka.client.cluster import connect, roll_back
+from twopc_kafka.options import KafkaOptions
+from twopc_kafka.values import check_values
+from twopc_kafka.writers.encoding.batches import Encoder, in_runs, room_for_records
+from twopc_kafka.writers.encoding.partitions import choose, grouped
+from twopc_kafka.writers.encoding.records import records_of
+from twopc_kafka.writers.encoding.varints import Integers
+from twopc_kafka.writers.librdkafka import ABORT_TIMEOUT_S, ProducerIdentity
+from twopc_kafka.writers.sender import Sending
+from twopc_kafka.writers.settings import settings
+
+CHUNK_BYTES = 4 * 1024 * 1024
+CHUNK_RECORDS = 100_000
+"""So much is encoded at a time: what lies between Arrow's columns and batches on their way is no larger. Small records
+take their room by number."""
+
+
+class ArrowWriter:
+    """What ``twopc_kafka.writers.librdkafka.Writer`` is, for ``exactly-once`` alone, without librdkafka."""
+
+    def __init__(self, options: KafkaOptions, transactional_id: str, was_used: bool = False) -> None:
+        """Begin. ``was_used``: whether the id may have a transaction before this one.
+
+        Raises:
+            NotCommitted: it has, and that one was not committed.
+            ConfigurationError: the broker refuses the transaction for good.
+            RoundAborted: it could not be reached, or the id is in use.
+        """
+        self._options = options
+        self._settings = settings(options.properties)
+        self._cluster = connect(options.control, self._settings.timeout_ms)
+        topic = options.topic
+        asked = {} if topic is None else {topic: self._cluster.start(self._cluster.leaders, topic)}
+        self._transaction = self._cluster.run(
+            self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._settings.timeout_ms
+        )
+        self._sending = Sending(self._cluster, self._transaction, self._settings, asked)
+        weakref.finalize(self, self._sending.halt)  # a task may end without an abort
+        self._topics: dict[str, tuple[Encoder, int]] = {}
+        self._sticky = secrets.randbelow(1 << 16)  # tasks that begin together don't all write to partition 0
+        self._written = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Encode a batch and hand it over for sending.
+
+        Raises:
+            RecordRefused: a record can never be written.
+            RoundAborted: a record was not delivered, of this batch or one before.
+        """
+        check_values(batch, self._options, self._partitions)
+        room = room_for_records(self._settings.limits)
+        for topic, part in _by_topic(batch, self._options.topic):
+            encoder, count = self._topics[topic]
+            records = records_of(part)
+            named = part.column("partition") if "partition" in part.schema.names else None
+            runs = in_runs(records, room)
+            chosen = choose(count, (self._sticky + runs) % count, records.key, named)
+            self._sticky += int(runs[-1]) + 1
+            for chunk in _chunks(runs, max(1, CHUNK_BYTES // room)):
+                order, parts = grouped(chosen[chunk])
+                self._sending.put(topic, encoder.encode(records.slice(chunk.start, chunk.stop), order, parts))
+        self._written += batch.num_rows
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """Kafka's id of each topic before it was first written to, where the brokers tell it."""
+        return self._sending.topic_ids
+
+    def finish(self) -> ProducerIdentity:
+        """Wait until every record is acknowledged by all replicas in sync.
+
+        Raises:
+            RoundAborted: one is not.
+        """
+        self._sending.drain()
+        if self._sending.acknowledged != self._written:
+            raise RoundAborted(
+                f"{self._sending.acknowledged} records of {self._written} were acknowledged in transaction"
+                f" {self._transaction.transactional_id}. The batch can be run again."
+            )
+        return self._transaction.producer
+
+    def abort(self) -> None:
+        """Roll the transaction back."""
+        self._sending.stop(ABORT_TIMEOUT_S)
+        roll_back(self._options.control, self._transaction)
+
+    def _partitions(self, topic: str, highest: int) -> int:
+        new = Encoder(self._transaction.producer, self._settings.limits, self._settings.compression), 0
+        encoder, count = self._topics.get(topic, new)
+        if count <= highest:
+            count = self._sending.partitions(topic)
+            if 0 < count <= highest:  # what was asked before the transaction began may be old
+                count = self._sending.partitions(topic)
+            self._topics[topic] = encoder, count
+        return count
+
+
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The batch, apart by topic; the option wins over the column."""
+    if topic is not None:
+        yield topic, batch
+        return
+    column = batch.column("topic")
+    for each in pc.unique(column).to_pylist():
+        yield each, batch.filter(pc.equal(column, each))
+
+
+def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:
+    """Cut where a chunk is full; one record is never cut."""
+    by_bytes = runs // runs_at_most
+    by_number = np.arange(len(runs)) // CHUNK_RECORDS
+    starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))
+    for start, stop in zip(starts, [*starts[1:], len(runs)], strict=True):
+        yield slice(int(start), int(stop))

@@ -1,0 +1,130 @@
+"""Encoded records → record batches of format v2, none larger than the brokers take.
+
+Source: the protocol guide's "Record Batch". Base offset and leader epoch are the broker's to fill in.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import google_crc32c
+import numpy as np
+
+from twopc_kafka.writers.encoding.buffers import Bytes, joined, view
+from twopc_kafka.writers.encoding.compression import NONE, Compression
+from twopc_kafka.writers.encoding.records import Records
+from twopc_kafka.writers.encoding.varints import Integers, sizes
+from twopc_kafka.writers.settings import Limits
+
+if TYPE_CHECKING:
+    from twopc_kafka.writers.librdkafka import ProducerIdentity
+
+_BASE_OFFSET, _LEADER_EPOCH = 0, -1  # not known before the broker has appended the batch
+_MAGIC = 2
+_TRANSACTIONAL = 0x10
+_UNCHECKED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
+_CHECKED = struct.Struct(">hiqqqhii")  # attributes, last offset delta, times, producer, first sequence number, count
+_BEFORE_LENGTH_BYTES = 12  # of base offset and length, which the length does not count
+OVERHEAD_BYTES = _UNCHECKED.size + _CHECKED.size
+
+_ALONE_BYTES = 2  # both deltas of a batch's first record
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """One batch for one partition, as it goes over the wire."""
+
+    partition: int
+    count: int
+    data: memoryview
+
+
+def alone_bytes(records: Records) -> Integers:
+    """The size of the batch that each record makes when it is alone in it."""
+    body = records.content_length + _ALONE_BYTES
+    return OVERHEAD_BYTES + sizes(body) + body
+
+
+def room_for_records(limits: Limits) -> int:
+    """Bytes of a batch of several records that are theirs."""
+    return min(limits.batch_bytes, limits.message_bytes) - OVERHEAD_BYTES
+
+
+def in_runs(records: Records, room: int) -> Integers:
+    """The number of the run that each record is in. A run is as many records as one batch has room for."""
+    bounds = np.concatenate([[0], np.cumsum(_at_most(records))])
+    lengths = [cut.stop - cut.start for cut in _cuts(bounds, slice(0, len(records)), room)]
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
+    """Cut so that no batch gets larger than allowed; one record is never cut."""
+    start = part.start
+    while start < part.stop:
+        fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
+        stop = min(max(fitting, start + 1), part.stop)
+        yield slice(start, stop)
+        start = stop
+
+
+class Encoder:
+    """Makes the batches of one producer in one topic and numbers them, so that a broker takes each record once."""
+
+    def __init__(self, producer: ProducerIdentity, limits: Limits, compression: Compression) -> None:
+        self._producer = producer
+        self._limits = limits
+        self._compression = compression
+        self._next_sequence: dict[int, int] = {}
+
+    def encode(self, records: Records, order: Integers, of_partition: Mapping[int, slice]) -> list[RecordBatch]:
+        """The batches that hold ``records``.
+
+        Args:
+            records: none too large.
+            order: their positions, partition after partition.
+            of_partition: what part of ``order`` belongs to each partition.
+        """
+        bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
+        room = room_for_records(self._limits)
+        cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, room)]
+        starts = np.array([cut.start for _, cut in cuts])
+        encoded = records.encode(order, starts)
+        timestamps = records.timestamp_ms[order]
+        latest = np.maximum.reduceat(timestamps, starts)
+        return [
+            self._sealed(number, cut.stop - cut.start, (int(timestamps[cut.start]), int(last)), encoded(cut))
+            for (number, cut), last in zip(cuts, latest, strict=True)
+        ]
+
+    def _sealed(self, partition: int, count: int, times_ms: tuple[int, int], records: Sequence[Bytes]) -> RecordBatch:
+        batch, compression = joined(records, OVERHEAD_BYTES), Compression(NONE)
+        packed = self._compression.compress(batch.slice(OVERHEAD_BYTES))
+        if OVERHEAD_BYTES + packed.size < batch.size:  # so that compression never makes a batch too large
+            batch, compression = joined([np.frombuffer(packed, np.uint8)], OVERHEAD_BYTES), self._compression
+        sequence = self._next_sequence.get(partition, 0)
+        self._next_sequence[partition] = (sequence + count) & 0x7FFF_FFFF
+        checked = _CHECKED.pack(
+            compression.number | _TRANSACTIONAL,
+            count - 1,
+            *times_ms,
+            self._producer.producer_id,
+            self._producer.producer_epoch,
+            sequence,
+            count,
+        )
+        checksum = google_crc32c.extend(google_crc32c.value(checked), batch.slice(OVERHEAD_BYTES))
+        unchecked = _UNCHECKED.pack(_BASE_OFFSET, batch.size - _BEFORE_LENGTH_BYTES, _LEADER_EPOCH, _MAGIC, checksum)
+        data = view(batch)
+        data[:OVERHEAD_BYTES] = unchecked + checked
+        return RecordBatch(partition, count, data)
+
+
+def _at_most(records: Records) -> Integers:
+    """Bytes that each record takes wherever it comes to stand."""
+    timestamps = records.timestamp_ms
+    span = np.array([len(records), timestamps.max(initial=0) - timestamps.min(initial=0)])
+    body = records.content_length + int(sizes(span).sum())
+    return body + sizes(body)

@@ -1,0 +1,382 @@
+"""The data plane: Arrow record batches into one Kafka transaction, through librdkafka.
+
+A writer serves one transaction of one task attempt and is then thrown away. Its fresh InitProducerId gives it an epoch
+of its own, so ``(producer id, epoch)`` names this transaction and no other: with an epoch that several transactions
+share, a late commit can end the wrong one (FLINK-8132).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+
+from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.retry import until_answered
+from twopc_kafka.client.control import connect
+from twopc_kafka.client.error_codes import UNKNOWN_TOPIC, Answer, failure, meaning, records_refused
+from twopc_kafka.columns import records
+from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
+from twopc_kafka.values import check_values
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 10.0
+"""How long a participant tries to roll back what failed. The coordinator's sweep does what is left."""
+
+IDENTITY_TIMEOUT_S = 10.0
+"""How long the statistics that tell the producer's epoch may take; they come every 5 ms."""
+
+KNOWN_TOPIC_S = 60.0
+"""How long a process need not look again for a topic that was there."""
+
+LOOK_UP_TIMEOUT_S = 5.0
+"""How long one look for a topic may take."""
+
+PAUSE_S = 0.1
+"""How long to wait for room in the queue, or before the next look for a topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerIdentity:
+    """What names a transaction at the broker, besides its transactional id."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class NotCommitted(RoundAborted):
+    """The last transaction of an id that is to be used again was not committed, or nobody says so.
+
+    The id is given up. Kafka may leave out a marker when it rolls a transaction back (KAFKA-20734), wherever that wrote
+    and whoever ends it, and what hangs then becomes visible with the next commit of its producer. What is committed is
+    not said to be complete before all its markers are there. Upholds: nothing undecided is ever visible.
+    """
+
+    def __init__(self, transactional_id: str, state: str) -> None:
+        super().__init__(f"the last transaction of {transactional_id} is not known to be committed: {state}")
+
+
+class _Reports:
+    """What librdkafka tells of one producer. Not the writer itself: a producer that leads back to its writer would keep
+    its threads and its memory until the next garbage collection finds the two."""
+
+    def __init__(self) -> None:
+        self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
+        self.statistics = ""
+
+    def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            partition = message.partition()
+            known = partition is not None and partition >= 0
+            self.failures.append((error, str(message.topic()), partition if known else None))
+
+    def keep_statistics(self, statistics: str) -> None:
+        self.statistics = statistics
+
+
+class Writer:
+    """A producer for one transaction, or for one flush where ``delivery`` asks for no transaction."""
+
+    def __init__(self, options: KafkaOptions, transactional_id: str) -> None:
+        """Begin.
+
+        Raises:
+            ConfigurationError: the broker refuses the producer for good, or its options don't fit this machine.
+            RoundAborted: it could not be reached, or another producer is using the id.
+        """
+        self._options = options
+        self._reports = _Reports()
+        self._transactional = options.delivery == EXACTLY_ONCE
+        self._transactional_id = transactional_id
+        self._is_ended = False
+        self.topic_ids: dict[str, str] = {}
+        self._known_ids: set[str] = set()  # the topics whose ids were asked for
+        try:
+            self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
+        except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
+            raise wrong_options(error.args[0].str()) from None
+        if self._transactional:
+            try:
+                # Without a limit of its own librdkafka would ask a broker that is gone for ever.
+                self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
+                self._producer.begin_transaction()
+            except (confluent_kafka.KafkaException, SystemError) as raised:
+                raise self._refused(self._reason(raised)) from raised
+
+    def _properties(self) -> dict[str, Any]:
+        properties = dict(self._options.properties)
+        # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
+        properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
+        properties |= {"allow.auto.create.topics": False}  # else a misspelt topic would be created by asking for it
+        if self._transactional:
+            properties |= {"transactional.id": self._transactional_id}
+            # The producer tells its own id and epoch in its statistics and nowhere else. To ask the broker instead
+            # could return the epoch of a zombie that has taken over the id meanwhile.
+            properties |= {"statistics.interval.ms": 5, "stats_cb": self._reports.keep_statistics}
+        else:
+            del properties["transaction.timeout.ms"]
+        return properties
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Hand a batch over for sending.
+
+        Raises:
+            RecordRefused: a record can never be written.
+            RoundAborted: a record was not delivered, of this batch or one before; or another producer took over.
+        """
+        check_values(batch, self._options, self._partitions)
+        produce, poll = self._producer.produce, self._producer.poll
+        for position, record in enumerate(records(batch, self._options.topic)):
+            try:
+                try:
+                    produce(*record)
+                except BufferError:
+                    self._produce_when_there_is_room(record, position)
+            except confluent_kafka.KafkaException as error:
+                # A record that failed before makes every later one fail by _STATE: tell of the first.
+                self._served(poll, 0)
+                self._raise_failures()
+                raise self._not_delivered(error.args[0], record[0], None) from error
+        self._served(poll, 0)
+        self._raise_failures()
+
+    def _produce_when_there_is_room(self, record: tuple[Any, ...], position: int) -> None:
+        while True:
+            is_empty = not len(self._producer)
+            if not is_empty:
+                self._served(self._producer.poll, PAUSE_S)
+            try:
+                self._producer.produce(*record)
+            except BufferError:
+                if is_empty:  # no waiting helps
+                    room = self._options.properties["queue.buffering.max.kbytes"]
+                    raise RecordRefused(
+                        f"it is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise that option.",
+                        record=position,
+                    ) from None
+            else:
+                return
+
+    def _partitions(self, topic: str, highest: int) -> int:
+        """How many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do, unless it
+        is older, or has no partition ``highest``."""
+        if self._transactional and topic not in self._known_ids:
+            self._known_ids.add(topic)
+            self._note_id(topic)
+        place = self._options.bootstrap_servers, topic
+        count, known_at = _known_topics.get(place, (0, 0.0))
+        if count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
+            count = self._look_up(topic)
+            if count:
+                _known_topics[place] = count, time.monotonic()
+        return count
+
+    def _note_id(self, topic: str) -> None:
+        """Kafka's id of a topic, if the brokers tell it: librdkafka does not."""
+        what, patience_s = f"to find topic {topic!r}", int(self._options.properties["message.timeout.ms"]) / 1000
+        ask = connect(self._options.control).leaders.topic_ids
+        try:
+            ids = until_answered(what, ask, [topic], time.monotonic(), patience_s=patience_s)
+        except Retriable as error:
+            raise RoundAborted(f"{what} failed for {patience_s:.0f} s: {error}. The batch can be run again.") from error
+        self.topic_ids |= {topic: id for topic, id in ids.items() if id}
+
+    def _look_up(self, topic: str) -> int:
+        properties, started = self._options.properties, time.monotonic()
+        what = f"to find topic {topic!r} at {self._options.bootstrap_servers}"
+        while True:
+            error, count = self._ask_for(topic)
+            if error is None:
+                return count
+            answer, is_brokers = meaning(error.code()), error.code() >= confluent_kafka.KafkaError.UNKNOWN
+            if is_brokers and answer.answer is not Answer.REPEAT:
+                raise failure(answer, f"{what} was refused")
+            limit = "topic.metadata.propagation.max.ms" if is_brokers else "message.timeout.ms"
+            if time.monotonic() - started > int(properties[limit]) / 1000:
+                if answer is UNKNOWN_TOPIC:
+                    return 0
+                raise RoundAborted(
+                    f"{what} failed for {properties[limit]} ms: {error.str()} ({error.name()}). Is the broker up?"
+                    f" {limit!r} bounds the wait."
+                )
+            self._served(self._producer.poll, PAUSE_S)
+
+    def _ask_for(self, topic: str) -> tuple[confluent_kafka.KafkaError | None, int]:
+        timeout_s = min(LOOK_UP_TIMEOUT_S, int(self._options.properties["message.timeout.ms"]) / 1000)
+        try:
+            found = self._producer.list_topics(topic, timeout_s).topics[topic]
+        except confluent_kafka.KafkaException as error:
+            return error.args[0], 0
+        return found.error, len(found.partitions)
+
+    def finish(self) -> ProducerIdentity | None:
+        """Wait until every record is acknowledged by the broker.
+
+        Returns:
+            The transaction's identity, or None where there is none.
+
+        Raises:
+            RoundAborted: a record was not delivered, or another producer took over.
+        """
+        if self._options.delivery == NONE:
+            # Nobody waits, but a producer that is dropped takes its queue with it: the flush keeps it alive.
+            threading.Thread(target=self._producer.flush, name="twopc-kafka-flush").start()
+            return None
+        # Ends: 'message.timeout.ms' turns what is never answered into a failure.
+        while self._served(self._producer.flush, 1.0):
+            self._raise_failures()
+        self._raise_failures()
+        return self._identity() if self._transactional else None
+
+    def abort(self) -> None:
+        """Roll the transaction back, or drop what is not sent yet. What another producer took over is rolled back.
+
+        Raises:
+            Retriable: no broker answered in time.
+            RoundAborted: this producer can't any more. The coordinator's sweep does.
+        """
+        if self._is_ended:
+            return
+        if self._transactional:
+            try:
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
+                self._is_ended = True
+            except (confluent_kafka.KafkaException, SystemError) as raised:
+                error = self._reason(raised)
+                if error.code() in _FENCED:  # whoever took over the id has aborted this transaction already
+                    self._end()
+                    return
+                raise (Retriable if error.retriable() else RoundAborted)(
+                    f"transaction {self._transactional_id} could not be rolled back by its own producer: {error.str()}"
+                    f" ({error.name()}). The coordinator's sweep rolls it back."
+                ) from raised
+        else:
+            self._producer.purge()
+
+    def _end(self) -> None:
+        """End a producer that was fenced: confluent-kafka, having raised so, keeps it and its threads for ever."""
+        self._is_ended = True
+        self._producer.purge()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it can't abort, which is known
+            try:
+                self._producer.close()
+            except (confluent_kafka.KafkaException, SystemError):  # the fatal error once more, told instead of closing
+                self._producer.close()
+
+    def _identity(self) -> ProducerIdentity:
+        deadline = time.monotonic() + IDENTITY_TIMEOUT_S
+        while time.monotonic() < deadline:
+            told = json.loads(self._reports.statistics)["eos"] if self._reports.statistics else {"producer_id": -1}
+            if told["producer_id"] >= 0:
+                return ProducerIdentity(told["producer_id"], told["producer_epoch"])
+            self._served(self._producer.poll, 0.01)
+        raise RoundAborted(f"librdkafka did not tell its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
+
+    def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
+        """Poll or flush, which serve callbacks."""
+        try:
+            return call(timeout_s)
+        except (confluent_kafka.KafkaException, SystemError) as raised:
+            raise self._broken(self._reason(raised)) from raised
+
+    def _reason(self, raised: BaseException) -> confluent_kafka.KafkaError:
+        """The error that was raised, or the one that ended the producer where confluent-kafka lost it."""
+        if (error := _of_librdkafka(raised)).code() == _FATAL:
+            try:
+                self._producer.begin_transaction()  # refused: one has begun, or the producer has ended, and why
+            except (confluent_kafka.KafkaException, SystemError) as refused:
+                reason = _of_librdkafka(refused)
+                return reason if reason.fatal() else error
+        return error
+
+    def _raise_failures(self) -> None:
+        if self._reports.failures:
+            raise self._not_delivered(*self._reports.failures[0])
+
+    def _not_delivered(
+        self, error: confluent_kafka.KafkaError, topic: str, partition: int | None
+    ) -> TwoPhaseCommitError:
+        if error.fatal() or error.code() in _FENCED:
+            return self._broken(error)
+        if meaning(error.code()).answer is Answer.REFUSED:
+            return records_refused(meaning(error.code()), self._options.bootstrap_servers, topic, partition)
+        return RoundAborted(
+            f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
+            f" the first, to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
+        )
+
+    def _broken(self, error: confluent_kafka.KafkaError) -> RoundAborted:
+        """The error for a producer that can do nothing any more."""
+        what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
+        why = "another producer took over its transactional id" if error.code() in _FENCED else "librdkafka gave it up"
+        return RoundAborted(
+            f"{what} can't go on at {self._options.bootstrap_servers}: {why}: {error.str()} ({error.name()})."
+            f" {_advice(error)}"
+        )
+
+    def _refused(self, error: confluent_kafka.KafkaError) -> Exception:
+        if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return timeout_refused(self._options.transaction_timeout_ms)
+        return RoundAborted(
+            f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}:"
+            f" {error.str()} ({error.name()}). {_advice(error)}"
+        )
+
+
+_known_topics: dict[tuple[str, str], tuple[int, float]] = {}
+"""Of this process: brokers and topic → how many partitions it has, and when that was known."""
+
+_FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
+
+_FENCED = (
+    confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
+    confluent_kafka.KafkaError.PRODUCER_FENCED,
+    confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,  # what brokers answer to its records
+)
+
+
+def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
+    """The error that was raised. confluent-kafka raises a fatal one amid callbacks. A further callback then runs with
+    an exception pending, which Python makes the cause of a SystemError. One without a cause means that confluent-kafka
+    stopped without saying why."""
+    error: BaseException | None = raised
+    while isinstance(error, SystemError):
+        error = error.__cause__
+    if error is None:
+        return confluent_kafka.KafkaError(_FATAL, str(raised))
+    if not isinstance(error, confluent_kafka.KafkaException):
+        raise raised
+    return error.args[0]  # type: ignore[no-any-return]
+
+
+def _advice(error: confluent_kafka.KafkaError) -> str:
+    code = confluent_kafka.KafkaError
+    return {
+        code.TOPIC_AUTHORIZATION_FAILED: "Grant this principal WRITE on the topic.",
+        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the 'transactional.id.prefix'.",
+        code._MSG_TIMED_OUT: "Is the broker up? 'message.timeout.ms' bounds the wait.",  # noqa: SLF001
+        code._TIMED_OUT: "Is the broker up, and is 'bootstrap.servers' right?"  # noqa: SLF001
+        " 'message.timeout.ms' bounds the wait.",
+        code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
+        **dict.fromkeys(_FENCED, "Is another driver of this query running? If not, the batch can be run again."),
+    }.get(error.code(), "The batch can be run again.")
+
+
+def timeout_refused(timeout_ms: int) -> ConfigurationError:
+    """The error for a transaction time-out that is longer than the broker grants."""
+    return ConfigurationError(
+        f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
+        " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
+    )

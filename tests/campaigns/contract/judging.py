@@ -1,0 +1,87 @@
+"""Run the contract of sinks against a mutant, in a process of its own."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import sys
+import tempfile
+import time
+import traceback
+import unittest
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from tests.campaigns.contract.mutants import Mutant
+from tests.campaigns.contract.subjects import SUBJECTS, Bench, tests_of
+
+IN_MEMORY = Path("/dev/shm")  # noqa: S108  # each test has a folder of its own there
+"""Where there is one, an fsync costs nothing. What a power cut leaves is for the simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the contract says of a mutant.
+
+    Attributes:
+        mutant: its name.
+        caught_by: the test that failed; empty where all passed.
+        error: the last line of what that test said.
+        is_as_it_should_be: it was caught, or need not be.
+    """
+
+    mutant: str
+    caught_by: str
+    error: str
+    seconds: float
+    is_as_it_should_be: bool
+
+
+def judge(mutant: Mutant, servers: str = "") -> Verdict:
+    """Run the contract against ``mutant`` until a test fails, in a process that does nothing else."""
+    logging.disable()
+    if IN_MEMORY.is_dir():
+        tempfile.tempdir = str(IN_MEMORY)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        sources, targets = Path(folder) / "sources", Path(folder) / "targets"
+        sources.mkdir()
+        SUBJECTS[mutant.subject].write(sources)
+        apply(mutant, sources)
+        sys.path.insert(0, str(sources))
+        caught_by, error = _first_failure(SUBJECTS[mutant.subject].contract, targets, servers)
+    as_it_should_be = bool(caught_by) is not bool(mutant.equivalent)
+    return Verdict(mutant.name, caught_by, error, time.monotonic() - started, as_it_should_be)
+
+
+def apply(mutant: Mutant, sources: Path) -> None:
+    """Put the defect into what ``SUBJECTS`` has written. Raises LookupError where the code has changed."""
+    for edit in mutant.edits:
+        file = sources / edit.file
+        text = file.read_text(encoding="utf-8")
+        if edit.old not in text:
+            raise LookupError(f"{edit.file} has no {edit.old!r}: the code has changed, so change its mutant")
+        file.write_text(text.replace(edit.old, edit.new, 1), encoding="utf-8")
+
+
+def _first_failure(contract: type[Bench], targets: Path, servers: str) -> tuple[str, str]:
+    for name in tests_of(contract):
+        folder = targets / name
+        folder.mkdir(parents=True)
+        try:
+            getattr(contract(folder, servers), name)()
+        except unittest.SkipTest:
+            continue
+        except Exception:  # noqa: BLE001  # whatever it is, it was noticed
+            return name, traceback.format_exc(limit=-1).strip().splitlines()[-1]
+    return "", ""
+
+
+def judge_all(mutants: Sequence[Mutant], servers: str) -> Iterator[Verdict]:
+    """A process for each, two at a time, made from one that has imported no sink and runs no broker."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "pandas", "pyarrow.compute"])  # pyarrow's first array imports pandas
+    with context.Pool(2, maxtasksperchild=1) as pool:
+        yield from pool.imap(partial(judge, servers=servers), mutants, chunksize=1)

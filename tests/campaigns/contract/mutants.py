@@ -1,0 +1,648 @@
+"""Defects of sinks, as changes of their text. ``SinkContract`` must catch each, unless no test could."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """The first ``old`` in ``file`` becomes ``new``."""
+
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A sink with a defect.
+
+    Attributes:
+        subject: which sink, one of ``SUBJECTS``.
+        defect: what is wrong with it, as a sentence.
+        edits: the text that makes it so.
+        equivalent: why no reader, and no later process, could notice. Then no test may fail.
+    """
+
+    subject: str
+    defect: str
+    edits: tuple[Edit, ...]
+    equivalent: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.subject}: {self.defect}"
+
+
+def _in(subject: str, file: str, defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+    return Mutant(subject, defect, tuple(Edit(file, old, new) for old, new in edits), equivalent)
+
+
+def _sqlite(defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+    return _in("sqlite", "twopc_sqlite.py", defect, *edits, equivalent=equivalent)
+
+
+def _memory(defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+    return _in("memory", "memory.py", defect, *edits, equivalent=equivalent)
+
+
+def _files(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+    return _in("files", f"twopc_files/{file}", defect, *edits, equivalent=equivalent)
+
+
+def _kafka(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+    return _in("kafka", f"twopc_kafka/{file}", defect, *edits, equivalent=equivalent)
+
+
+_METHODS = "    # On the task that writes.\n"  # of the SQLite sink: where a method that it lacks goes
+
+SQLITE = (
+    _sqlite(
+        "only the last write of a transaction is kept",
+        (
+            '            connection.executemany("INSERT INTO staged',
+            (
+                '            connection.execute("DELETE FROM staged WHERE name = ?", (transaction.id.exact,))\n'
+                '            connection.executemany("INSERT INTO staged'
+            ),
+        ),
+    ),
+    _sqlite("a write keeps its first record alone", ("batch.to_pylist())", "batch.to_pylist()[:1])")),
+    _sqlite(
+        "a write does not see where a slice begins",
+        (
+            "batch.to_pylist())",
+            (
+                "pa.record_batch({name: pa.Array.from_buffers(column.type, len(column), column.buffers())"
+                " for name, column in zip(batch.schema.names, batch.columns)}"
+                " if batch.num_columns == 1 else batch).to_pylist())"
+            ),
+        ),
+    ),
+    _sqlite(
+        "a write publishes",
+        ('"INSERT INTO staged VALUES (?, ?)"', "\"INSERT INTO records SELECT ?2 WHERE ?1 <> ''\""),
+    ),
+    _sqlite(
+        "null becomes an empty text",
+        ("json.dumps(record)", 'json.dumps({k: "" if v is None else v for k, v in record.items()})'),
+    ),
+    _sqlite(
+        "a value that can't be written is no Refused, so that the batch is run again for ever",
+        (
+            "            rows = (",
+            (
+                '            if None in batch.column("value").to_pylist():\n'
+                '                raise ValueError("null")\n'
+                "            rows = ("
+            ),
+        ),
+    ),
+    _sqlite(
+        "validate accepts a column that write refuses",
+        (
+            _METHODS,
+            "    def validate(self, schema: pa.Schema) -> None:\n        pass\n\n" + _METHODS,
+        ),
+        (
+            "            rows = (",
+            (
+                '            if "of_the_contract" in batch.schema.names:\n'
+                '                raise ConfigurationError("unknown column")\n'
+                "            rows = ("
+            ),
+        ),
+    ),
+    _sqlite(
+        "the records are in the committable",
+        (
+            "Committable(transaction.id.exact, {}, transaction.records)",
+            'Committable(transaction.id.exact, {"records": ["a"] * transaction.records}, transaction.records)',
+        ),
+    ),
+    _sqlite("a vote does not say how many records it is for", (", {}, transaction.records)", ", {})")),
+    _sqlite(
+        "a transaction that was rolled back gets a yes vote",
+        ("(transaction.id.exact,)).rowcount != 1:", "(transaction.id.exact,)).rowcount > 1:"),
+    ),
+    _sqlite(
+        "records wait in the memory of the process that wrote them",
+        (
+            "            rows = (",
+            (
+                '            self.__dict__.setdefault("rows", {}).setdefault(transaction.id.exact, []).extend(\n'
+                "                (json.dumps(record),) for record in batch.to_pylist()\n"
+                "            )\n"
+                "            return\n"
+                "            rows = ("
+            ),
+        ),
+        (
+            "connection.execute(move, (name,))",
+            'connection.executemany("INSERT INTO records VALUES (?)", self.__dict__.get("rows", {}).pop(name, []))',
+        ),
+    ),
+    _sqlite(
+        "a commit publishes what every transaction has staged",
+        ("FROM staged WHERE name = ? ORDER", "FROM staged WHERE ? <> '' ORDER"),
+    ),
+    _sqlite(
+        "a commit removes what other transactions have staged",
+        ("DELETE FROM staged WHERE name = ?", "DELETE FROM staged WHERE ? <> ''"),
+    ),
+    _sqlite(
+        "a commit of what was rolled back is a success",
+        (
+            "                case found:",
+            "                case None:\n                    return\n                case found:",
+        ),
+    ),
+    _sqlite("a commit of what was rolled back is Retriable", ("raise TransactionLost(", "raise Retriable(")),
+    _sqlite(
+        "a commit of what is committed publishes it again",
+        (
+            'case ("committed",):\n                    return\n                case ("prepared",):',
+            'case ("prepared" | "committed",):',
+        ),
+        ('                    connection.execute("DELETE FROM staged WHERE name = ?", (name,))\n', ""),
+    ),
+    _sqlite(
+        "a commit of what is committed is Retriable",
+        ("                    return\n", '                    raise Retriable("committed already")\n'),
+    ),
+    _sqlite(
+        "a commit publishes, and notes it in a second step",
+        (
+            "                    connection.execute(\"UPDATE transactions SET state = 'committed'",
+            (
+                "                    connection.commit()\n"
+                "                    connection.execute(\"UPDATE transactions SET state = 'committed'"
+            ),
+        ),
+        ('                    connection.execute("DELETE FROM staged WHERE name = ?", (name,))\n', ""),
+    ),
+    _sqlite(
+        "a commit is noted, and published in a second step",
+        (
+            "                    connection.execute(move, (name,))\n",
+            (
+                "                    connection.execute(\"UPDATE transactions SET state = 'committed' WHERE name = ?\","
+                " (name,))\n"
+                "                    connection.commit()\n"
+                "                    connection.execute(move, (name,))\n"
+            ),
+        ),
+    ),
+    _sqlite(
+        "a commit publishes and removes what was staged, and notes it in a second step",
+        (
+            "                    connection.execute(\"UPDATE transactions SET state = 'committed'",
+            (
+                "                    connection.commit()\n"
+                "                    connection.execute(\"UPDATE transactions SET state = 'committed'"
+            ),
+        ),
+        equivalent="the repeat publishes nothing, as nothing is staged any more, and notes the commit",
+    ),
+    _sqlite(
+        "commits of several threads take each other's transactions",
+        ("        name = committable.transaction_id\n", "        self._name = committable.transaction_id\n"),
+        (
+            '            connection.execute("BEGIN IMMEDIATE")',
+            '            connection.execute("BEGIN IMMEDIATE")\n            name = self._name',
+        ),
+    ),
+    _sqlite(
+        "a commit does not lock what it reads",
+        ('connection.execute("BEGIN IMMEDIATE")', "pass"),
+        equivalent="of two that read 'prepared', the second finds nothing staged and notes the same state",
+    ),
+    _sqlite(
+        "the commit of a batch that complete was called for fails",
+        ("AND batch_id < ?", "AND batch_id <= ?"),
+    ),
+    _sqlite(
+        "complete forgets the commits of other queries",
+        (" AND substr(name, 1, ?) = ?", ""),
+        ("(batch_id, len(scope), scope)", "(batch_id,)"),
+    ),
+    _sqlite(
+        "complete fails for a batch without transactions",
+        ("            scope = self", "            committables[0]\n            scope = self"),
+    ),
+    _sqlite(
+        "complete is not repeatable",
+        (
+            "            scope = self",
+            (
+                '            connection.execute("CREATE TABLE completed (batch_id)") if batch_id == 0 else None\n'
+                "            scope = self"
+            ),
+        ),
+    ),
+    _sqlite(
+        "an abort on a participant does nothing",
+        (
+            "        name = transaction.id.exact if",
+            (
+                "        if isinstance(transaction, Transaction):\n"
+                "            return\n"
+                "        name = transaction.id.exact if"
+            ),
+        ),
+    ),
+    _sqlite(
+        "an abort rolls back every transaction of the sink",
+        (
+            "DELETE FROM transactions WHERE name = ? AND state <> 'committed'",
+            "DELETE FROM transactions WHERE ? <> '' AND state <> 'committed'",
+        ),
+    ),
+    _sqlite(
+        "an abort of what is committed forgets the commit",
+        ("WHERE name = ? AND state <> 'committed'", "WHERE name = ?"),
+    ),
+    _sqlite(
+        "an abort of what does not exist fails",
+        (
+            'connection.execute("DELETE FROM staged WHERE name = ?", (name,))\n\n',
+            "pass\n            else:\n                raise KeyError(name)\n\n",
+        ),
+    ),
+    _sqlite(
+        "an abort leaves the records",
+        (
+            (
+                "            if connection.execute(forget, (name,)).rowcount:\n"
+                '                connection.execute("DELETE FROM staged WHERE name = ?", (name,))'
+            ),
+            "            connection.execute(forget, (name,))",
+        ),
+        equivalent="a name is used once, so nothing ever asks for them: the database only grows",
+    ),
+    _sqlite(
+        "recover misses what is not prepared",
+        ("WHERE state <> 'committed'\")]", "WHERE state = 'prepared'\")]"),
+    ),
+    _sqlite("recover lists what is committed", (" WHERE state <> 'committed'\")]", '")]')),
+    _sqlite(
+        "recover lists the transactions of every query",
+        (" if self.transactional_ids.owns_exact(name)]", "]"),
+    ),
+    _sqlite(
+        "recover lists what belongs to a sink whose name begins with its own",
+        ("self.transactional_ids.owns_exact(name)]", "name.startswith(self.transactional_ids.scope[:-1])]"),
+    ),
+    _sqlite(
+        "recover finds its own names by LIKE",
+        (
+            "WHERE state <> 'committed'\")]",
+            "WHERE state <> 'committed' AND name LIKE ?\", (self.transactional_ids.scope + '%',))]",
+        ),
+        (" if self.transactional_ids.owns_exact(name)]", "]"),
+    ),
+    _sqlite(
+        "recover rolls back what it lists",
+        (
+            "        return [Committable(name, {}) for name in names",
+            (
+                "            connection.execute(\"DELETE FROM transactions WHERE state <> 'committed'\")\n"
+                "        return [Committable(name, {}) for name in names"
+            ),
+        ),
+    ),
+    _sqlite(
+        "recover gives what is open a handle that no vote has",
+        ("        return [Committable(name, {}) for", '        return [Committable(name + "?", {}) for'),
+    ),
+    _sqlite(
+        "open rolls back what is open",
+        (
+            _METHODS,
+            "    def open(self) -> None:\n"
+            "        with self._connection() as connection:\n"
+            "            connection.execute(\"DELETE FROM transactions WHERE state <> 'committed'\")\n\n" + _METHODS,
+        ),
+    ),
+    _sqlite(
+        "seal leaves out a transaction",
+        (
+            _METHODS,
+            "    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:\n"
+            "        return committables[:1]\n\n" + _METHODS,
+        ),
+    ),
+    _sqlite(
+        "seal returns the transactions in another order",
+        (
+            _METHODS,
+            "    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:\n"
+            "        return sorted(committables, key=lambda committable: committable.transaction_id)\n\n" + _METHODS,
+        ),
+    ),
+    _sqlite(
+        "a sink that was closed is of no use any more",
+        (_METHODS, "    def close(self) -> None:\n        self._path = ''\n\n" + _METHODS),
+    ),
+    _sqlite(
+        "an examination leaves a transaction open",
+        (
+            _METHODS,
+            "    def check(self):\n"
+            "        from twopc import Round\n\n"
+            "        self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))\n"
+            "        return ()\n\n" + _METHODS,
+        ),
+    ),
+)
+
+MEMORY = (
+    _memory("only the last write of a transaction is kept", (".extend(batch.to_pylist())", "[:] = batch.to_pylist()")),
+    _memory(
+        "a vote publishes",
+        (
+            "        return Committable(transaction.id.exact, {}, transaction.records)",
+            (
+                "        self.target.visible.extend(self.target.open[transaction.id.exact])\n"
+                "        return Committable(transaction.id.exact, {}, transaction.records)"
+            ),
+        ),
+    ),
+    _memory(
+        "a transaction that was rolled back gets a yes vote",
+        ("if transaction.id.exact not in self.target.open:", "if False:"),
+    ),
+    _memory(
+        "a commit publishes everything that is open",
+        (
+            "            self.target.visible.extend(self.target.open.pop(name))",
+            (
+                "            for each in list(self.target.open):\n"
+                "                self.target.visible.extend(self.target.open.pop(each))"
+            ),
+        ),
+    ),
+    _memory(
+        "a commit of what was rolled back is a success",
+        (
+            "            if name not in self.target.open:\n",
+            "            if name not in self.target.open:\n                return\n            if False:\n",
+        ),
+    ),
+    _memory("a commit is not remembered", ("            self.target.committed.add(name)\n", "")),
+    _memory(
+        "of commits in several threads one undoes another",
+        (
+            "            self.target.visible.extend(self.target.open.pop(name))",
+            (
+                "            seen = list(self.target.visible)\n"
+                "            self.target.lock.release()\n"
+                "            __import__('time').sleep(0.01)\n"
+                "            self.target.lock.acquire()\n"
+                "            self.target.visible[:] = seen + self.target.open.pop(name)"
+            ),
+        ),
+    ),
+    _memory(
+        "an abort rolls back everything that is open",
+        ("self.target.open.pop(name, None)", "self.target.open.clear()"),
+    ),
+    _memory(
+        "an abort on a participant does nothing",
+        (
+            "            self.target.open.pop(name, None)",
+            (
+                "            if not isinstance(transaction, Transaction):\n"
+                "                self.target.open.pop(name, None)"
+            ),
+        ),
+    ),
+    _memory(
+        "an abort of what is committed forgets the commit",
+        (
+            "self.target.open.pop(name, None)",
+            "self.target.open.pop(name, None)\n            self.target.committed.discard(name)",
+        ),
+    ),
+    _memory(
+        "recover lists the transactions of every query",
+        (" if self.transactional_ids.owns_exact(name)]", "]"),
+    ),
+    _memory(
+        "recover takes away what it lists",
+        (
+            "for name in self.target.open if self.transactional_ids.owns_exact(name)]",
+            (
+                "for name in list(self.target.open)\n"
+                "                if self.transactional_ids.owns_exact(name) and self.target.open.pop(name) is not None]"
+            ),
+        ),
+    ),
+    _memory(
+        "recover misses what has no record yet",
+        (
+            "for name in self.target.open if self",
+            "for name, records in self.target.open.items() if records and self",
+        ),
+        equivalent="what has no record is nothing that a reader or a later transaction could meet",
+    ),
+)
+
+FILES = (
+    _files(
+        "a vote publishes",
+        "sink.py",
+        (
+            "        return Committable(transaction.id.exact, handle,",
+            (
+                "        for file in transaction.staged:\n"
+                "            self._store.publish(file.handle, self._store.look(file.handle))\n"
+                "        return Committable(transaction.id.exact, handle,"
+            ),
+        ),
+    ),
+    _files("a vote says too few records", "sink.py", ("handle, transaction.records)", "handle, 1)")),
+    _files(
+        "the records of the first folder alone are written",
+        "layout.py",
+        (
+            "in split(batch, self._layout.partition_by):",
+            "in list(split(batch, self._layout.partition_by))[:1]:",
+        ),
+    ),
+    _files(
+        "a commit publishes the first file of a transaction alone",
+        "sink.py",
+        (
+            "self._for_each(self._decidable(committable), partial(",
+            "self._for_each(self._decidable(committable)[:1], partial(",
+        ),
+    ),
+    _files(
+        "a commit of what was rolled back is a success",
+        "outcomes.py",
+        ("    if here is None:\n", "    if here is None:\n        return False\n    if here is None:\n"),
+    ),
+    _files("a commit that fails is a success", "sink.py", ("        if failures:\n", "        if False:\n")),
+    _files(
+        "a commit copies, and leaves what is staged",
+        "stores/local.py",
+        (
+            "(self._staging / file.staged).rename(self.folder / file.target)",
+            '__import__("shutil").copy(self._staging / file.staged, self.folder / file.target)',
+        ),
+    ),
+    _files(
+        "a commit writes the file a second time, piece by piece",
+        "stores/local.py",
+        (
+            "        (self._staging / file.staged).rename(self.folder / file.target)",
+            (
+                "        whole = (self._staging / file.staged).read_bytes()\n"
+                # As many lines as are surely among those at which a process is killed.
+                + 6 * "        (self.folder / file.target).write_bytes(whole[:1])\n"
+                + "        (self.folder / file.target).write_bytes(whole)\n"
+                "        (self._staging / file.staged).unlink()"
+            ),
+        ),
+    ),
+    _files(
+        "seal leaves out a transaction",
+        "sink.py",
+        ("        return committables\n", "        return committables[:1]\n"),
+    ),
+    _files(
+        "an abort on a participant leaves the files",
+        "sink.py",
+        ("                staged.discard()\n            return", "                pass\n            return"),
+    ),
+    _files(
+        "an abort removes the staged files of every transaction",
+        "sink.py",
+        ("self._for_each(files, self._store.discard)", "self._for_each([*self._store.staged()], self._store.discard)"),
+    ),
+    _files(
+        "an abort removes what is committed",
+        "stores/local.py",
+        (
+            "        (self._staging / file.staged).unlink(missing_ok=True)",
+            (
+                "        (self._staging / file.staged).unlink(missing_ok=True)\n"
+                "        if file.target:\n"
+                "            (self.folder / file.target).unlink(missing_ok=True)"
+            ),
+        ),
+    ),
+    _files(
+        "an abort of what does not exist fails",
+        "stores/local.py",
+        ("(self._staging / file.staged).unlink(missing_ok=True)", "(self._staging / file.staged).unlink()"),
+    ),
+    _files(
+        "recover lists the transactions of every query",
+        "sink.py",
+        (" if owns(file.transaction_id)]", "]"),
+    ),
+    _files(
+        "recover takes another handle for a transaction than its vote has",
+        "sink.py",
+        ("{OPEN: [file.to_json() for file in files]}", "{DECIDABLE: [file.to_json() for file in files]}"),
+    ),
+    _files(
+        "recover lists one file of a transaction alone",
+        "sink.py",
+        ("for file in files]})", "for file in list(files)[:1]]})"),
+        equivalent="a sweep lists again until there is nothing new, so it finds the next file then",
+    ),
+    _files(
+        "recover does not sort what it groups",
+        "sink.py",
+        ("        staged.sort(key=lambda file: file.transaction_id)\n", ""),
+        equivalent="a local store lists files by name, and a name begins with its transaction",
+    ),
+)
+
+KAFKA = (
+    _kafka(
+        "a commit of what was rolled back is a success",
+        "sink.py",
+        ("            case Outcome.ROLLED_BACK:\n", "            case Outcome.ROLLED_BACK:\n                return\n"),
+    ),
+    _kafka(
+        "a refused commit counts as committed",
+        "outcomes.py",
+        ('"INVALID_PRODUCER_EPOCH": Answer.DESCRIBE', '"INVALID_PRODUCER_EPOCH": Answer.DONE'),
+        ('"PRODUCER_FENCED": Answer.DESCRIBE', '"PRODUCER_FENCED": Answer.DONE'),
+        ('"INVALID_TXN_STATE": Answer.DESCRIBE', '"INVALID_TXN_STATE": Answer.DONE'),
+    ),
+    _kafka(
+        "a commit ends whatever has the name now",
+        "sink.py",
+        (
+            (
+                "        name = self._name(committable)\n"
+                "        self._refuse_gone_topics(committable, time.monotonic() - RECENT_S)\n"
+            ),
+            (
+                "        name = self._name(committable)\n"
+                "        if found := self._control.describe([name]).get(name):\n"
+                "            identity = (found.producer_id, found.producer_epoch)\n"
+            ),
+        ),
+    ),
+    _kafka(
+        "an abort ends whatever has the name now",
+        "sink.py",
+        (
+            "        error = self._control.end(name, *_identity(committable), commit=False, version=version)",
+            (
+                "        found = self._control.describe([name]).get(name)\n"
+                "        now = (found.producer_id, found.producer_epoch) if found else _identity(committable)\n"
+                "        error = self._control.end(name, *now, commit=False, version=version)"
+            ),
+        ),
+    ),
+    _kafka(
+        "an abort on a participant does nothing",
+        "sink.py",
+        ("            transaction.writer.abort()\n", ""),
+    ),
+    _kafka(
+        "recover finds nothing",
+        "sink.py",
+        (
+            "return open_ if is_seen and not open_ else [*open_, *self._hanging()]",
+            "return self._hanging()",
+        ),
+    ),
+    _kafka(
+        "recover lists the transactions of a sink whose name begins with its own",
+        "sink.py",
+        (
+            "self._control.list_ongoing(self.transactional_ids.scope)",
+            "self._control.list_ongoing(self.transactional_ids.scope[:-1])",
+        ),
+        ("[name for name in listed if self.transactional_ids.owns_leased(name)]", "list(listed)"),
+    ),
+    _kafka(
+        "recover does not tell a transaction from a later one of the same name",
+        "sink.py",
+        (
+            '{"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})\n            for name',
+            '{"producer_id": state.producer_id})\n            for name',
+        ),
+    ),
+    _kafka(
+        "a null value becomes an empty one",
+        "arrow/records.py",
+        ("pc.fill_null(pc.binary_length(column), NULL)", "pc.fill_null(pc.binary_length(column), 0)"),
+    ),
+)
+
+AS_THEY_ARE = tuple(
+    Mutant(subject, "the sink as it is", (), equivalent="it has no defect")
+    for subject in ("sqlite", "memory", "files", "kafka")
+)
+
+MUTANTS = (*AS_THEY_ARE, *SQLITE, *MEMORY, *FILES, *KAFKA)

@@ -1,0 +1,154 @@
+"""The sinks that defects are put into, and the contract of each, without pytest: a mutant has a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.support.pages import DOCS, ROOT, write_files
+from tests.support.typed_records import in_halves, plain, typed
+from twopc.sink import TwoPhaseCommitSink
+from twopc.testing import SinkContract
+
+
+class Bench(SinkContract):
+    """The contract of a sink whose module was made in a folder of its own.
+
+    Args:
+        folder: for whatever the target system keeps; empty at first.
+        servers: of Kafka.
+    """
+
+    patience_s = 1.0  # a sink that is wrong may never answer
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        self.folder, self.servers = folder, servers
+
+
+class Sqlite(Bench):
+    def make_sink(self) -> TwoPhaseCommitSink[Any]:
+        sink: TwoPhaseCommitSink[Any] = _module("twopc_sqlite").SqliteSink({"path": str(self.folder / "records.db")})
+        return sink
+
+    def visible(self) -> list[str]:
+        return [record["value"] for record in self.visible_records()]
+
+    def sample(self) -> pa.RecordBatch:
+        return plain()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        if not (self.folder / "records.db").exists():
+            return []
+        with closing(sqlite3.connect(self.folder / "records.db")) as connection:
+            return [json.loads(document) for (document,) in connection.execute("SELECT document FROM records")]
+
+
+class Memory(Bench):
+    picklable = False  # the target is this process's memory
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        super().__init__(folder, servers)
+        self.target = _module("memory").MemoryTarget()
+
+    def make_sink(self) -> TwoPhaseCommitSink[Any]:
+        sink: TwoPhaseCommitSink[Any] = _module("memory").MemorySink(self.target)
+        return sink
+
+    def visible(self) -> list[str]:
+        return [record["value"] for record in self.target.visible]
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return list(self.target.visible)
+
+
+class Files(Bench):
+    def make_sink(self) -> TwoPhaseCommitSink[Any]:
+        options = {"path": str(self.folder / "orders"), "format": "json", "partition_by": "half"}
+        sink: TwoPhaseCommitSink[Any] = _module("twopc_files.sink").FileSink(options)
+        return sink
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        return in_halves(values)
+
+    def visible(self) -> list[str]:
+        files = (self.folder / "orders").rglob("part-*")
+        return [json.loads(line)["value"] for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+class Kafka(Bench):
+    kills = 8
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        super().__init__(folder, servers)
+        self.topic = f"mutant-{uuid.uuid4().hex[:8]}"
+        topic = NewTopic(self.topic, 1, 1, config={"retention.ms": "-1"})
+        admin = AdminClient({"bootstrap.servers": servers})
+        admin.create_topics([topic])[self.topic].result()
+        while not admin.list_topics(self.topic, timeout=10).topics[self.topic].partitions:
+            """The broker has made it, and does not show it yet."""
+
+    def make_sink(self) -> TwoPhaseCommitSink[Any]:
+        options = {
+            "bootstrap.servers": self.servers,
+            "topic": self.topic,
+            "transactional.id.prefix": self.topic,
+        }
+        sink: TwoPhaseCommitSink[Any] = _module("twopc_kafka").KafkaSink(options)
+        return sink
+
+    def visible(self) -> list[str]:
+        from tests.support.topic_reader import records_of
+
+        values = [record.value for record in records_of(self.servers, self.topic)]
+        return [value if value is None else value.decode() for value in values]  # type: ignore[misc]  # of ``sample``
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A sink as its source.
+
+    Attributes:
+        contract: what it must keep.
+        write: puts its source into a folder, from which it is imported.
+    """
+
+    contract: type[Bench]
+    write: Callable[[Path], object]
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _package(plugin: str) -> Callable[[Path], object]:
+    source = ROOT / "plugins" / plugin / f"twopc_{plugin}"
+    skip = shutil.ignore_patterns("__pycache__")
+    return lambda folder: shutil.copytree(source, folder / source.name, ignore=skip)
+
+
+SUBJECTS = {
+    "sqlite": Subject(Sqlite, lambda folder: write_files(DOCS / "write-your-own-sink.md", folder)),
+    "memory": Subject(Memory, lambda folder: shutil.copy(ROOT / "twopc" / "testing" / "memory.py", folder)),
+    "files": Subject(Files, _package("files")),
+    "kafka": Subject(Kafka, _package("kafka")),
+}
+
+
+def tests_of(contract: type[Bench]) -> Iterator[str]:
+    """The names of its tests, in the order in which they are written."""
+    return (name for name in vars(SinkContract) if name.startswith("test_") and hasattr(contract, name))

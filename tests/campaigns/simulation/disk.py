@@ -1,0 +1,348 @@
+"""A disk that loses in a power cut what was not synced. It stands in for ``pathlib`` and ``os`` in the real code.
+
+Names and contents are synced apart, as POSIX has it: a file's content by fsync of the file, its name by fsync of the
+folder. Until then a power cut may take it back; processes that live see everything at once.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+from tests.campaigns.simulation.world import Actor, Fault, Op, World
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+
+def _no_answer() -> Exception:
+    return OSError(errno.ETIMEDOUT, "no answer")
+
+
+_CUTS = (Fault.POWER_CUT, Fault.POWER_CUT_KEEPS_NAMES)
+CHANGE = Op("disk: change a name", _no_answer, *_CUTS, changes=True)
+WRITE = Op("disk: write", _no_answer, Fault.POWER_CUT, changes=True)
+SYNC = Op("disk: sync", _no_answer, *_CUTS, changes=True)
+LOOK = Op("disk: look", _no_answer, changes=False)
+
+
+class Inode:
+    """A file: what processes see of it, and what would be left after a power cut."""
+
+    __slots__ = ("content", "made_at", "made_at_ms", "made_by", "number", "synced")
+
+    def __init__(self, number: int, made_by: Actor | None = None, made_at: int = 0, made_at_ms: float = 0) -> None:
+        self.number = number
+        self.made_by, self.made_at, self.made_at_ms = made_by, made_at, made_at_ms
+        self.content = b""
+        self.synced = b""
+
+
+class Folder:
+    """A folder: its names as processes see them, and those that would be left after a power cut."""
+
+    __slots__ = ("entries", "number", "synced")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.entries: dict[str, Inode | Folder] = {}
+        self.synced: dict[str, Inode | Folder] = {}
+
+
+Entry: TypeAlias = "Inode | Folder"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What ``lstat`` tells. A file is written in no time after it is made."""
+
+    st_ino: int
+    st_size: int
+    st_mode: int
+    st_mtime: float = 0.0
+    st_dev: int = 1
+
+
+REGULAR, FOLDER = 0o100644, 0o040755
+
+
+class Disk:
+    """The tree below ``/``. ``renamed`` and ``synced`` are told of what readers and recovery depend on."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.root = Folder(0)
+        self._numbers = 0
+        self._open: dict[int, Entry] = {}
+        self._renamed: list[tuple[Folder, str, Folder, str]] = []
+        self.renamed: Callable[[tuple[str, ...], tuple[str, ...]], None] = lambda _source, _target: None
+        self.folder_synced: Callable[[Folder], None] = lambda _folder: None
+
+    def path(self, *names: str) -> Path:
+        return Path(self, names)
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def find(self, names: tuple[str, ...]) -> Entry | None:
+        here: Entry | None = self.root
+        for name in names:
+            if not isinstance(here, Folder):
+                return None
+            here = here.entries.get(name)
+        return here
+
+    def folder(self, names: tuple[str, ...]) -> Folder:
+        found = self.find(names)
+        if not isinstance(found, Folder):
+            raise FileNotFoundError(errno.ENOENT, "no such folder", "/".join(names))
+        return found
+
+    def file(self, names: tuple[str, ...]) -> Inode:
+        found = self.find(names)
+        if not isinstance(found, Inode):
+            raise FileNotFoundError(errno.ENOENT, "no such file", "/".join(names))
+        return found
+
+    def power_cut(self, keeps_names: bool) -> None:
+        """What was not synced is gone; with ``keeps_names`` only contents are."""
+        self._restore(self.root, keeps_names)
+        self._renamed.clear()
+
+    def _restore(self, folder: Folder, keeps_names: bool) -> None:
+        if keeps_names:
+            folder.synced = dict(folder.entries)
+        else:
+            folder.entries = dict(folder.synced)
+        for entry in folder.entries.values():
+            if isinstance(entry, Folder):
+                self._restore(entry, keeps_names)
+            else:
+                entry.content = entry.synced
+
+    # Effects, each of one step. -------------------------------------------------------------------------------------
+
+    def make_folder(self, names: tuple[str, ...]) -> None:
+        self.folder(names[:-1]).entries.setdefault(names[-1], Folder(self.number()))
+
+    def create(self, names: tuple[str, ...]) -> Inode:
+        entries = self.folder(names[:-1]).entries
+        if names[-1] in entries:
+            raise FileExistsError(errno.EEXIST, "exists", names[-1])
+        entries[names[-1]] = inode = Inode(self.number(), self.world.current, self.world.steps, self.world.now_ms)
+        return inode
+
+    def link(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
+        entries, inode = self.folder(target[:-1]).entries, self.file(source)
+        if target[-1] in entries:
+            raise FileExistsError(errno.EEXIST, "exists", target[-1])
+        entries[target[-1]] = inode
+
+    def rename(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
+        inode, left, entered = self.file(source), self.folder(source[:-1]), self.folder(target[:-1])
+        del left.entries[source[-1]]
+        entered.entries[target[-1]] = inode
+        self._renamed.append((left, source[-1], entered, target[-1]))
+        self.renamed(source, target)
+
+    def unlink(self, names: tuple[str, ...]) -> None:
+        entries = self.folder(names[:-1]).entries
+        if names[-1] not in entries:
+            raise FileNotFoundError(errno.ENOENT, "no such file", names[-1])
+        del entries[names[-1]]
+
+    def sync(self, entry: Entry) -> None:
+        if isinstance(entry, Folder):
+            self._sync_renames(entry)
+            entry.synced = dict(entry.entries)
+            self.folder_synced(entry)
+        else:
+            entry.synced = entry.content
+
+    def _sync_renames(self, folder: Folder) -> None:
+        """A rename is one entry of the file system's journal: both of its folders know of it, or neither."""
+        for renamed in [renamed for renamed in self._renamed if folder in (renamed[0], renamed[2])]:
+            left, old, entered, new = renamed
+            self._renamed.remove(renamed)
+            left.synced.pop(old, None)
+            if new in entered.entries:
+                entered.synced[new] = entered.entries[new]
+
+    # Descriptors. ---------------------------------------------------------------------------------------------------
+
+    def opened(self, entry: Entry) -> int:
+        descriptor = self.number()
+        self._open[descriptor] = entry
+        return descriptor
+
+    def behind(self, descriptor: int) -> Entry:
+        return self._open[descriptor]
+
+    def closed(self, descriptor: int) -> None:
+        self._open.pop(descriptor, None)
+
+
+class File:
+    """An open file. What is written is in the page cache, and seen, at once."""
+
+    def __init__(self, disk: Disk, inode: Inode) -> None:
+        self._disk, self._inode = disk, inode
+        self._descriptor = disk.opened(inode)
+
+    def write(self, data: bytes) -> None:
+        self._disk.world.step(WRITE, self._write, data)
+
+    def _write(self, data: bytes) -> None:
+        self._inode.content += data
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        self._disk.closed(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Path:
+    """As much of ``pathlib.Path`` as the real code uses."""
+
+    __slots__ = ("_disk", "names")
+
+    def __init__(self, disk: Disk, names: tuple[str, ...]) -> None:
+        self._disk, self.names = disk, names
+
+    def __truediv__(self, name: str) -> Path:
+        return Path(self._disk, (*self.names, name))
+
+    def __eq__(self, other: object) -> bool:
+        """A name that was synced stays so, whatever dies: so it may be remembered for all processes of a disk."""
+        return isinstance(other, Path) and (other._disk, other.names) == (self._disk, self.names)
+
+    def __hash__(self) -> int:
+        return hash((id(self._disk), self.names))
+
+    def __str__(self) -> str:
+        return "/" + "/".join(self.names)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def name(self) -> str:
+        return self.names[-1]
+
+    @property
+    def parent(self) -> Path:
+        return Path(self._disk, self.names[:-1])
+
+    def is_dir(self) -> bool:
+        return isinstance(self._disk.find(self.names), Folder)
+
+    def is_mount(self) -> bool:
+        """Those that are there from the start, as synced: a file sink's folder is two deep, and the log one."""
+        return len(self.names) <= (2 if self.names[:1] == ("data",) else 1)
+
+    def mkdir(self, exist_ok: bool = False) -> None:
+        assert exist_ok
+        self._disk.world.step(CHANGE, self._disk.make_folder, self.names)
+
+    def iterdir(self) -> Iterator[Path]:
+        return iter([self / name for name in self._disk.world.step(LOOK, self._list)])
+
+    def _list(self) -> list[str]:
+        return list(self._disk.folder(self.names).entries)
+
+    def read_bytes(self) -> bytes:
+        return self._disk.world.step(LOOK, lambda: self._disk.file(self.names).content)
+
+    def open(self, mode: str) -> File:
+        assert mode == "xb"
+        return File(self._disk, self._disk.world.step(CHANGE, self._disk.create, self.names))
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        try:
+            self._disk.world.step(CHANGE, self._disk.unlink, self.names)
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
+
+    def rename(self, target: Path) -> None:
+        self._disk.world.step(CHANGE, self._disk.rename, self.names, target.names)
+
+    def lstat(self) -> Status:
+        return self._disk.world.step(LOOK, self._status)
+
+    def stat(self) -> Status:
+        return self._status()
+
+    def _status(self) -> Status:
+        found = self._disk.find(self.names)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", str(self))
+        if isinstance(found, Folder):
+            return Status(found.number, 0, FOLDER)
+        return Status(found.number, len(found.content), REGULAR, found.made_at_ms / 1000)
+
+
+class Listing:
+    """What ``os.scandir`` returns."""
+
+    def __init__(self, folder: Path) -> None:
+        self._names = [path.name for path in folder.iterdir() if not (folder / path.name).is_dir()]
+
+    def __enter__(self) -> Iterator[SimpleNamespace]:
+        return iter([SimpleNamespace(name=name, is_file=lambda follow_symlinks: True) for name in self._names])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class OperatingSystem:
+    """As much of ``os`` as the real code uses, on the disk of the current world."""
+
+    O_RDONLY = 0
+    W_OK, X_OK = 2, 1
+    supports_effective_ids: frozenset[object] = frozenset()
+
+    def __init__(self) -> None:
+        self.disk: Disk
+        self.path = SimpleNamespace(samestat=lambda one, other: one.st_ino == other.st_ino)
+
+    def link(self, source: Path, target: Path) -> None:
+        self.disk.world.step(CHANGE, self.disk.link, source.names, target.names)
+
+    def open(self, path: Path, flags: int) -> int:
+        assert flags == self.O_RDONLY
+        return self.disk.opened(self.disk.folder(path.names))
+
+    def close(self, descriptor: int) -> None:
+        self.disk.closed(descriptor)
+
+    def fsync(self, descriptor: int) -> None:
+        self.disk.world.step(SYNC, self.disk.sync, self.disk.behind(descriptor))
+
+    def fstat(self, descriptor: int) -> Status:
+        entry = self.disk.behind(descriptor)
+        return Status(entry.number, len(entry.content) if isinstance(entry, Inode) else 0, REGULAR)
+
+    def access(self, path: Path, mode: int, effective_ids: bool = False) -> bool:
+        return path.is_dir() and mode > 0 and not effective_ids
+
+    def scandir(self, path: Path) -> Listing:
+        return Listing(path)

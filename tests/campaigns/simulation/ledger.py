@@ -1,0 +1,348 @@
+"""What the run has promised and kept: the invariants of the design, checked at every effect and at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TypeAlias
+
+from tests.campaigns.simulation.disk import Disk, Folder, Inode
+from tests.campaigns.simulation.kafka_model import Broker, Fate, Written
+from tests.campaigns.simulation.world import Actor, Violation
+from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
+from twopc.log import entries
+from twopc.log.store import entry_name
+from twopc_files.file_names import decidable_files
+
+DecidedKey: TypeAlias = "tuple[str, int, int]"
+
+
+class Ledger:
+    """Reads every entry of the commit log as it becomes durable, and judges by it whatever else happens."""
+
+    def __init__(self, broker: Broker, disk: Disk) -> None:
+        self._broker, self._disk = broker, disk
+        self._top = -1
+        self._first_unresolved: int | None = None
+        self.incarnation = 0
+        self.newest_incarnation: Callable[[], int] = lambda: self.incarnation
+        self.decided_batch: int | None = None
+        self._written: dict[DecidedKey, Written] = {}
+        self._batch_of: dict[DecidedKey, int] = {}
+        self._ever_decided: set[DecidedKey] = set()
+        self._staged: dict[str, int] = {}
+        self._completed: dict[str, int] = {}
+        self.first_completed = 0
+        self.opened_at = 0
+        self.decided_at = 0
+        self.expired = self._expired_undone = False
+        broker.on_commit_asked = self.commit_is_asked
+        broker.before_end = self.transaction_ends
+        broker.on_complete = self.batch_is_complete
+        disk.renamed = self.file_is_renamed
+
+    # As it happens. -------------------------------------------------------------------------------------------------
+
+    def entry_is_durable(self, slot: int, data: bytes) -> None:
+        """Invariant 3: at most one decision a batch and a slot, and none by a coordinator that is fenced."""
+        if slot <= self._top:
+            return  # a zombie that slept on its number fills a pruned slot: nothing may follow from it
+        entry = entries.parse(data, "the simulated log")
+        if slot != self._top + 1:
+            raise Violation(f"slot {slot} is filled after slot {self._top}")
+        self._top = slot
+        self._is_resolved({decision.batch_id for decision in entry.unresolved})
+        self._first_unresolved = entry.unresolved[0].batch_id if entry.unresolved else None
+        match entry.kind:
+            case "open":
+                if entry.incarnation != self.incarnation + 1:
+                    raise Violation(f"incarnation {entry.incarnation} opens after {self.incarnation}")
+                self.incarnation = entry.incarnation
+                self.opened_at = self._broker.world.steps
+            case _:
+                if entry.incarnation != self.incarnation:
+                    raise Violation(f"incarnation {entry.incarnation} writes {entry.kind} after {self.incarnation}")
+        if entry.kind == "decide":
+            self._decided(entry.unresolved[-1])
+        elif entry.kind == "amend":
+            self._amended(entry.unresolved)
+
+    def _is_resolved(self, unresolved: Collection[int]) -> None:
+        """Invariant 2: what the log says to be committed is."""
+        undone: list[object] = [
+            key for key, batch in self._batch_of.items() if batch not in unresolved and not self._is_committed(key)
+        ]
+        if self._staged:
+            undone += [name for name in self._uncommitted_files() if self._staged.get(name) not in (None, *unresolved)]
+        if undone:
+            raise Violation(f"the log says that all but batches {unresolved} is committed, and not so is {undone}")
+
+    def _decided(self, decision: entries.Decision) -> None:
+        expected = 0 if self.decided_batch is None else self.decided_batch + 1
+        if decision.batch_id != expected:
+            raise Violation(f"batch {decision.batch_id} is decided when {expected} was due")
+        self.decided_batch = decision.batch_id
+        self.decided_at = self._broker.world.steps
+        for key in self._keys(decision):
+            self._is_decided_now(key)
+
+    def _amended(self, unresolved: Iterable[entries.Decision]) -> None:
+        """Only what the target had rolled back is written again."""
+        amended = {key: decision.batch_id for decision in unresolved for key in self._keys(decision)}
+        for key in [key for key, batch in self._batch_of.items() if batch in amended.values() and key not in amended]:
+            written = self._written.pop(key)
+            del self._batch_of[key]
+            if written.fate is not Fate.TIMED_OUT:
+                raise Violation(f"{key} is replaced by an amendment, and is {written.fate.value}")
+        for key, batch in amended.items():
+            if key not in self._written:
+                self._is_decided_now(key)
+                self._batch_of[key] = batch
+
+    def _keys(self, decision: entries.Decision) -> list[DecidedKey]:
+        """Kafka's transactions of a decision; its staged files are noted."""
+        keys = []
+        for committables in decision.committables.values():
+            for committable in committables:
+                if "files" in committable.handle:
+                    for file in decidable_files(committable):
+                        self._staged.setdefault(file.staged, decision.batch_id)
+                else:
+                    keys.append(_key(committable.transaction_id, committable.handle))
+        for key in keys:
+            self._batch_of.setdefault(key, decision.batch_id)
+        return keys
+
+    def _is_decided_now(self, key: DecidedKey) -> None:
+        written = self._broker.newest.get(key)
+        if written is None or written.fate not in (Fate.OPEN, Fate.TIMED_OUT):
+            raise Violation(f"{key} is decided, and was {written.fate.value if written else 'never begun'}")
+        seen_at = [at for at in self._broker.described_at.get(written.name, {}).values() if at >= written.made_at]
+        if not seen_at:
+            raise Violation(f"{key} is decided, and nobody has looked whether it is open")
+        # Who decides has looked; another, which is fenced, may see later what has become of it.
+        if written.ended_at is not None and written.ended_at < min(seen_at):
+            raise Violation(f"{key} is decided, and was seen to have timed out")
+        self._written[key] = written
+        self._ever_decided.add(key)
+
+    def ids_expire(self) -> None:
+        """What the log says to be committed nobody needs to ask Kafka about."""
+        self.expired = True
+        self._expired_undone |= self._first_unresolved is not None
+
+    def commit_is_asked(self, name: str, producer_id: int, epoch: int) -> None:
+        """Invariant 1, in intent: whatever the broker answers, nobody asks for a commit that is not decided."""
+        if (name, producer_id, epoch) not in self._ever_decided:
+            raise Violation(f"a commit of {name}, epoch {epoch}, is asked for without a durable decision")
+
+    def transaction_ends(self, written: Written, fate: Fate) -> None:
+        """Invariants 1 and 5: nothing is visible before its decision, nothing decided is rolled back by anybody."""
+        key = (written.name, written.producer_id, written.producer_epoch)
+        is_decided = self._written.get(key) is written
+        if fate is Fate.COMMITTED and not is_decided:
+            raise Violation(f"{key} is committed without a durable decision")
+        if fate is Fate.COMMITTED:
+            earlier = [k for k, batch in self._batch_of.items() if batch < self._batch_of[key]]
+            if any(self._written[k].fate is Fate.OPEN for k in earlier if k in self._written):
+                raise Violation(f"{key} is committed before an earlier batch")
+        if fate in (Fate.ABORTED, Fate.REPLACED) and is_decided:
+            raise Violation(f"{key} is decided, and {fate.value}")
+
+    def file_is_renamed(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
+        if target[0] == "data" and source[-1] not in self._staged:
+            raise Violation(f"{target[-1]} is visible without a durable decision")
+
+    def batch_is_complete(self, sink: str, batch_id: int) -> None:
+        """A sink is told so when everything of the batch is committed, and what is its own visible, in order, and of no
+        batch for the first time before it is told of the one before."""
+        undone: list[object] = [
+            key for key, batch in self._batch_of.items() if batch <= batch_id and not self._is_committed(key)
+        ]
+        undone += [
+            key
+            for key, batch in self._batch_of.items()
+            if batch <= batch_id and _sink_of(key) == sink and not self._written[key].is_visible
+        ]
+        undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
+        if undone:
+            raise Violation(f"batch {batch_id} is said to be complete, and not committed is {undone}")
+        newest = self._completed.get(sink, self.first_completed - 1)
+        if batch_id > newest + 1:
+            raise Violation(f"batch {batch_id} is said to be complete in sink {sink} after {newest}")
+        self._completed[sink] = max(newest, batch_id)
+
+    def _is_committed(self, key: DecidedKey) -> bool:
+        return self._written[key].fate is Fate.COMMITTED
+
+    def query_stops(self, error: OperatorRequired, has_copies: bool) -> None:
+        """Invariant 2: a query stops for a person only where something is really lost, or can't be known."""
+        timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values())
+        if isinstance(error, TransactionLost) and timed_out and not has_copies:
+            return
+        if isinstance(error, OutcomeUnknown) and (self._expired_undone or (self.expired and timed_out)):
+            return  # also of what was decided as its id expired
+        raise Violation(f"the query stops without a reason: {type(error).__name__}: {error}")
+
+    # At the end. ----------------------------------------------------------------------------------------------------
+
+    def check_contents(self, expected: Iterable[str]) -> None:
+        """Invariants 2, 4, 6: the contents are those of a run without faults."""
+        found = self._broker.visible + self._rows_in_files()
+        wanted = Counter(expected)
+        if found != wanted:
+            raise Violation(f"missing {sorted(wanted - found)[:4]}, too many {sorted(found - wanted)[:4]}")
+
+    def check_completions(self, sinks: Iterable[str], newest: int) -> None:
+        """Every sink knows of every batch."""
+        if any(self._completed.get(sink) != newest for sink in sinks):
+            raise Violation(f"of batches up to {newest} sinks know as complete only those up to {self._completed}")
+
+    def check_contents_after_a_stop(self) -> None:
+        """What is lost is lost as a whole, and nothing else that is decided is left undone."""
+        # Batches are committed in order: of those after the one that is lost nothing can be.
+        lost = [self._batch_of[key] for key, written in self._written.items() if written.fate is Fate.TIMED_OUT]
+        if self.expired and self._first_unresolved is not None:
+            lost.append(self._first_unresolved)
+        last = min(lost, default=self.decided_batch or 0)
+        undone = [
+            key for key, written in self._written.items() if written.fate is Fate.OPEN and self._batch_of[key] <= last
+        ]
+        undone_files = [name for name in self._uncommitted_files() if self._staged.get(name, last + 1) <= last]
+        if undone or undone_files:
+            raise Violation(f"the query has stopped and left undone {undone} {undone_files}")
+        # What is committed and hangs is seen when somebody has the query go on, which then completes the batch.
+        hanging = [written for held in self._broker.held.values() for written in held.transactions]
+        wanted: Counter[str] = Counter()
+        for written in self._written.values():
+            if written.fate is Fate.COMMITTED and written not in hanging:
+                wanted.update(written.rows)
+        if self._broker.visible != wanted:
+            raise Violation(
+                f"after a stop {self._broker.visible - wanted} is too much, {wanted - self._broker.visible} missing"
+            )
+        twice = [row for row, times in self._rows_in_files().items() if times > 1]
+        if twice:
+            raise Violation(f"after a stop {twice} are there twice")
+
+    def check_complete(self) -> None:
+        """The log says so, and no next decision must come for it."""
+        if self._first_unresolved is not None:
+            raise Violation(f"batch {self._first_unresolved} is complete, and the log does not say so")
+
+    def check_swept(self, before: int) -> None:
+        """What a participant that had ended before this step has left open, and is not decided, is gone. Where a broker
+        that was cut off has said so, it may be gone later."""
+        if self._broker.was_cut_off:
+            return
+        open_ = [known.written for known in self._broker.ids.values() if known.state == "Ongoing" and known.written]
+        for written in open_:
+            key = (written.name, written.producer_id, written.producer_epoch)
+            if _ended(written.made_by, written.made_at, before) and self._written.get(key) is not written:
+                raise Violation(f"{written.name} is open, was not swept away, and nobody will end it")
+        self._check_nothing_hangs(before)
+        for folder in self._sink_folders():
+            for staging in folder.entries.values():
+                if isinstance(staging, Folder):
+                    for name, file in staging.entries.items():
+                        assert isinstance(file, Inode)
+                        if _ended(file.made_by, file.made_at, before) and name not in self._staged:
+                            raise Violation(f"{name} is staged, was not swept away, and nobody will commit it")
+
+    def _check_nothing_hangs(self, before: int) -> None:
+        known = {id.producer_id for id in self._broker.ids.values()}  # of what Kafka has forgotten nobody can tell
+        for producer_id, held in self._broker.held.items():
+            for written in held.transactions if producer_id in known else ():
+                if written.fate in _ROLLED_BACK and _ended(written.made_by, written.made_at, before):
+                    raise Violation(f"{written.name} hangs, was not swept away, and holds back readers")
+
+    def check_quiescent(self) -> None:
+        """Nothing is left open: no transaction holds back a reader, no staged file takes up room."""
+        dangling = [known.name for known in self._broker.ids.values() if known.state in _NOT_ENDED]
+        copies = sorted(self._disk.folder(("stage",)).entries)
+        # Whose it is what hangs, nobody can tell when Kafka has forgotten the id.
+        known = {known.producer_id for known in self._broker.ids.values()}
+        held = [open_ for open_ in self._broker.open_transactions() if open_.producer_id in known or not self.expired]
+        if dangling or held or copies or self._staged_files():
+            raise Violation(f"left open: {dangling} {held} {sorted(self._staged_files())} {copies}")
+
+    def _rows_in_files(self) -> Counter[str]:
+        rows: Counter[str] = Counter()
+        for folder in self._sink_folders():
+            for file in folder.entries.values():
+                if isinstance(file, Inode):
+                    rows.update(file.content.decode().split())
+        return rows
+
+    def _staged_files(self) -> set[str]:
+        return {
+            name
+            for folder in self._sink_folders()
+            for staging in folder.entries.values()
+            if isinstance(staging, Folder)
+            for name in staging.entries
+        }
+
+    def _uncommitted_files(self) -> set[str]:
+        """Staged files without their target. A power cut may have left a file both of its names."""
+        return {
+            name
+            for folder in self._sink_folders()
+            for staging in folder.entries.values()
+            if isinstance(staging, Folder)
+            for name, file in staging.entries.items()
+            if file not in folder.entries.values()
+        }
+
+    def _sink_folders(self) -> list[Folder]:
+        data = self._disk.root.entries["data"]
+        assert isinstance(data, Folder)
+        return [folder for folder in data.entries.values() if isinstance(folder, Folder)]
+
+
+def _ended(by: Actor | None, at: int, before: int) -> bool:
+    return by is not None and by.ended_at is not None and max(by.ended_at, at) < before
+
+
+_ROLLED_BACK = (Fate.ABORTED, Fate.REPLACED, Fate.TIMED_OUT)
+_NOT_ENDED = ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+def _sink_of(key: DecidedKey) -> str:
+    return key[0].split(".")[-3]  # token and batch follow
+
+
+def _key(name: str, handle: Mapping[str, object]) -> DecidedKey:
+    producer_id, epoch = handle["producer_id"], handle["producer_epoch"]
+    assert isinstance(producer_id, int)
+    assert isinstance(epoch, int)
+    return name, producer_id, epoch
+
+
+class FolderAsLog:
+    """Tells the ledger of the entries of a log on the disk, when their names and contents are synced."""
+
+    def __init__(self, disk: Disk, ledger: Ledger, folder: Folder) -> None:
+        self._ledger, self._folder = ledger, folder
+        self._told: set[str] = set()
+        disk.folder_synced = self.synced
+        ledger.newest_incarnation = self.newest_incarnation
+
+    def newest_incarnation(self) -> int:
+        """That of the last entry that processes see: its name may not be synced yet."""
+        name = max(name for name in self._folder.entries if name.endswith(".json"))
+        entry = self._folder.entries[name]
+        assert isinstance(entry, Inode)
+        return entries.parse(entry.content, name).incarnation
+
+    def synced(self, folder: Folder) -> None:
+        if folder is not self._folder:
+            return
+        for name in sorted(folder.synced.keys() - self._told):
+            file = folder.synced[name]
+            if name.endswith(".json") and isinstance(file, Inode) and file.synced:
+                self._told.add(name)
+                self._ledger.entry_is_durable(int(name.removesuffix(".json")), file.synced)
+
+
+assert entry_name(7) == "00000000000000000007.json"

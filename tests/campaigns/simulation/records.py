@@ -1,0 +1,74 @@
+"""What is written: records that say where in the source they stand, in the shape of Arrow's record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.campaigns.simulation.disk import File
+
+
+class _Schema:
+    def equals(self, other: object) -> bool:
+        return isinstance(other, _Schema)
+
+
+SCHEMA = _Schema()
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """As much of ``pyarrow.RecordBatch`` as participants and sinks use."""
+
+    rows: tuple[str, ...]
+    schema: _Schema = SCHEMA
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(row) for row in self.rows)
+
+    def slice(self, offset: int, length: int | None = None) -> Records:
+        return Records(self.rows[offset:] if length is None else self.rows[offset : offset + length])
+
+
+class RowsFormat:
+    """A file format: one row a line."""
+
+    extension = ".txt"
+
+    def check_type(self, schema: object) -> None:
+        """Every type will do."""
+
+    def open(self, file: File, schema: object) -> RowsWriter:
+        return RowsWriter(file)
+
+
+class RowsWriter:
+    held_bytes = encoder_bytes = 0
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def write(self, batch: Any) -> None:
+        self._file.write("".join(f"{row}\n" for row in batch.rows).encode())
+
+    def finish(self) -> None:
+        """Nothing is held back."""
+
+    def discard(self) -> None:
+        """Nothing is held."""
+
+
+def rows_between(start: int, end: int) -> tuple[str, ...]:
+    """What the source has from one offset to another."""
+    return tuple(str(offset) for offset in range(start, end))
+
+
+def share(rows: Sequence[str], partition: int, partitions: int) -> tuple[str, ...]:
+    """Those of one partition."""
+    return tuple(rows[partition::partitions])

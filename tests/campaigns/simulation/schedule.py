@@ -1,0 +1,473 @@
+"""One run of the real code in the simulated world, by one scenario and one schedule, with every check."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypeVar
+from unittest import mock
+
+import orjson
+
+from tests.campaigns.simulation.checkpoint import Checkpoint
+from tests.campaigns.simulation.disk import Disk, Folder, OperatingSystem
+from tests.campaigns.simulation.kafka_model import Broker, SimulatedKafkaSink
+from tests.campaigns.simulation.ledger import FolderAsLog, Ledger
+from tests.campaigns.simulation.machines import Forgotten, Machines
+from tests.campaigns.simulation.object_store import ObjectStore
+from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share
+from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
+from tests.campaigns.simulation.stage import SimulatedStage
+from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
+from twopc import coordinator, leases, participant, pending
+from twopc.errors import Retriable
+from twopc.log import commit_log, entries
+from twopc.log import store as log_store
+from twopc.log.store import LocalStore, LogStore
+from twopc.participant import Participant
+from twopc.phases import Phase
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+from twopc_files.layout import Layout
+from twopc_files.sink import FileSink
+from twopc_files.stores import local
+from twopc_files.stores.local import Local
+from twopc_kafka import sink as kafka_sink
+
+ResultT = TypeVar("ResultT")
+
+REAL_SLOTS = leases.BATCH_SLOTS
+
+NAP = Op("wait before a repeat", None)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a schedule disturbs. With the schedule it says everything about a run.
+
+    Attributes:
+        sinks: ``k`` for Kafka, ``f`` for files, one letter a sink.
+        log: ``object store`` or ``disk``.
+        batches: of the first run, before those that later runs add, one each, and the last, undisturbed restart.
+        partitions: of successive incarnations, in turn.
+        entries_kept: how soon the log is pruned.
+        end_txn_version: 5 where Kafka raises the epoch with each end, 4 where it does not.
+        stage: whether participants leave a copy of what they write.
+        backlog: whether the log starts with two decided batches of which nothing is committed.
+        orphans: whether the log starts with an open round that nobody has decided.
+        late_begin: whether a round that nobody has decided has sent a begin for each sink of Kafka, and died before it
+            was answered. It arrives at a ``PREEMPT``, or in the end.
+        machines: see ``Cluster``. What is written again has a name of the driver's machine.
+        slots: after how many batches a name recurs on its machine. Names differ by less than in reality where it is 1.
+        runs, rests: see ``Cluster``.
+        syncs_checkpoint: whether a power cut takes nothing of it. Spark's is not synced: then it takes the newest
+            batch, or the two newest, in turn.
+        stage_retries_count_on: whether the attempts of a stage that is begun anew have serial numbers of their own, as
+            the bridge to Spark gives them. Names that are leased don't depend on it.
+    """
+
+    sinks: str = "kf"
+    log: str = "object store"
+    batches: int = 1
+    partitions: tuple[int, ...] = (2,)
+    rows_a_batch: int = 3
+    entries_kept: int = 32
+    end_txn_version: int = 5
+    stage: bool = False
+    backlog: bool = False
+    orphans: bool = False
+    stage_retries_count_on: bool = True
+    late_begin: bool = False
+    machines: int = 1
+    slots: int = REAL_SLOTS
+    runs: int = 1
+    rests: bool = False
+    syncs_checkpoint: bool = True
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of one run."""
+
+    scenario: Scenario
+    violation: str | None
+    schedule: dict[int, Fault]
+    trace: list[Step] = field(default_factory=list)
+    steps: int = 0
+    stopped: bool = False
+    incarnations: int = 0
+
+
+class SimulatedFileSink(FileSink):
+    """The real sink, on the simulated disk."""
+
+    def __init__(self, broker: Broker, disk: Disk, name: str) -> None:
+        self._broker = broker
+        self._store = Local(disk.path("data", name))  # type: ignore[arg-type]
+        self._format = RowsFormat()  # type: ignore[assignment]
+        self._layout = Layout()
+        self._batch_logs = ()
+        self._hidden_since = {}
+
+    def validate(self, schema: object) -> None:
+        """Records of the simulation are no Arrow."""
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        self._broker.on_complete(self.transactional_ids.sink, batch_id)
+
+
+class _Clock:
+    """``time`` for the real code: the world's."""
+
+    world: World
+
+    def monotonic(self) -> float:
+        return (self.world.now_ms - self.world.suspended_ms) / 1000
+
+    perf_counter = monotonic
+    time = monotonic
+
+    def sleep(self, seconds: float) -> None:  # its jitter is random
+        self.world.step(NAP, _nothing)
+
+
+def _nothing() -> None:
+    """Only time goes by."""
+
+
+_CLOCK = _Clock()
+_MACHINES = Machines()
+_OS = OperatingSystem()
+
+
+def _until_answered(
+    _what: str,
+    call: Callable[..., ResultT],
+    *arguments: object,
+    patience_s: float | None = None,
+    **_of_logging: object,
+) -> ResultT:
+    """As much of tenacity as the real code uses: a third of the time of a run would go into its own. Whose patience has
+    an end asks twice."""
+    if patience_s is not None:
+        with contextlib.suppress(Retriable):
+            return call(*arguments)
+        _CLOCK.sleep(0)
+        return call(*arguments)
+    while True:
+        try:
+            return call(*arguments)
+        except Retriable:
+            _CLOCK.sleep(0)
+
+
+_JSON = SimpleNamespace(dumps=lambda value: orjson.dumps(value).decode(), loads=orjson.loads)
+
+
+class _Ids:
+    """Unique ids, the same in every run of a schedule."""
+
+    count = 0
+
+    def new(self) -> str:
+        self.count += 1
+        return f"{self.count:012d}"
+
+    def token(self, _length: int) -> str:
+        self.count += 1
+        return f"{self.count:016x}"
+
+
+_IDS = _Ids()
+
+
+@contextlib.contextmanager
+def simulated() -> Iterator[None]:
+    """Put the world in the place of clock, disk and randomness, for the code under test alone."""
+    parse = functools.lru_cache(maxsize=20_000)(entries.parse)
+    uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
+    replaced: tuple[tuple[ModuleType, str, object], ...] = (
+        (coordinator, "time", _CLOCK),
+        (pending, "time", _CLOCK),
+        (kafka_sink, "time", _CLOCK),
+        (coordinator, "until_answered", _until_answered),
+        (participant, "until_answered", _until_answered),
+        (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # in lines it would not be made in C
+        (entries, "json", _JSON),
+        (entries, "parse", parse),
+        (entries, "_new_id", _IDS.new),
+        (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
+        (commit_log, "parse", parse),
+        (commit_log, "ENTRIES_KEPT", commit_log.ENTRIES_KEPT),
+        (leases, "json", _JSON),
+        (leases, "open_slot", _MACHINES.open_slot),
+        (leases, "_boot", _MACHINES.boot),
+        (leases, "_searched", Forgotten()),
+        (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
+        (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
+        (log_store, "mount_of", lambda _: None),
+        (log_store, "os", _OS),
+        (log_store, "uuid", uuids),
+        (local, "os", _OS),
+        (local, "open", lambda path, mode: path.open(mode)),
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.root.manager.disable)
+        logging.disable(logging.CRITICAL)
+        for module, name, stand_in in replaced:
+            stack.enter_context(mock.patch.object(module, name, stand_in, create=name == "open"))
+        yield
+
+
+def run_schedule(scenario: Scenario, schedule: Mapping[int, Fault], *, traced: bool = False) -> Result:
+    """Run with the faults of a schedule. Within ``simulated``."""
+    return _run(scenario, Planned(schedule), traced)
+
+
+def run_drawn(scenario: Scenario, seed: int) -> Result:
+    """Run a scenario with faults that a seed draws. Within ``simulated``."""
+    rng = random.Random(seed)
+    return _run(scenario, Drawn(rng, rng.choice((2, 3, 4)), rng.choice((8, 16, 30))), traced=False)
+
+
+def run_seed(seed: int) -> tuple[Scenario, Result]:
+    """Run a scenario and faults that a seed draws. Within ``simulated``."""
+    rng = random.Random(seed)
+    scenario = Scenario(
+        sinks=rng.choice(("kf", "kf", "kk", "ff", "k", "f")),
+        log=rng.choice(("object store", "object store", "disk")),
+        batches=rng.choice((1, 2, 2, 3)),
+        partitions=rng.choice(((1,), (2,), (1, 2), (2, 1), (3, 2))),
+        rows_a_batch=rng.choice((3, 3, 2, 0)),
+        entries_kept=rng.choice((32, 1, 2)),
+        end_txn_version=rng.choice((5, 5, 4)),
+        stage=rng.random() < 0.25,
+        backlog=rng.random() < 0.1,
+        late_begin=rng.random() < 0.1,
+        machines=rng.choice((1, 1, 2, 3)),
+        slots=rng.choice((REAL_SLOTS, 2)),
+        runs=rng.choice((1, 1, 2)),
+        rests=rng.random() < 0.3,
+        syncs_checkpoint=rng.random() < 0.5,
+    )
+    if scenario.backlog:
+        scenario = replace(scenario, slots=REAL_SLOTS, late_begin=False)
+    budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
+    return scenario, _run(scenario, Drawn(rng, budget, gap), traced=False)
+
+
+def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
+    _IDS.count = 0
+    leases.BATCH_SLOTS = REAL_SLOTS  # of what is left behind: no coordinator leaves two batches, whose names would meet
+    commit_log.ENTRIES_KEPT = scenario.entries_kept
+    world = World(faults, records_trace=traced)
+    _CLOCK.world = world
+    _MACHINES.enter(world)
+    disk = _OS.disk = Disk(world)
+    broker = Broker(world, scenario.end_txn_version)
+    ledger = Ledger(broker, disk)
+    _disk_for(scenario, disk)
+    spark = Spark(
+        world,
+        ledger,
+        Checkpoint(scenario.rows_a_batch),
+        _log_of(scenario, world, disk, ledger),
+        lambda: _sinks_of(scenario, broker, disk),
+        Cluster(scenario.partitions, scenario.machines, scenario.runs, scenario.rests, scenario.stage_retries_count_on),
+        scenario.batches,
+        SimulatedStage(disk, _OS) if scenario.stage else None,
+    )
+    if scenario.backlog or scenario.orphans:
+        _leave_something_behind(scenario, spark)
+    leases.BATCH_SLOTS = scenario.slots
+    if scenario.late_begin:
+        _leave_begins_under_way(scenario, spark, broker)
+
+    _let_happen(scenario, world, spark, ledger, broker, disk)
+    spark.start_driver()
+    world.run(spark.needs_a_driver)
+    if world.violation is None:
+        _end(scenario, world, spark, ledger, disk)
+    return Result(
+        scenario,
+        world.violation,
+        world.happened,
+        world.trace,
+        world.steps,
+        spark.stopped is not None,
+        ledger.incarnation,
+    )
+
+
+def _let_happen(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, broker: Broker, disk: Disk) -> None:
+    """Say what the faults do that befall no process alone."""
+
+    def expire() -> None:
+        ledger.ids_expire()
+        broker.expire()
+
+    def suspend() -> None:
+        before_ms = world.now_ms
+        broker.time_out()
+        world.suspended_ms += world.now_ms - before_ms
+
+    def cut_power(keeps_names: bool) -> None:
+        disk.power_cut(keeps_names)
+        _MACHINES.power_cuts()
+        if not scenario.syncs_checkpoint:
+            spark.checkpoint.fall_back(Fault.TWO_BEHIND if keeps_names else Fault.ONE_BEHIND)
+
+    def befall(fault: Fault) -> None:
+        if fault is Fault.LOG_BEHIND:
+            _put_back(spark, ledger)
+        elif not spark.log_is_backup:
+            spark.checkpoint.fall_back(fault)
+
+    world.on_expiry = expire
+    world.on_suspension = suspend
+    world.on_power_cut = cut_power
+    world.on_other = befall
+    world.on_time_out = broker.time_out
+    world.on_machine_power_cut = _MACHINES.power_cut
+
+
+def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: Disk) -> None:
+    """One more restart that nobody disturbs, with one more batch; then everything is checked."""
+    had_stopped = spark.forget_stop()
+    world.faults, world.is_disturbed = Planned({}), False
+    spark.batches += 1
+    del spark.drivers[: len(spark.drivers)]
+    spark.start_driver()
+    world.run(spark.needs_a_driver)
+    try:
+        if world.violation:
+            return
+        if spark.stopped:
+            ledger.check_contents_after_a_stop()
+            return
+        if had_stopped:
+            raise Violation(f"the query had stopped and then went on: {had_stopped}")
+        checkpoint = spark.checkpoint
+        if checkpoint.noted < spark.batches:
+            raise Violation(f"batch {checkpoint.noted} can't be run any more, {len(spark.drivers)} drivers")
+        ledger.check_completions(_names(scenario), spark.batches - 1)
+        ledger.check_quiescent()
+        disk.power_cut(keeps_names=False)
+        rows = rows_between(0, checkpoint.ends[spark.batches - 1])
+        ledger.check_contents(f"{name}/{row}" for name in _names(scenario) for row in rows)
+    except Violation as violation:
+        world.violation = str(violation)
+
+
+def _put_back(spark: Spark, ledger: Ledger) -> None:
+    """Somebody restores a backup of the log. Where it lacks what is decided and not committed, or the checkpoint has
+    fallen back as well, nobody could tell: so only where the checkpoint has noted what it lacks, and all is quiet. Nor
+    has a coordinator the log open: its next entry would make up for all that the backup lacks."""
+    store, done = spark.log(), spark.checkpoint.done
+    if (
+        not isinstance(store, ObjectStore)
+        or spark.log_is_backup
+        or spark.checkpoint.has_fallen_back
+        or not done
+        or not spark.world.is_quiet
+        or (spark.newest_coordinator and spark.newest_coordinator.phase is not Phase.CLOSED)
+        or ledger.decided_batch not in done
+    ):
+        return
+    newest, on_put = store.entries, store.on_put
+    first = min(slot for slot, data in newest.items() if entries.parse(data, "").decided == ledger.decided_batch)
+    store.entries = {slot: data for slot, data in newest.items() if slot < first}
+    store.on_put = lambda _slot, _data: None
+    spark.log_is_backup = True
+
+    def restore() -> None:
+        store.entries, store.on_put = newest, on_put
+
+    spark.restore_log = restore
+
+
+def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
+    """Two decided batches that nobody has committed yet, as an incarnation leaves them that commits late; or a round
+    that was not decided, as one leaves it that was killed."""
+    tail = entries.opened(None, "query")
+    coordinator, sinks = spark.coordinator()
+    written = [tail]
+    for batch_id in range(2 if scenario.backlog else 1):
+        end = spark.checkpoint.plan(batch_id, batch_id and spark.checkpoint.ends[batch_id - 1])
+        batch = Batch(batch_id, end - scenario.rows_a_batch, end)
+        votes = []
+        for partition in range(scenario.partitions[0]):
+            for name, sink in sinks.items():
+                sink.bind(name, tail.log_id, coordinator._replay_copies if sink.may_time_out else None)
+            with Participant(sinks, Round(1, batch_id), partition=partition) as participant:
+                rows = share(batch.rows(), partition, scenario.partitions[0])
+                for name in sinks:
+                    participant.write(name, Records(tuple(f"{name}/{row}" for row in rows)))
+                votes.append(participant.pre_commit())
+        if not scenario.backlog:
+            break
+        sealed = {
+            name: tuple(sink.seal([vote[name] for vote in votes if name in vote], 0.0)) for name, sink in sinks.items()
+        }
+        tail = entries.decided(tail, entries.Decision(Round(1, batch_id), sealed), None, batch.reads)
+        written.append(tail)
+    for slot, entry in enumerate(written):
+        coordinator._store.put_if_absent(slot, entries.serialise(entry))
+    if scenario.backlog:
+        spark.checkpoint.note(0)
+        spark.batches = max(2, scenario.batches)
+
+
+def _leave_begins_under_way(scenario: Scenario, spark: Spark, broker: Broker) -> None:
+    """A coordinator and its task are dead, and what the task has sent is somewhere."""
+    coordinator, sinks = spark.coordinator()
+    tail = entries.opened(None, "query")
+    coordinator._store.put_if_absent(0, entries.serialise(tail))
+    for name, sink in sinks.items():
+        if name.endswith("k"):
+            sink.bind(name, tail.log_id)
+            leased = sink.transactional_ids.lease(Round(1, 0)).name
+            spark.world.later(STEPS_AT_MOST, functools.partial(broker.init, leased))
+
+
+def _names(scenario: Scenario) -> list[str]:
+    return [f"{number}{kind}" for number, kind in enumerate(scenario.sinks)]
+
+
+def _sinks_of(scenario: Scenario, broker: Broker, disk: Disk) -> Mapping[str, TwoPhaseCommitSink[Any]]:
+    def made(name: str) -> TwoPhaseCommitSink[Any]:
+        if name.endswith("k"):
+            return SimulatedKafkaSink(broker)
+        return SimulatedFileSink(broker, disk, name)
+
+    return {name: made(name) for name in _names(scenario)}
+
+
+def _disk_for(scenario: Scenario, disk: Disk) -> None:
+    """Folders that an administrator has made."""
+    disk.make_folder(("data",))
+    disk.make_folder(("log",))
+    disk.make_folder(("stage",))
+    for name in _names(scenario):
+        if name.endswith("f"):
+            disk.make_folder(("data", name))
+    data = disk.folder(("data",))
+    data.synced = dict(data.entries)
+    disk.root.synced = dict(disk.root.entries)
+
+
+def _log_of(scenario: Scenario, world: World, disk: Disk, ledger: Ledger) -> Callable[[], LogStore]:
+    if scenario.log == "disk":
+        folder = disk.root.entries["log"]
+        assert isinstance(folder, Folder)
+        FolderAsLog(disk, ledger, folder)
+        return lambda: LocalStore("simulated://log", disk.path("log"))  # type: ignore[arg-type]
+    store = ObjectStore(world)
+    store.on_put = ledger.entry_is_durable
+    return lambda: store

@@ -1,0 +1,402 @@
+"""A model of Spark: drivers that are restarted, stages of tasks with retries, speculation and executors that are lost.
+
+A task that sleeps is taken for lost and begun anew; it wakes as a zombie. A driver that sleeps is replaced, and wakes
+beside the new one. What a batch reads stands in the checkpoint before it runs, and that it is done after it. Whenever
+the query has stopped as checkpoint and log are not of one age, an operator repairs the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.campaigns.simulation.checkpoint import NOTE, PLAN, READ, Checkpoint, ConcurrentUpdate, Damaged
+from tests.campaigns.simulation.ledger import Ledger
+from tests.campaigns.simulation.records import Records, rows_between, share
+from tests.campaigns.simulation.stage import SimulatedStage
+from tests.campaigns.simulation.world import Actor, Op, Violation, World
+from twopc.coordinator import Coordinator
+from twopc.errors import (
+    Fenced,
+    InDoubt,
+    OperatorRequired,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
+from twopc.log import entries
+from twopc.log.commit_log import read_tail
+from twopc.log.store import LogStore
+from twopc.participant import Participant, Vote
+from twopc.phases import Phase
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transactional_ids import Round
+
+TASK_FAILURES_AT_MOST = 4
+DRIVERS_AT_MOST = 6
+FAILURES_OF_A_DRIVER_AT_MOST = 4
+
+REPORT = Op("spark: report the vote", OSError, changes=True)
+START = Op("spark: start", None)
+
+
+class JobFailed(Exception):
+    """A task has failed too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What Spark has planned: the records from one offset to another."""
+
+    id: int
+    start: int
+    end: int
+    is_first: bool = True
+    """Of its driver, which compares where it begins."""
+
+    @property
+    def reads(self) -> dict[str, Any]:
+        return {"end": self.end}
+
+    @property
+    def follows(self) -> dict[str, Any] | None:
+        return {"end": self.start} if self.id and self.is_first else None
+
+    def rows(self) -> tuple[str, ...]:
+        return rows_between(self.start, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """How the query is run.
+
+    Attributes:
+        partitions: of successive incarnations, in turn: a batch that is replayed may be cut another way (SPARK-28650).
+        machines: how many. Drivers run on the first, tasks on all others if there are any.
+        runs: how often the query is started for one batch more, having come to its end.
+        rests: whether drivers have a timer that calls ``rest`` after each batch, also after one that failed, and end
+            without a clean stop.
+        stage_retries_count_on: see ``Scenario``.
+    """
+
+    partitions: Sequence[int]
+    machines: int = 1
+    runs: int = 1
+    rests: bool = False
+    stage_retries_count_on: bool = True
+
+
+class Spark:
+    """The cluster that runs one query on one checkpoint."""
+
+    def __init__(  # all that a cluster has
+        self,
+        world: World,
+        ledger: Ledger,
+        checkpoint: Checkpoint,
+        log: Callable[[], LogStore],
+        sinks: Callable[[], Mapping[str, TwoPhaseCommitSink[Any]]],
+        cluster: Cluster,
+        batches: int,
+        stage: SimulatedStage | None = None,
+    ) -> None:
+        self.world = world
+        self.checkpoint = checkpoint
+        self.cluster = cluster
+        self.batches = batches
+        self.stopped: OperatorRequired | None = None
+        self.mismatch: Exception | None = None
+        self.drivers: list[Actor] = []
+        self.newest_coordinator: Coordinator | None = None  # of who has read the checkpoint last
+        self.log_is_backup = False
+        self.restore_log: Callable[[], None] = lambda: None
+        self.log = log
+        self._ledger, self._sinks = ledger, sinks
+        self._stage = stage
+        self._tasks = 0
+        self._runs = cluster.runs
+
+    def needs_a_driver(self) -> bool:
+        """Starts one where none runs and there is work. What a cluster's supervisor does."""
+        if self.stopped or any(self.world.alive(driver) for driver in self.drivers):
+            return False
+        if self.mismatch:
+            self._repair()
+        if self.checkpoint.noted >= self.batches and self._runs > 1:
+            self._runs -= 1
+            self.batches += 1
+        if self.checkpoint.noted >= self.batches or len(self.drivers) >= DRIVERS_AT_MOST:
+            return False
+        self.start_driver()
+        return True
+
+    def start_driver(self) -> None:
+        if self.stopped or self.mismatch or len(self.drivers) >= DRIVERS_AT_MOST:
+            return
+        number = len(self.drivers)
+        actor = self.world.start(f"driver {number}", lambda: Driver(self, actor).run())
+        actor.on_suspicion = self.start_driver
+        self.drivers.append(actor)
+
+    def next_task_id(self) -> int:
+        """Spark counts task attempts through all stages of one driver; here through all of the query."""
+        self._tasks += 1
+        return self._tasks
+
+    def machine_of(self, task_id: int) -> int:
+        others = self.cluster.machines - 1
+        return 1 + task_id % others if others else 0
+
+    def coordinator(self) -> tuple[Coordinator, Mapping[str, TwoPhaseCommitSink[Any]]]:
+        sinks = self._sinks()
+        coordinator = Coordinator(sinks, self.log(), owner="query", commits_at_once=1, rest_interval_s=None)
+        coordinator._replay_copies = self._stage  # type: ignore[assignment]
+        return coordinator, sinks
+
+    def check_swept(self, coordinator: Coordinator, before: int) -> None:
+        """What the coordinator has just swept away must be gone."""
+        if not (self.log_is_backup or self.is_fenced(coordinator)):
+            self._ledger.check_swept(before)
+
+    def check_rested(self, coordinator: Coordinator, before: int) -> None:
+        """The log must say that all is committed, and what was open must be gone."""
+        self.check_swept(coordinator, before)
+        if not (self.log_is_backup or self.is_fenced(coordinator)):
+            self._ledger.check_complete()
+
+    @property
+    def opened_at(self) -> int:
+        return self._ledger.opened_at
+
+    @property
+    def decided_at(self) -> int:
+        return self._ledger.decided_at
+
+    def partitions_of(self, round: Round) -> int:
+        return self.cluster.partitions[round.incarnation % len(self.cluster.partitions)]
+
+    def stop(self, error: OperatorRequired) -> None:
+        if self.log_is_backup:
+            self.mismatch = error
+            return
+        self._ledger.query_stops(error, has_copies=self._stage is not None)
+        self.stopped = error
+
+    def does_not_match(self, error: Exception) -> None:
+        """Checkpoint and log are not of the same age, and the query has stopped for that."""
+        if not (self.checkpoint.has_fallen_back or self.log_is_backup):
+            raise Violation(f"refused: {error}") from error
+        self.mismatch = error
+
+    def _repair(self) -> None:
+        """What an operator does, with nothing running any more."""
+        self.mismatch = None
+        if self.log_is_backup:
+            self.world.end_all()
+            self.restore_log()
+            self.log_is_backup = False
+        elif newest := read_tail(store := self.log()):
+            kept = [entries.parse(store.read(slot), "the simulated log") for slot in store.slots()]
+            self.checkpoint.repair([*kept, newest[1]])
+
+    def forget_stop(self) -> OperatorRequired | None:
+        """Somebody starts the query again."""
+        stopped, self.stopped = self.stopped, None
+        return stopped
+
+    def is_fenced(self, coordinator: Coordinator) -> bool:
+        if not hasattr(coordinator, "_log"):
+            return True
+        return not self.log_is_backup and self._ledger.newest_incarnation() > coordinator._log.incarnation
+
+
+class Driver:
+    """One driver process: the query's loop over batches."""
+
+    def __init__(self, spark: Spark, actor: Actor) -> None:
+        self._spark, self._actor = spark, actor
+        self._world, self._checkpoint = spark.world, spark.checkpoint
+        self._coordinator, self._sinks = spark.coordinator()
+        self._has_begun = False
+        self._batch_id = self._repairs_seen = 0
+
+    def run(self) -> None:
+        for _ in range(FAILURES_OF_A_DRIVER_AT_MOST):
+            if not self._fails():
+                return
+            self._rest()
+
+    def _fails(self) -> bool:  # noqa: C901  # one case an error
+        """Run the query to its end, or to the first error. Whether it is to be started again in this process."""
+        try:
+            self._query()
+        except Fenced as fenced:
+            if not (self._spark.is_fenced(self._coordinator) or self._spark.log_is_backup):
+                raise Violation(f"fenced by nobody: {fenced}") from fenced
+            self._rest()
+        except OperatorRequired as stop:
+            # To a driver that is fenced without knowing it the query is not lost: the newer one goes on.
+            if not self._spark.is_fenced(self._coordinator):
+                self._spark.stop(stop)
+            self._rest()
+        except Damaged as damaged:  # before there is a coordinator, and whoever else may run
+            self._spark.does_not_match(damaged)
+            self._rest()
+        except Refused as refused:
+            # Also to a driver that is behind: its checkpoint has moved on, or its staged files were swept away.
+            is_behind = self._batch_id < self._checkpoint.noted or self._repairs_seen < self._checkpoint.repairs
+            if not is_behind and not self._spark.is_fenced(self._coordinator):
+                if self._has_begun:
+                    raise Violation(f"refused after the batch was written: {refused}") from refused
+                self._spark.does_not_match(refused)
+            self._rest()
+        except ConcurrentUpdate as update:
+            if self._checkpoint.has_fallen_back and not self._spark.is_fenced(self._coordinator):
+                self._spark.does_not_match(update)
+            self._end()
+        except (RoundAborted, InDoubt, Retriable, OSError):
+            return True
+        except Exception as error:
+            raise Violation(f"unexpected {type(error).__name__}: {error}") from error
+        return False
+
+    def _query(self) -> None:
+        self._has_begun = False
+        self._batch_id, self._repairs_seen = self._checkpoint.noted, self._checkpoint.repairs
+        self._spark.newest_coordinator = self._coordinator
+        first, start, end = self._world.step(READ, self._checkpoint.next_batch)
+        batch_id = first
+        while batch_id < self._spark.batches:
+            if end is None:
+                end = self._world.step(PLAN, self._checkpoint.plan, batch_id, start)
+            self._run_batch(Batch(batch_id, start, end, batch_id == first))
+            batch_id, start, end = batch_id + 1, end, None
+        self._end()
+
+    def _run_batch(self, batch: Batch) -> None:
+        self._has_begun, self._batch_id = False, batch.id
+
+        def phase_one(round: Round) -> list[Vote]:
+            self._has_begun = True
+            if self._repairs_seen < self._checkpoint.repairs:  # it slept through a repair, and decides what that undid
+                self._checkpoint.has_fallen_back = True
+            self._spark.check_swept(self._coordinator, self._spark.opened_at)
+            return ReplayCopies(self._spark, self._actor, self._sinks, round, batch.rows()).run()
+
+        if not self._coordinator.run(batch.id, phase_one, reads=batch.reads, follows=batch.follows).already_decided:
+            self._spark.check_swept(self._coordinator, self._spark.decided_at)
+        self._world.step(NOTE, self._checkpoint.note, batch.id)
+        self._rest()
+
+    def _rest(self) -> None:
+        """What the timer does between batches. It outlives a batch that failed."""
+        if not self._spark.cluster.rests:
+            return
+        since, faults = self._world.steps, len(self._world.happened)
+        is_open = self._coordinator.phase is Phase.IDLE
+        try:
+            self._coordinator.rest()
+        except Exception:  # noqa: BLE001  # the timer logs it
+            return
+        if is_open and len(self._world.happened) == faults:
+            self._spark.check_rested(self._coordinator, since)
+
+    def _end(self) -> None:
+        """The query has ended. A stop that is not clean is told, and left to the next start."""
+        if self._spark.cluster.rests:
+            self._rest()  # once more as the process ends
+            return
+        closing_at, is_open = self._world.steps, self._coordinator.phase is Phase.IDLE
+        try:
+            self._coordinator.close()
+        except (Fenced, InDoubt, Retriable, OSError):
+            return
+        if is_open:
+            self._spark.check_swept(self._coordinator, closing_at)
+
+
+class ReplayCopies:
+    """Phase one: a job of one stage, one task a partition."""
+
+    def __init__(
+        self,
+        spark: Spark,
+        driver: Actor,
+        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+        round: Round,
+        rows: Sequence[str],
+    ) -> None:
+        self._spark, self._driver, self._sinks, self._round, self._rows = spark, driver, sinks, round, rows
+        self._first_task_id = spark.next_task_id() + 1  # as the bridge to Spark counts
+        self._partitions = spark.partitions_of(round)
+        self._votes: dict[int, Vote] = {}
+        self._attempts = [0] * self._partitions
+        self._limit = TASK_FAILURES_AT_MOST
+        self._failed = False
+        self._done = False
+
+    def run(self) -> list[Vote]:
+        for partition in range(self._partitions):
+            self._launch(partition)
+        self._spark.world.wait(lambda: self._failed or len(self._votes) == self._partitions)
+        self._done = True
+        if self._failed:
+            raise JobFailed(f"a task failed {TASK_FAILURES_AT_MOST} times")
+        return [self._votes[partition] for partition in range(self._partitions)]
+
+    def _launch(self, partition: int) -> None:
+        if self._done or self._driver.dead or partition in self._votes:
+            return
+        attempt = self._attempts[partition]
+        if attempt >= self._limit:
+            self._failed = True
+            return
+        self._attempts[partition] += 1
+        task_id = self._spark.next_task_id()
+        actor = self._spark.world.start(
+            f"task {self._round.batch_id}.{partition}.{attempt} ({task_id})",
+            lambda: self._attempt(partition, attempt, task_id),
+            self._driver,
+            self._spark.machine_of(task_id),
+        )
+        actor.on_suspicion = lambda: self._launch(partition)
+        actor.on_stage_retry = self._retry
+
+    def _retry(self) -> None:
+        """The stage is begun anew. The votes of older attempts still count."""
+        if self._spark.cluster.stage_retries_count_on:
+            self._limit += TASK_FAILURES_AT_MOST
+        else:
+            self._attempts = [0] * self._partitions
+        for partition in range(self._partitions):
+            self._launch(partition)
+
+    def _attempt(self, partition: int, attempt: int, task_id: int) -> None:
+        world = self._spark.world
+        try:
+            world.step(START, _nothing)
+            recurring = partition * TASK_FAILURES_AT_MOST + attempt
+            counts_on = self._spark.cluster.stage_retries_count_on
+            serial = task_id - self._first_task_id if counts_on else recurring
+            with Participant(self._sinks, self._round, partition=partition, serial=serial) as participant:
+                rows = share(self._rows, partition, self._partitions)
+                for name in self._sinks:
+                    of_sink = [f"{name}/{row}" for row in rows]
+                    for half in (of_sink[:1], of_sink[1:]):
+                        participant.write(name, Records(tuple(half)))
+                vote = participant.pre_commit()
+            world.step(REPORT, self._voted, partition, vote)
+        except (TwoPhaseCommitError, OSError):
+            self._launch(partition)
+        except Exception as error:
+            raise Violation(f"a task fails by {type(error).__name__}: {error}") from error
+
+    def _voted(self, partition: int, vote: Vote) -> None:
+        if not self._done:
+            self._votes.setdefault(partition, vote)
+
+
+def _nothing() -> None:
+    """A task is started."""

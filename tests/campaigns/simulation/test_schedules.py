@@ -1,0 +1,90 @@
+"""A slice of what ``make simulate`` runs: every fault at every step, some pairs, and the first seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import pytest
+
+from tests.campaigns.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
+from tests.campaigns.simulation.mutants import MUTANTS, Mutant, applied, catch, is_caught_by, recorded
+from tests.campaigns.simulation.schedule import Scenario, run_schedule, run_seed, simulated
+from tests.campaigns.simulation.world import Fault
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    with simulated():
+        yield
+
+
+def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> list[str]:
+    found = []
+    for schedule in schedules:
+        result = run_schedule(scenario, schedule)
+        if result.violation:
+            found.append(str(shortest(scenario, result)))
+    return found
+
+
+@pytest.mark.parametrize("scenario", SMALL[:1], ids=str)
+def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
+    assert failures(scenario, singles(scenario)) == []
+
+
+@pytest.mark.parametrize("scenario", SMALLEST, ids=str)
+def test_no_second_fault_after_some_first_breaks_a_promise(scenario: Scenario) -> None:
+    """One first fault in four hundred; ``make simulate`` takes all."""
+    assert failures(scenario, pairs(scenario, stride=401, offset=7)) == []
+
+
+DAMAGED = (600403396, 600409667, 600696593)
+"""Seeds by which a driver goes on above a checkpoint that was taken back, so that an older batch is missing in it."""
+
+
+def test_no_seed_breaks_a_promise() -> None:
+    for seed in (*range(800), *DAMAGED):
+        scenario, result = run_seed(seed)
+        assert result.violation is None, str(shortest(scenario, result, seed))
+
+
+def test_a_seed_reproduces_its_run_and_so_does_the_schedule_that_it_drew() -> None:
+    for seed in range(40):
+        scenario, first = run_seed(seed)
+        assert run_seed(seed) == (scenario, first)
+        assert run_schedule(scenario, first.schedule) == first
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_defect_in_the_code_is_caught(mutant: Mutant) -> None:
+    """By the schedule in ``caught.json``, or else by a search that takes seconds: ``make mutants`` renews the file."""
+    known = recorded().get(mutant.name)
+    assert (known and is_caught_by(mutant, known)) or catch(mutant)
+
+
+def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
+    [mutant] = [mutant for mutant in MUTANTS if mutant.name == "recovery commits nothing"]
+    caught = catch(mutant)
+    assert caught
+    scenario, needed = caught.failure.scenario, dict(caught.failure.schedule)
+    with applied(mutant):
+        tried = (run_schedule(scenario, {**needed, step: Fault.LOST_BEFORE}) for step in range(max(needed)))
+        with_more = next(result for result in tried if result.violation and len(result.schedule) > len(needed))
+        assert shortest(scenario, with_more).schedule == needed
+
+
+@pytest.mark.parametrize("counts_on", [True, False])
+def test_a_lost_task_of_an_earlier_stage_attempt_rolls_nothing_back_that_is_decided(counts_on: bool) -> None:
+    assert list(stage_retries(Scenario(sinks="k", stage_retries_count_on=counts_on))) == []
+
+
+def stage_retries(scenario: Scenario) -> Iterator[Failure]:
+    """The stage is begun anew while a task is about to start, and the driver sleeps between decision and commit."""
+    trace = run_schedule(scenario, {}, traced=True).trace
+    for first, step in enumerate(trace):
+        if Fault.STAGE_RETRY in step.faults:
+            second = run_schedule(scenario, {first: Fault.STAGE_RETRY}, traced=True).trace
+            for number in range(first + 1, len(second)):
+                result = run_schedule(scenario, {first: Fault.STAGE_RETRY, number: Fault.SLEEP_LONG})
+                if result.violation:
+                    yield Failure(scenario, result.schedule, result.violation)

@@ -1,0 +1,121 @@
+"""``make prove-spark``: Spark is killed at every step, in every way that it writes; see ``docs/spark.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import TextColumn, TimeElapsedColumn
+
+from tests.campaigns.spark.case import Bench, feed_folder
+from tests.campaigns.spark.contents import Contents, in_batch
+from tests.campaigns.spark.environments import NotHere, made, own
+from tests.campaigns.spark.plans import PLANS
+from tests.campaigns.spark.standalone import Standalone
+from tests.campaigns.spark.ways import WAYS, Way
+from tests.campaigns.storm.query import end_jvm
+from twopc.cli.progress import ProgressLines
+from twopc_kafka_broker import JarsNotAvailable, KafkaBroker
+
+console = Console()
+
+
+def prove(way: Way, bench: Bench, started: Callable[[], None]) -> dict[str, Any]:
+    """Run all cases of a way, and report."""
+    began = time.monotonic()
+    with ExitStack() as stack:
+        if way.on_cluster:
+            bench = replace(bench, master=stack.enter_context(Standalone(bench.folder / "cluster")).master)
+        outcomes = [bench.run(case, started) for case in way.cases]
+    lost, duplicates = sum(o.lost for o in outcomes), sum(o.duplicates for o in outcomes)
+    return {
+        "kills": sum(outcome.kills for outcome in outcomes),
+        "lost": lost,
+        "duplicates": duplicates,
+        "equal_to_batch": lost == duplicates == 0,
+        "leftovers": sum(outcome.leftovers for outcome in outcomes),
+        "told": [what for outcome in outcomes for what in outcome.told],
+        "spark": outcomes[0].spark,
+        "python": outcomes[0].python,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def expected(folder: Path, jars: str) -> dict[str, Contents]:
+    """What each plan gives in batch over the whole input. Leaves an archive of the classes that this has loaded."""
+    feed_folder(folder / "records")
+    archive = f"-Xlog:disable -XX:ArchiveClassesAtExit={folder / 'classes.jsa'}"
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.extraClassPath", jars)
+        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    try:
+        return {name: in_batch(spark, name, str(folder / "records")) for name in PLANS}
+    finally:
+        spark.stop()
+        end_jvm()
+
+
+def main() -> int:
+    """The exit code: 1 if anything is wrong."""
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, lambda *_: os._exit(1))  # threads would go on; what they have started is bound to us
+    given = parsed_arguments()
+    folder = given.folder.resolve()
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    (folder / "report.json").unlink(missing_ok=True)
+    report: dict[str, Any] = {}
+    columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
+    with KafkaBroker(work / "broker") as broker, ProgressLines(*columns, console=console) as progress:
+        environment = own()
+        bench = Bench(work, broker, expected(work, environment.jars), environment)
+
+        def report_on(name: str) -> None:
+            way = WAYS[name]
+            bar = progress.add_task(name, total=sum(len(case.starts) + 1 for case in way.cases), found="")
+            try:
+                used = made(folder / "environments", given.uv, way.spark, way.python) if way.spark else environment
+                report[name] = prove(way, replace(bench, environment=used), lambda: progress.advance(bar))
+            except (NotHere, JarsNotAvailable) as error:
+                report[name] = {"absent": str(error)}
+            progress.update(bar, found=", ".join(report[name].get("told", ["absent"])))
+            (folder / "report.json").write_text(json.dumps(report, indent=1))
+
+        with ThreadPoolExecutor(given.processes) as pool:
+            list(pool.map(report_on, given.ways))
+    console.print_json(data=report)
+    return 1 if any(of_way.get("told") for of_way in report.values()) else 0
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.spark", description=__doc__)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--uv", default="uv", help="makes the environments of other versions")
+    at_once = max(2, (os.cpu_count() or 2) - 1)  # a start is a JVM and up to six Pythons that load their classes
+    parser.add_argument("--processes", type=int, default=at_once, help="ways at a time (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("build/spark"), help="where to work, and the report")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

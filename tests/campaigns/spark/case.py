@@ -1,0 +1,168 @@
+"""One case: a query whose driver is killed again and again, and which then runs to its end and is compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import confluent_kafka
+
+from tests.campaigns.spark.contents import Contents, compare
+from tests.campaigns.spark.environments import Environment
+from tests.campaigns.spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
+from tests.campaigns.spark.plans import PLANS, batches
+from tests.support.processes import bound, kill_all_of
+from twopc_kafka_broker import KafkaBroker
+
+DRIVER_AT_MOST_S = 240
+"""A start, and all that there is to write, take 10 s on a quiet machine."""
+
+FAULT_OF_SPARK_4_1 = 'NullPointerException: Cannot invoke "scala.collection.IterableOps.map'
+"""SPARK-55271: the Kafka source ends the query when it reports on a batch that was repeated after a start. The batch is
+done, and the next start goes on after it."""
+
+Strike = tuple[str, str, int]
+"""What happens, the step and the batch; see ``twopc_faulty``. A driver has one at most at a step."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query and what strikes it: for each start of its driver what happens in it. A last one is left alone."""
+
+    plan: str
+    starts: Sequence[Sequence[Strike]]
+    api: str = FOREACH_BATCH
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case. ``told`` is empty where all is well."""
+
+    kills: int
+    lost: int
+    duplicates: int
+    leftovers: int
+    told: Sequence[str]
+    spark: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What cases share."""
+
+    folder: Path
+    broker: KafkaBroker
+    expected: Mapping[str, Contents]
+    environment: Environment
+    master: str = "local[2]"
+
+    def run(self, case: Case, started: Callable[[], None]) -> Outcome:
+        """Strike the query as its case says, let it finish, compare. Calls ``started`` after each start."""
+        job = self._prepared(case)
+        told: list[str] = []
+        kills = 0
+        for number, strikes in enumerate([*case.starts, ()]):
+            ended = self._start(replace(job, strikes=strikes, parallelism=2 + number % 2))
+            missed = [strike for strike in strikes if (job.faults / strike[1]).exists()]
+            told += [f"was not struck by {strike}" for strike in missed]
+            wanted = -signal.SIGKILL if any(strike[0] == "kill" for strike in strikes) else 0
+            if ended == wanted:
+                kills += sum(strike[0] != "hold" for strike in strikes if strike not in missed)
+            else:
+                told.append(f"start {number} ended with {ended} and not with {wanted}")
+            started()
+        if job.outlived.exists():
+            told.append("no other attempt took the place of one that was held")
+        if "spark.speculation" in case.settings and not _has_speculated(job):
+            told.append("no speculative attempt has won")
+        found = compare(job, self.expected[case.plan])
+        told += [f"{count} {what}" for what, count in asdict(found).items() if count]
+        noted = Path(job.folder) / "versions.json"
+        versions = json.loads(noted.read_text()) if noted.exists() else {}
+        if told:
+            told.append(f"what it left is in {job.folder}")
+        else:
+            shutil.rmtree(job.folder)
+        return Outcome(kills, **asdict(found), told=told, **versions)
+
+    def _prepared(self, case: Case) -> Job:
+        """Its input, its topics and its folder, all of its own."""
+        name = f"{case.api}-{case.plan}-{uuid.uuid4().hex[:8]}"
+        folder = self.folder / name
+        folder.mkdir(parents=True)
+        self.broker.create_topic(name, partitions=2)
+        records = sum(len(batch) for batch in batches())
+        if PLANS[case.plan].source == "kafka" and case.api != FORMAT_BATCH:
+            self.broker.create_topic(f"{name}-source", partitions=2)
+            self._feed_topic(f"{name}-source")
+        else:
+            feed_folder(folder / "source")
+        return Job(
+            api=case.api,
+            plan=case.plan,
+            folder=str(folder),
+            servers=self.broker.bootstrap_servers,
+            source=f"{name}-source",
+            target=name,
+            records=records,
+            jars=self.environment.jars,
+            master=self.master,
+            classes=str(self.folder / "classes.jsa"),
+            backends=str(Path("tests/spark/backends").resolve()),
+            settings=dict(case.settings),
+        )
+
+    def _feed_topic(self, topic: str) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.broker.bootstrap_servers, "log_level": 0})
+        for number, record in enumerate(record for batch in batches() for record in batch):
+            producer.produce(topic, json.dumps(record), partition=number % 2)
+        if producer.flush(30):
+            raise RuntimeError(f"the source {topic} could not be filled")
+
+    def _start(self, job: Job) -> int | str:
+        """Run a driver to its end, and once more if it was Spark's fault; how it ended."""
+        log = Path(job.folder) / "driver.log"
+        before = log.stat().st_size if log.exists() else 0
+        ended = self._run(job, log)
+        return self._run(job, log) if ended == 1 and FAULT_OF_SPARK_4_1 in log.read_text()[before:] else ended
+
+    def _run(self, job: Job, log: Path) -> int | str:
+        with log.open("ab") as output:
+            driver = subprocess.Popen(
+                bound(self.environment.python, "-m", "tests.campaigns.spark.driver", json.dumps(asdict(job))),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYSPARK_PYTHON": self.environment.python, "PYTHONPATH": job.backends},
+                start_new_session=True,
+            )
+        try:
+            return driver.wait(DRIVER_AT_MOST_S)
+        except subprocess.TimeoutExpired:
+            return f"still running after {DRIVER_AT_MOST_S} s"
+        finally:
+            kill_all_of(driver)
+
+
+def _has_speculated(job: Job) -> bool:
+    """Whether a speculative attempt's vote was the one that counted."""
+    ends = (line for log in job.events.iterdir() for line in log.read_text().splitlines() if "TaskEnd" in line)
+    return any('"Speculative":true' in end and '{"Reason":"Success"}' in end for end in ends)
+
+
+def feed_folder(folder: Path) -> None:
+    """A file a batch."""
+    folder.mkdir()
+    for number, batch in enumerate(batches()):
+        file = folder / f"{number:03d}.json"
+        file.write_text("".join(json.dumps(record) + "\n" for record in batch))
+        os.utime(file, (number, number))  # Spark takes the oldest first

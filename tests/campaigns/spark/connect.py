@@ -1,0 +1,32 @@
+"""A driver whose query comes from a Spark Connect client: the driver is the server, the client a process below it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from tests.campaigns.spark.job import Job
+from tests.support.processes import bound
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def serve(spark: SparkSession, job: Job) -> None:
+    """Serve a client, and another one whenever it was killed, until all is written."""
+    context = spark.sparkContext._jsc.sc()
+    package = spark._jvm.org.apache.spark.sql.connect.service  # type: ignore[union-attr]
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
+    context.conf().set("spark.connect.grpc.binding.port", "0")
+    service.start(context)
+    url = f"sc://127.0.0.1:{service.localPort()}"
+    command = bound(sys.executable, "-m", "tests.campaigns.spark.client", url, json.dumps(asdict(job)))
+    while (ended := subprocess.run(command, start_new_session=True, check=False).returncode) == -signal.SIGKILL:
+        pass
+    if ended:
+        raise RuntimeError(f"the client ended with {ended}")

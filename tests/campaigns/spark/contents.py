@@ -1,0 +1,85 @@
+"""What is in the targets against what the same computation gives in batch, and what was left behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from tests.campaigns.spark.job import TO_KAFKA, Job
+from tests.campaigns.spark.plans import PLANS, SCHEMA
+from tests.support.topic_reader import records_of
+from twopc_kafka.client.control import connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Contents = Counter[str]
+
+PATIENCE_S = 10
+"""A broker answers a commit before its markers are written, and so before a reader sees all."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """How the targets of one query differ from what they should have; 0 everywhere where they don't."""
+
+    lost: int
+    duplicates: int
+    leftovers: int
+
+
+def in_batch(spark: SparkSession, plan: str, records: str) -> Contents:
+    """What the plan makes of the whole input at once, by Spark's own batch execution."""
+    computed = PLANS[plan].in_batch(spark.read.schema(SCHEMA).json(records))
+    return Counter(row.value for row in computed.selectExpr(*TO_KAFKA).collect())
+
+
+def compare(job: Job, expected: Contents) -> Found:
+    """Wait until nothing differs, for a while, and tell what does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := _compare(job, expected)) != Found(0, 0, 0) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def _compare(job: Job, expected: Contents) -> Found:
+    plan, folder = PLANS[job.plan], Path(job.folder)
+    values = [record.value.decode() for record in records_of(job.servers, job.target)]
+    if plan.output_mode == "update":
+        lost, duplicates = _differences(_last_of_each_key(values), expected)
+        duplicates += len(values) - len(set(values))  # each update of a key differs from the one before
+    else:
+        lost, duplicates = _differences(values, expected)
+    if job.writes_files:
+        more = _differences(_in_files(folder / "parquet"), expected)
+        lost, duplicates = lost + more[0], duplicates + more[1]
+    ongoing = connect({"bootstrap_servers": [job.servers]}).list_ongoing(f"{job.target}.")
+    staged = list((folder / "parquet" / "_twopc").glob("*"))
+    return Found(lost, duplicates, len(ongoing) + len(staged))
+
+
+def _differences(values: Iterable[str], expected: Contents) -> tuple[int, int]:
+    """How many values are missing, and how many are too many."""
+    found = Counter(values)
+    return (expected - found).total(), (found - expected).total()
+
+
+def _last_of_each_key(values: Iterable[str]) -> list[str]:
+    return list({json.loads(value)["key"]: value for value in values}.values())
+
+
+def _in_files(folder: Path) -> list[str]:
+    """The records of all committed files, each as Spark's to_json writes it."""
+    rows = [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    return [_as_json(row) for row in rows]
+
+
+def _as_json(row: dict[str, Any]) -> str:
+    return json.dumps({name: value for name, value in row.items() if value is not None}, separators=(",", ":"))

@@ -1,0 +1,166 @@
+"""A driver to be killed, run as a process of its own: ``python -m tests.campaigns.spark.driver '{...}'``.
+
+It is told what to do by a ``Job``. It goes on where the one before it was killed, and ends when all is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
+from twopc_faulty import Faults  # type: ignore[import-not-found]  # on the path of this process alone
+
+import twopc
+from tests.campaigns.spark import connect
+from tests.campaigns.spark.job import CONNECT, FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM, TO_KAFKA, Job
+from tests.campaigns.spark.plans import BATCHES, PLANS, SCHEMA
+from twopc.events import Event, PhaseEntered
+from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+
+DAEMON = "tests.campaigns.storm.daemon"
+
+
+class Phases:
+    """Makes a step of each phase of the coordinator."""
+
+    def __init__(self, job: Job) -> None:
+        self._faults = Faults(str(job.faults))
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        """Called by the coordinator."""
+        if isinstance(event, PhaseEntered):
+            self._faults.at(event.phase.value)
+
+
+def plant(job: Job) -> None:
+    """Have each strike happen at its step, in its batch or, where that has no such step, in the first one that has."""
+    shutil.rmtree(job.faults, ignore_errors=True)
+    job.faults.mkdir()
+    whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}", "orphan": f" {job.client} {job.outlived}"}
+    for what, step, batch in job.strikes:
+        (job.faults / step).write_text(f"{what}{whom.get(what, '')} once {job.begun(batch)}")
+
+
+def session(job: Job) -> SparkSession:
+    # From an archive of loaded classes, if there is one that fits, a JVM starts in half the time.
+    quick = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile={job.classes}"
+    builder = (
+        SparkSession.builder.master(job.master)
+        # Not spark.jars, whose classes no archive has.
+        .config("spark.driver.extraClassPath", job.jars)
+        .config("spark.executor.extraClassPath", job.jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        # More than cores, so that small batches run on fewer tasks than their state has partitions.
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.python.daemon.module", DAEMON)
+        .config("spark.executor.memory", "600m")
+        .config("spark.eventLog.dir", job.events.as_uri())
+        .config("spark.executorEnv.PYTHONPATH", f"{job.backends}:{Path.cwd()}")
+        .config("spark.driver.extraJavaOptions", quick)
+        .config("spark.executor.extraJavaOptions", quick)
+    )
+    for name, value in job.settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def source(spark: SparkSession, job: Job) -> DataFrame:
+    """The input as a stream."""
+    if PLANS[job.plan].source == "files":
+        files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        return files.json(f"{job.folder}/source")
+    topic = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", job.servers)
+        .option("subscribe", job.source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", -(-job.records // BATCHES))
+        .load()
+    )
+    return topic.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("record")).select("record.*")
+
+
+def run_stream(spark: SparkSession, job: Job) -> None:
+    """Write all that there is, batch by batch."""
+    plan = PLANS[job.plan]
+    output = plan.compute(source(spark, job))
+    if job.api != FOREACH_BATCH:
+        writer = output.selectExpr(*TO_KAFKA).writeStream.format("twopc").options(sink="faulty-kafka", **kafka(job))
+    else:
+        twopc.register_observer(Phases(job))
+        sinks: dict[str, Any] = {"kafka": (twopc.create_sink("faulty-kafka", kafka(job)), TO_KAFKA)}
+        if job.writes_files:
+            sinks["files"] = twopc.create_sink("faulty-files", files(job))
+        write = foreach_batch(sinks, log=f"{job.folder}/log")
+        stateless = not plan.drops_late
+        writer = output.writeStream.foreachBatch(
+            lambda batch, number: write(batch.repartition(job.parallelism) if stateless else batch, number)
+        )
+    writer = writer.option("checkpointLocation", f"{job.folder}/checkpoint").outputMode(plan.output_mode)
+    writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def run_batches(spark: SparkSession, job: Job) -> None:
+    """Write each file of the source by a batch write of its own, as a scheduler would that notes what is done."""
+    done = Path(job.folder) / "done"
+    for number in range(int(done.read_text()) if done.exists() else 0, BATCHES):
+        job.begun(number).parent.mkdir(exist_ok=True)
+        job.begun(number).touch()
+        records = spark.read.schema(SCHEMA).json(f"{job.folder}/source/{number:03d}.json")
+        output = PLANS[job.plan].compute(records.repartition(job.parallelism))
+        writer = output.selectExpr(*TO_KAFKA).write.format("twopc").options(sink="faulty-kafka", **kafka(job))
+        writer.options(log=f"{job.folder}/log", batch_id=number).mode("append").save()
+        done.with_suffix(".new").write_text(str(number + 1))
+        done.with_suffix(".new").rename(done)
+
+
+def kafka(job: Job) -> dict[str, str]:
+    return {
+        "bootstrap.servers": job.servers,
+        "topic": job.target,
+        "transactional.id.prefix": job.target,
+        "faults": str(job.faults),
+    }
+
+
+def files(job: Job) -> dict[str, str]:
+    return {"path": f"{job.folder}/parquet", "format": "parquet", "faults": str(job.faults)}
+
+
+RUN = {
+    FOREACH_BATCH: run_stream,
+    FORMAT_STREAM: run_stream,
+    FORMAT_BATCH: run_batches,
+    CONNECT: connect.serve,
+}
+"""By the ``api`` of a job."""
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    plant(job)
+    job.events.mkdir(exist_ok=True)
+    spark = session(job)
+    versions = {"spark": pyspark.__version__, "python": platform.python_version()}
+    (Path(job.folder) / "versions.json").write_text(json.dumps(versions))
+    spark.dataSource.register(TwoPhaseCommitDataSource)
+    RUN[job.api](spark, job)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Versions of Spark and of Python, each in an environment of its own, which later campaigns use again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyspark
+
+from twopc_kafka_broker import SourceNotPublished, spark_kafka_jars
+
+INSTALL_AT_MOST_S = 600
+_PROJECT = ("-e", ".[spark]", "-e", "plugins/kafka", "-e", "plugins/files", "psutil")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a driver runs with.
+
+    Attributes:
+        python: the interpreter.
+        jars: of Kafka's source, as a class path; empty where none is published for this Spark.
+    """
+
+    python: str
+    jars: str
+
+
+class NotHere(Exception):
+    """The environment can't be made on this machine."""
+
+
+def own() -> Environment:
+    """This process's."""
+    return Environment(sys.executable, _jars(pyspark.__version__))
+
+
+def made(folder: Path, uv: str, spark: str, python: str) -> Environment:
+    """One with a version of Spark, and an interpreter that is there already: this process's own where it has both.
+
+    Raises:
+        NotHere: the interpreter is not there, or a distribution is not to be had.
+    """
+    if spark == pyspark.__version__ and python in ("", f"{sys.version_info.major}.{sys.version_info.minor}"):
+        return own()
+    name = f"spark-{spark}-python-{python or 'own'}"
+    executable = folder / name / "bin" / "python"
+    if not (folder / name / "done").exists():
+        interpreter = ("--python", python or sys.executable)
+        _call(uv, "venv", "--quiet", "--clear", "--no-python-downloads", *interpreter, str(folder / name))
+        installs = (uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(executable))
+        _call(*installs, f"pyspark=={spark}", *_PROJECT)
+        (folder / name / "done").touch()
+    return Environment(str(executable), _jars(spark))
+
+
+def _jars(spark: str) -> str:
+    try:
+        return ":".join(map(str, spark_kafka_jars(spark)))
+    except SourceNotPublished:
+        return ""
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_AT_MOST_S, check=False)
+    if done.returncode != 0:
+        raise NotHere(f"{' '.join(command[:3])}: {done.stderr.strip()[-400:]}")

@@ -1,0 +1,116 @@
+"""The ways in which Spark writes, each with the cases that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.campaigns.spark.case import Case, Strike
+from tests.campaigns.spark.job import CONNECT, FORMAT_BATCH, FORMAT_STREAM
+
+
+@dataclass(frozen=True)
+class Way:
+    """Cases with what they run on.
+
+    Attributes:
+        spark, python: versions in an environment of their own; with neither it is that of the campaign.
+        on_cluster: whether there is a master with two workers; otherwise all runs in the driver.
+    """
+
+    cases: Sequence[Case]
+    spark: str = ""
+    python: str = ""
+    on_cluster: bool = False
+
+
+def _kills(*moments: tuple[str, int]) -> Sequence[Sequence[Strike]]:
+    """Each start of the driver ends at its moment, a step of a batch, with all that it had started."""
+    return [[("kill", step, batch)] for step, batch in moments]
+
+
+_FOREACH_BATCH = _kills(
+    ("pre_commit", 0),  # tasks write
+    ("seal", 1),  # all have pre-committed
+    ("deciding", 2),  # before the append
+    ("commit", 3),  # decided, and nothing is committed
+    ("recovering", 3),
+    ("open", 3),  # fenced the one before, and has not looked at the target
+    ("committed", 4),  # amid the commits
+    ("complete", 4),
+    ("sweeping", 5),
+)
+_FORMAT = _kills(
+    ("pre_commit", 0),
+    ("seal", 1),
+    ("commit", 2),
+    ("open", 2),
+    ("committed", 3),
+    ("complete", 4),
+    ("close", 5),  # the log is closed, and Spark has not noted the batch
+)
+_PIPELINE = _kills(
+    ("pre_commit", 1),
+    ("seal", 2),
+    ("deciding", 3),
+    ("commit", 4),
+    ("committed", 5),
+    ("sweeping", 6),  # the batch without input, which the watermark of the last one causes
+)
+_LOSSES: Sequence[Sequence[Strike]] = [
+    [("lose", "pre_commit", 0), ("kill", "commit", 1)],
+    [("hold", "pre_commit", 2), ("kill", "sweeping", 3)],
+    [("lose", "pre_commit", 4), ("kill", "seal", 5)],
+]
+_CONNECT: Sequence[Sequence[Strike]] = [
+    [("orphan", "pre_commit", 0), ("kill", "seal", 1)],  # the next client's query takes the place of the first one's
+    [("kill", "commit", 2)],
+    [("kill", "committed", 3)],
+    [("orphan", "pre_commit", 4), ("kill", "close", 5)],
+]
+_SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.multiplier": "1.5",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.minTaskRuntime": "500ms",
+    "spark.eventLog.enabled": "true",  # by which an attempt is known for a speculative one
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
+_DYNAMIC_ALLOCATION = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
+}
+_MAIN = Case("enriched", _kills(("pre_commit", 0), ("commit", 2), ("sweeping", 4)))
+_MAIN_BY_FORMAT = Case("deduplication", _kills(("seal", 1), ("commit", 2)), FORMAT_STREAM)
+
+_SPARKS = ("4.0.3", "4.1.2", "4.2.0", "4.2.1")
+"""Of each minor version a late one whose source for Kafka is published widely; and 4.2.1, with the source of 4.2.0."""
+
+_WITHOUT_SOURCE = "4.3.0"
+"""No source for Kafka is published for it, so its cases read files."""
+
+WAYS: Mapping[str, Way] = {
+    "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),
+    "format_stream": Way([Case("deduplication", _FORMAT, FORMAT_STREAM)]),
+    "format_batch": Way([Case("enriched", _FORMAT, FORMAT_BATCH)]),
+    "connect": Way([Case("deduplication", _CONNECT, CONNECT)]),
+    "cluster": Way(
+        [
+            Case("enriched", _LOSSES, settings=_SPECULATION),
+            Case("aggregation", _kills(("commit", 3)), settings=_DYNAMIC_ALLOCATION),
+        ],
+        on_cluster=True,
+    ),
+    **{name: Way([Case(name, _PIPELINE)]) for name in ("aggregation", "join", "deduplication", "windowed_counts")},
+    **{f"spark-{version}": Way([_MAIN, _MAIN_BY_FORMAT], spark=version) for version in _SPARKS},
+    f"spark-{_WITHOUT_SOURCE}": Way(
+        [Case("aggregation", _kills(("pre_commit", 1), ("commit", 4), ("sweeping", 6))), _MAIN_BY_FORMAT],
+        spark=_WITHOUT_SOURCE,
+    ),
+    **{
+        f"python-{version}": Way([_MAIN], spark="4.2.0", python=version) for version in ("3.10", "3.11", "3.12", "3.13")
+    },
+}

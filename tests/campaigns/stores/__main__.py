@@ -1,0 +1,158 @@
+"""``make prove-stores``: the file sink is killed at every step on every store; see ``docs/stores.md``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import TextColumn, TimeElapsedColumn
+
+from tests.campaigns.stores.blows import STARTS_AT_MOST, VICTIMS, Struck, cases_for, struck, usual_completion_s
+from tests.campaigns.stores.case import AT_MOST_S, Campaign, Outcome, killed_at, moments
+from tests.campaigns.stores.go_servers import PROGRAMS
+from tests.campaigns.stores.places import SEAMS, warm_up
+from tests.support.s3_server import S3Server
+from twopc.cli.progress import ProgressLines
+
+COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
+TOLD_AT_MOST = 20
+CASE_AT_MOST_S = 3 * AT_MOST_S
+"""Both processes of a case have ended by then. If not, a worker of the pool is gone, and so is its case."""
+
+BLOW_AT_MOST_S = (STARTS_AT_MOST + 2) * AT_MOST_S
+"""The same where the query may be started again and again."""
+
+console = Console()
+
+
+def prove(campaign: Campaign, stride: int, pool: Any, progress: ProgressLines) -> dict[str, Any]:
+    """Kill a writer at every ``stride``-th moment of a store, and report."""
+    started = time.monotonic()
+    steps, names, told = pool.apply_async(moments, (campaign,)).get(CASE_AT_MOST_S)
+    work = range(0, 0 if told else len(names), stride)
+    outcomes: list[Outcome] = run_cases(campaign.store, partial(killed_at, campaign), work, pool, progress)
+    kills = sum(outcome.was_killed for outcome in outcomes)
+    return {
+        "steps": steps,
+        "moments": len(names),
+        "kills": kills,
+        **summary(
+            outcomes,
+            [f"undisturbed: {what}" for what in told],
+            [
+                f"killed {names[o.moment]} (moment {o.moment}): {what}"
+                for o in sorted(outcomes, key=lambda outcome: outcome.moment)
+                for what in o.findings.told
+            ],
+            [] if kills or told else ["nothing was killed, and so nothing is proved"],
+        ),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def prove_by_blows(campaign: Campaign, kills: int, seed: int, pool: Any, progress: ProgressLines) -> dict[str, Any]:
+    """Kill the server and the writer of a store ``kills`` times each amid completions, and report."""
+    started = time.monotonic()
+    usual_s, told = pool.apply_async(usual_completion_s, (campaign,)).get(BLOW_AT_MOST_S)
+    work = range(0 if told else cases_for(kills))
+    outcomes: list[Struck] = run_cases(
+        campaign.store, partial(struck, campaign, seed, usual_s), work, pool, progress, BLOW_AT_MOST_S
+    )
+    killed = {victim: sum(victim in outcome.killed for outcome in outcomes) for victim in ("server", "writer")}
+    return {
+        "cases": len(outcomes),
+        "usual_completion_ms": round(usual_s * 1000, 1),
+        **{f"{victim}_kills": count for victim, count in killed.items()},
+        "amid_a_completion": sum(outcome.in_flight > 0 for outcome in outcomes),
+        "stops": {" and ".join(who): sum(o.stops for o in outcomes if o.killed == who) for who in VICTIMS},
+        "mended": sum(outcome.mended for outcome in outcomes),
+        **summary(
+            outcomes,
+            [f"undisturbed: {what}" for what in told],
+            [
+                f"case {o.number}, {' and '.join(o.killed)} killed: {what}"
+                for o in sorted(outcomes, key=lambda outcome: outcome.number)
+                for what in o.findings.told
+            ],
+            [f"{victim}: {count} kills of {kills}" for victim, count in killed.items() if not told and count < kills],
+        ),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def run_cases(
+    name: str, case: Any, work: range, pool: Any, progress: ProgressLines, at_most_s: float = CASE_AT_MOST_S
+) -> list[Any]:
+    """What each case has shown, in the order in which they end."""
+    bar = progress.add_task(name, total=len(work), found="" if work else "an undisturbed run failed")
+    outcomes: list[Any] = []
+    results = pool.imap_unordered(case, work)
+    for _ in work:
+        outcomes.append(results.next(at_most_s))
+        failed = sum(bool(outcome.findings.told) for outcome in outcomes)
+        progress.update(bar, advance=1, found=f"{failed} failed" if failed else "")
+    return outcomes
+
+
+def summary(outcomes: Sequence[Any], *told: Sequence[str]) -> dict[str, Any]:
+    """What of the report every campaign has. ``told`` is what is wrong, in groups."""
+    all_told = [what for group in told for what in group]
+    return {
+        **{name: sum(getattr(outcome.findings, name) for outcome in outcomes) for name in COUNTED},
+        "failures": len(all_told),
+        "told": all_told[:TOLD_AT_MOST],
+    }
+
+
+def main() -> int:
+    """The exit code: 1 if anything is wrong."""
+    given = parsed_arguments()
+    shutil.rmtree(given.folder, ignore_errors=True)
+    given.folder.mkdir(parents=True)
+    warm_up()
+    report: dict[str, Any] = {}
+    with ExitStack() as stack:
+        server = S3Server(given.folder / "s3.log")
+        if {"s3", "copy"} & set(given.stores):
+            stack.enter_context(server)
+        obstacles = {store: PROGRAMS[store].install() for store in given.stores if store in PROGRAMS}
+        # Forked while this process has no thread; none of the workers ever makes one.
+        pool = stack.enter_context(multiprocessing.get_context("fork").Pool(given.processes))
+        columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
+        progress = stack.enter_context(ProgressLines(*columns, console=console))
+        for store in given.stores:
+            campaign = Campaign(store, given.folder.resolve() / "work", server.storage_options)
+            if obstacle := obstacles.get(store):
+                report[store] = {"skipped": obstacle, "failures": 0}
+            elif store in PROGRAMS:
+                report[store] = prove_by_blows(campaign, given.kills, given.seed, pool, progress)
+            else:
+                report[store] = prove(campaign, given.steps_stride, pool, progress)
+            (given.folder / "report.json").write_text(json.dumps(report, indent=1))
+    console.print_json(data=report)
+    return 1 if any(of_store["failures"] for of_store in report.values()) else 0
+
+
+def parsed_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.stores", description=__doc__)
+    parser.add_argument("--stores", nargs="+", choices=sorted([*SEAMS, *PROGRAMS]), default=list(SEAMS))
+    parser.add_argument("--steps-stride", type=int, default=1, help="kill at every n-th moment only")
+    parser.add_argument("--kills", type=int, default=100, help="of a server and of its writer, where both are killed")
+    parser.add_argument("--seed", type=int, default=1, help="which kills those are")
+    parser.add_argument("--processes", type=int, default=2, help="cases at a time")
+    parser.add_argument("--folder", type=Path, default=Path("build/stores"), help="where to work; emptied first")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,163 @@
+"""One case: a writer that is killed at one moment, and a second process that finishes its work and compares."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import twopc
+from tests.campaigns.stores.contents import Findings, look
+from tests.campaigns.stores.foreign import plant, present
+from tests.campaigns.stores.places import SEAMS, Place, new_place
+from tests.campaigns.stores.query import finish, run
+from tests.campaigns.stores.steps import NEVER, Killed, Steps, die, kill
+
+AT_MOST_S = 60
+"""What hangs is ended, and found."""
+
+LOOKS_EVERY_S = 0.01
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What the cases of one store have in common."""
+
+    store: str
+    folder: Path
+    server: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``was_killed``: the writer came to the moment and died of it."""
+
+    moment: int
+    was_killed: bool
+    findings: Findings
+
+
+def moments(campaign: Campaign) -> tuple[int, list[str], list[str]]:
+    """The number of steps of an undisturbed run, its moments, and what is wrong with that run."""
+    place = new_place(campaign.store, campaign.folder, campaign.server)
+
+    def count() -> None:
+        steps = _begin(place, NEVER)
+        note(place, "moments", [steps.steps, steps.moments])
+        finish_and_compare(place)
+
+    status = in_a_process(count)
+    steps, names = noted(place, "moments") or (0, [])
+    return steps, names, concluded(place, status).told
+
+
+def killed_at(campaign: Campaign, moment: int) -> Outcome:
+    """Kill a writer at ``moment``, finish, compare."""
+    place = new_place(campaign.store, campaign.folder, campaign.server)
+    if place.survives:
+        status = in_a_process(lambda: _begin(place, moment))
+        was_killed = is_of_a_kill(status)
+        ended = (0 if was_killed else status) or in_a_process(lambda: finish_and_compare(place))
+    else:
+        ended = in_a_process(lambda: _both(place, moment))
+        was_killed = noted(place, "killed") is not None
+    return Outcome(moment, was_killed, concluded(place, ended))
+
+
+def concluded(place: Place, status: int) -> Findings:
+    """What the second process has found. Where anything is wrong, what is local is kept."""
+    found = noted(place, "findings")
+    findings = Findings(**found) if found else Findings()
+    if status or found is None:
+        findings.told.append(f"a process ended with status {status}; what it left is in {place.work}")
+    if not findings.told:
+        shutil.rmtree(place.work)
+    return findings
+
+
+def _both(place: Place, moment: int) -> None:
+    """Where the store lives in the process, the process survives."""
+    try:
+        _begin(place, moment)
+    except Killed:
+        note(place, "killed", True)
+    finish_and_compare(place)
+
+
+def _begin(place: Place, moment: int) -> Steps:
+    """The writer."""
+    place.make()
+    plant(place)
+    note(place, "foreign", present(place))
+    steps = Steps(moment, kill if place.survives else die)
+    SEAMS[place.store](steps)
+    twopc.register_observer(steps)
+    try:
+        run(place)
+    finally:
+        twopc.unregister_observer(steps)
+        steps.forget()
+    return steps
+
+
+def finish_and_compare(place: Place) -> None:
+    """The second process: looks, finishes, looks again."""
+    foreign = noted(place, "foreign") or {}
+    findings = Findings()
+    findings.whole_batches("after the kill", look(place, foreign))
+    _let_an_hour_pass(place)
+    finish(place)
+    after = look(place, foreign)
+    findings.whole_batches("at the end", after)
+    findings.all_there(after)
+    findings.nothing_left(place, after, foreign)
+    note(place, "findings", asdict(findings))
+
+
+def _let_an_hour_pass(place: Place) -> None:
+    """For what was written aside on a disk, which is left alone for so long, as its writer may only be slow."""
+    for path in place.work.rglob("*.aside"):
+        os.utime(path, (time.time() - 7200,) * 2)
+
+
+def note(place: Place, name: str, value: object) -> None:
+    (place.work / f"{name}.noted").write_text(json.dumps(value))
+
+
+def noted(place: Place, name: str) -> Any:
+    path = place.work / f"{name}.noted"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def is_of_a_kill(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+
+
+def in_a_process(call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> int:
+    """Run ``call`` in a process of its own, which has all imports done; how it ended, as ``os.wait`` tells it.
+    ``meanwhile`` is called here until then, again and again.
+
+    Upholds: whoever forks has made no file system and no thread.
+    """
+    child = os.fork()
+    if child:
+        while meanwhile and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            meanwhile()
+            time.sleep(LOOKS_EVERY_S)
+        return os.waitpid(child, 0)[1]
+    try:
+        signal.alarm(AT_MOST_S)
+        call()
+    except BaseException:  # noqa: BLE001  # whatever it is, the status tells
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)

@@ -1,0 +1,134 @@
+"""What readers see, and what is left."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow.json
+
+from tests.campaigns.stores.foreign import present
+from tests.campaigns.stores.places import Place
+from tests.campaigns.stores.query import BATCHES, Record, records
+from twopc.errors import ConfigurationError
+from twopc.log.commit_log import read_tail
+from twopc_files import committed_files
+from twopc_files.spark_metadata import spark_metadata
+
+_LISTED = re.compile(r"_(spark_metadata|manifest)/[0-9]+(\.compact)?")
+
+
+@dataclass(frozen=True)
+class View:
+    """What the readers of a folder see at one moment.
+
+    Attributes:
+        listing: committed files by the folder's listing: path → its records.
+        logs: what each log of complete batches lists; None where there is none yet.
+        decided: the newest batch that the commit log has decided, -1 for none.
+    """
+
+    listing: Mapping[str, list[Record]]
+    logs: Mapping[str, list[str] | None]
+    decided: int
+
+    def listed(self, log: str) -> list[Record]:
+        """The records that a reader of ``log`` sees; where there is none, that of the folder."""
+        paths = self.logs[log]
+        # Whatever is listed and not there shows as a loss.
+        return [record for path in (self.listing if paths is None else paths) for record in self.listing.get(path, ())]
+
+
+def look(place: Place, foreign: Mapping[str, str]) -> View:
+    """Look by clients that have written nothing. Raises where a file is not whole."""
+    fs, folder = place.located()
+    paths = [path for path in present(place) if path not in foreign and not path.startswith(("_", ".", "upload "))]
+    data = fs.cat([f"{folder}/{path}" for path in paths]) if paths else {}
+    listing = {path.removeprefix(f"{folder}/"): _read(path, content) for path, content in data.items()}
+    tail = read_tail(place.log)
+    decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
+    logs = {}
+    if place.batch_logs:
+        logs = {"manifest": _manifest(place), "spark": _spark(place)}
+    return View(listing, {log: _own(files, foreign) for log, files in logs.items()}, decided)
+
+
+def _read(path: str, content: bytes) -> list[Record]:
+    kind = path.rsplit("/", 2)[-2].removeprefix("kind=")
+    table = pyarrow.json.read_json(io.BytesIO(content))
+    return [(row["batch"], row["partition"], row["n"], kind) for row in table.to_pylist()]
+
+
+def _manifest(place: Place) -> list[str] | None:
+    try:
+        files = committed_files(place.url, place.storage_options)
+    except ConfigurationError:
+        return None
+    return [file.partition("/data/orders/")[2] for file in files]
+
+
+def _spark(place: Place) -> list[str] | None:
+    fs, folder = place.located()
+    try:
+        return [file.path for file in spark_metadata(fs, folder, owner="").files()]
+    except FileNotFoundError:
+        return None
+
+
+def _own(files: list[str] | None, foreign: Mapping[str, str]) -> list[str] | None:
+    return None if files is None else [file for file in files if file not in foreign]
+
+
+@dataclass
+class Findings:
+    """What is wrong; 0 everywhere where nothing is."""
+
+    lost: int = 0
+    duplicates: int = 0
+    leftovers: int = 0
+    half_batches_seen: int = 0
+    undecided_seen: int = 0
+    foreign_removed: int = 0
+    told: list[str] = field(default_factory=list)
+
+    def whole_batches(self, when: str, view: View) -> None:
+        """No reader of a log sees a part of a batch, and nobody sees what is not decided."""
+        undecided = {record[0] for found in view.listing.values() for record in found if record[0] > view.decided}
+        if undecided:
+            self.undecided_seen += len(undecided)
+            self.told.append(f"{when} a batch is seen that is not decided: {sorted(undecided)}")
+        for log in view.logs:
+            seen = view.listed(log)
+            for batch_id in range(BATCHES):
+                of_batch = sorted(record for record in seen if record[0] == batch_id)
+                if of_batch and of_batch != records(batch_id):
+                    self.half_batches_seen += 1
+                    self.told.append(f"{when} the log {log} shows {len(of_batch)} records of batch {batch_id}")
+
+    def all_there(self, view: View) -> None:
+        """Exactly what an undisturbed run leaves, for every reader."""
+        self._compare("listing", [record for found in view.listing.values() for record in found])
+        for log in view.logs:
+            self._compare(log, view.listed(log))
+
+    def _compare(self, reader: str, found: Iterable[Record]) -> None:
+        expected = Counter(record for batch_id in range(BATCHES) for record in records(batch_id))
+        seen = Counter(found)
+        lost, more = (expected - seen).total(), (seen - expected).total()
+        self.lost += lost
+        self.duplicates += more
+        if lost or more:
+            self.told.append(f"at the end the reader of the {reader} lacks {lost} records, and has {more} too many")
+
+    def nothing_left(self, place: Place, view: View, foreign: Mapping[str, str]) -> None:
+        """No staged file, no upload, nothing that was written aside, and all that is another's."""
+        found = present(place)
+        left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
+        left += [str(path) for path in (place.work / "log").glob(".*.aside")]
+        removed = [path for path, state in foreign.items() if found.get(path) != state]
+        self.leftovers += len(left)
+        self.foreign_removed += len(removed)
+        self.told += [f"left behind: {path}" for path in left] + [f"another's, and gone: {path}" for path in removed]

@@ -1,0 +1,43 @@
+"""What is not the query's, and must be there afterwards as it was before."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tests.campaigns.stores.places import Place
+from twopc import Participant, Round
+
+LOOK_ALIKES = {
+    "_twopc/notes.txt": b"mine",
+    "_twopc/.mine-0.staged": b"of no transaction",
+    "_twopc/.twopc.other.orders.1.0.0.0.0-0.staged.bak": b"a copy of a staged file",
+    "kind=a/part-00000.parquet.bak": b"a copy of a committed file",
+}
+
+
+def plant(place: Place) -> None:
+    """Put look-alikes there, and what another query has staged and not decided yet."""
+    fs, folder = place.located()
+    fs.makedirs(f"{folder}/_twopc", exist_ok=True)
+    fs.makedirs(f"{folder}/kind=a", exist_ok=True)
+    for name, data in LOOK_ALIKES.items():
+        fs.pipe_file(f"{folder}/{name}", data)
+    if place.holds_uploads:
+        bucket, _, key = folder.partition("/")
+        fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{key}/part-00000.parquet")
+    sink = place.sink()
+    sink.bind("orders", "other")
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"n": [0], "kind": ["a"]}))
+        participant.pre_commit()
+
+
+def present(place: Place) -> dict[str, str]:
+    """All that is there: path or upload → something that tells whether it was changed."""
+    fs, folder = place.located()
+    found = {path.removeprefix(f"{folder}/"): str(info["size"]) for path, info in fs.find(folder, detail=True).items()}
+    if place.holds_uploads:
+        bucket, _, key = folder.partition("/")
+        uploads = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/").get("Uploads", ())
+        found |= {f"upload {upload['UploadId']}": upload["Key"] for upload in uploads}
+    return found

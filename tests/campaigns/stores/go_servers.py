@@ -1,0 +1,183 @@
+"""S3 servers that keep their objects on a disk, so that they go on after a kill. Each is built from the Go module
+proxy, at a fixed version, into the cache folder."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+
+from tests.support.s3_server import free_port
+from tests.support.server_process import ServerProcess
+from twopc_files.stores.s3 import MARK
+from twopc_kafka_broker.cache import cache_folder, publish
+
+START_TIMEOUT_S = 30.0
+KEY, SECRET = "provestores", "provestores-secret"
+
+CHECKSUM_BYTES, CHECKED_BYTES = 32, 1024 * 1024
+"""How MinIO keeps data on one drive."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """An S3 server that ``go install`` builds.
+
+    Attributes:
+        package: what Go installs.
+        version: of its module; MinIO's is a commit, as it has no tags that Go accepts.
+        go: the oldest Go that builds it.
+        arguments: of a server at a port, with its objects in a folder.
+        environment: what it is given beside; the keys among it, which no process list shows.
+        mend: what the README has an operator do about an upload that the server can't complete any more. Takes the
+            folder of its objects, how to reach it, and the error; returns how many uploads it was done to.
+    """
+
+    package: str
+    version: str
+    go: str
+    arguments: Callable[[int, Path], list[str]]
+    environment: Mapping[str, str]
+    mend: Callable[[Path, Mapping[str, Any], str], int]
+
+    @property
+    def name(self) -> str:
+        return self.package.rsplit("/", 1)[-1]
+
+    @property
+    def path(self) -> Path:
+        """Where it is when it is installed."""
+        return cache_folder() / f"{self.name}-{self.version}" / self.name
+
+    def install(self) -> str | None:
+        """Build it where it is not there. Returns what keeps it from being built, and what to do about it."""
+        if not self.path.exists() and shutil.which("go") is None:
+            return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
+
+        def build(folder: Path) -> None:
+            command = ["go", "install", f"{self.package}@{self.version}"]
+            subprocess.run(command, env={**os.environ, "GOBIN": str(folder)}, check=True)
+
+        publish(self.path.parent, build)
+        return None
+
+
+def _versitygw(port: int, folder: Path) -> list[str]:
+    return ["--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]
+
+
+def _give_its_name_back(objects: Path, options: Mapping[str, Any], error: str) -> int:  # all are stuck
+    """versitygw was killed over ``<id>.<ETag>.inprogress``. Its id alone makes it an open upload again."""
+    stuck = list(objects.glob("*/.sgwtmp/multipart/*/*.inprogress"))
+    for upload in stuck:
+        upload.rename(upload.with_name(upload.name.partition(".")[0]))
+    return len(stuck)
+
+
+def _minio(port: int, folder: Path) -> list[str]:
+    return ["server", "--quiet", "--address", f"127.0.0.1:{port}", str(folder)]
+
+
+def _put_the_file_back(objects: Path, options: Mapping[str, Any], error: str) -> int:
+    """MinIO was killed over the metadata of an upload, before or after it had moved the parts below the object's key.
+    It keeps them: on one drive, each MiB behind a checksum."""
+    client = botocore.session.Session().create_client(
+        "s3",
+        "us-east-1",
+        endpoint_url=options["endpoint_url"],
+        aws_access_key_id=options["key"],
+        aws_secret_access_key=options["secret"],
+    )
+    found = re.findall(r"transaction (\S+) of batch \d+ \(upload (\S+) to s3://([^/]+)/(\S+)\) ", error)
+    for transaction, upload, bucket, key in found:
+        folder = base64.urlsafe_b64decode(upload + "==").decode().partition(".")[2]
+        below = (f".minio.sys/multipart/*/{folder}", f"{bucket}/{key}")
+        [part] = [part for place in below for part in objects.glob(f"{place}/*/part.1")]
+        client.put_object(Bucket=bucket, Key=key, Body=_data(part.read_bytes()), Metadata={MARK: transaction})
+    return len(found)
+
+
+def _data(part: bytes) -> bytes:
+    block = CHECKSUM_BYTES + CHECKED_BYTES
+    return b"".join(part[start + CHECKSUM_BYTES : start + block] for start in range(0, len(part), block))
+
+
+PROGRAMS: Mapping[str, Program] = {
+    "versitygw": Program(
+        "github.com/versity/versitygw/cmd/versitygw",
+        "v1.8.0",
+        "1.25",
+        _versitygw,
+        {"ROOT_ACCESS_KEY": KEY, "ROOT_SECRET_KEY": SECRET},
+        _give_its_name_back,
+    ),
+    "minio": Program(
+        "github.com/minio/minio",
+        "v0.0.0-20260212201848-7aac2a2c5b7c",
+        "1.24",
+        _minio,
+        {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET, "MINIO_BROWSER": "off", "MINIO_UPDATE": "off"},
+        _put_the_file_back,
+    ),
+}
+"""Kind of store → its server."""
+
+
+class GoServer(ServerProcess):
+    """A program, with its objects in a folder."""
+
+    def __init__(self, program: Program, folder: Path) -> None:
+        self._program = program
+        self._folder = folder
+        self._port = free_port()
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What fsspec's ``s3`` needs to reach it. The same after a restart."""
+        return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{self._port}"}
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        objects = self._folder / "objects"
+        objects.mkdir(parents=True, exist_ok=True)
+        self._start(
+            self._program.name,
+            [str(self._program.path), *self._program.arguments(self._port, objects)],
+            self._folder / "server.log",
+            START_TIMEOUT_S,
+            env={**os.environ, **self._program.environment, "HOME": str(self._folder)},
+            cwd=self._folder,
+        )
+
+    def restart_if_killed(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
+    def mend(self, error: str) -> int:
+        """What an operator does after ``error``, so that the next start completes what it names."""
+        return self._program.mend(self._folder / "objects", self.storage_options, error)
+
+    def _answers(self) -> bool:
+        url = f"http://127.0.0.1:{self._port}/minio/health/ready"  # to others a bucket that may not be read
+        try:
+            with contextlib.closing(urllib.request.urlopen(url, timeout=5)):
+                return True
+        except urllib.error.HTTPError as error:
+            return error.code < 500
+        except OSError:
+            return False

@@ -1,0 +1,138 @@
+"""Where the sink of one case writes, in each kind of store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import pyarrow as pa
+import pyarrow.fs
+from botocore.loaders import create_loader
+from fsspec.core import url_to_fs
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.registry import _registry
+from s3fs import S3FileSystem
+
+from tests.campaigns.stores import steps
+from tests.campaigns.stores.go_servers import PROGRAMS
+from twopc.log.store import LogStore, open_store
+from twopc_files.sink import FileSink
+
+
+class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
+    """What ``hdfs://`` is to fsspec, an Arrow file system, with this machine's disk behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(pyarrow.fs.LocalFileSystem(), **options)
+
+
+class Copying(S3FileSystem):  # type: ignore[misc]
+    """An object store that can only copy: a real one, and it outlives whoever is killed. It also goes by the name of
+    what it is, so that logs of complete batches are kept on it."""
+
+    protocol = ("gs", "s3")
+
+
+UPLOADING = ("s3", *PROGRAMS)
+"""Where a file that is not committed is an upload that is held open."""
+
+_registry.update({"hdfs": Renaming, "gs": Copying})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder for one case's files, and the commit log beside it.
+
+    Attributes:
+        store: which kind.
+        work: a folder on this machine, for the engine's position and what is local.
+        server: how to reach the S3 server.
+        name: of the bucket, or what it is in memory.
+    """
+
+    store: str
+    work: Path
+    server: Mapping[str, Any]
+    name: str
+
+    @property
+    def url(self) -> str:
+        """What the option ``path`` says."""
+        return {
+            "local": str(self.work / "data" / "orders"),
+            **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
+            "copy": f"gs://{self.name}/data/orders",
+            "rename": f"hdfs://{self.work}/data/orders",
+            "memory": f"memory://{self.name}/data/orders",
+        }[self.store]
+
+    @property
+    def storage_options(self) -> Mapping[str, Any]:
+        return self.server if self.is_on_s3 else {}
+
+    @property
+    def is_on_s3(self) -> bool:
+        return self.store == "copy" or self.holds_uploads
+
+    @property
+    def holds_uploads(self) -> bool:
+        return self.store in UPLOADING
+
+    @property
+    def batch_logs(self) -> tuple[str, ...]:
+        return () if self.store == "rename" else ("spark", "manifest")
+
+    @property
+    def survives(self) -> bool:
+        """Whether what is in it outlives a process."""
+        return self.store != "memory"
+
+    @cached_property
+    def log(self) -> LogStore:
+        """Where the commit log is: in the same store, or on a disk where that can keep none."""
+        if self.is_on_s3:
+            return open_store(f"s3://{self.name}/log", **self.server)
+        return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
+
+    def sink(self) -> FileSink:
+        options = {"path": self.url, "format": "json", "partition_by": "kind", "batch_logs": self.batch_logs}
+        return FileSink({**options, "storage_options": dict(self.storage_options)})
+
+    def located(self) -> tuple[Any, str]:
+        """A file system that has seen nothing yet, and the folder as it names it."""
+        fs, folder = url_to_fs(self.url, **self.storage_options)
+        fs.invalidate_cache()
+        return fs, folder
+
+    def make(self) -> None:
+        self.work.mkdir(parents=True)
+        if self.is_on_s3:
+            self.located()[0].call_s3("create_bucket", Bucket=self.name)
+
+
+SEAMS: Mapping[str, Callable[[steps.Steps], None]] = {
+    "local": steps.on_disk,
+    "s3": steps.on_s3,
+    "copy": steps.on_s3,
+    "rename": steps.on_renaming,
+    "memory": steps.in_memory,
+}
+"""Store → what makes its calls steps."""
+
+
+def warm_up() -> None:
+    """Do once what takes each process of its own a second. Makes no thread and asks nobody."""
+    pa.record_batch({"n": [0]})  # pyarrow's first conversion imports pandas, where there is one
+    loader = create_loader()
+    botocore.session.create_loader = lambda *_: loader  # S3's API is described in megabytes of JSON
+    botocore.session.Session().create_client("s3", "us-east-1")
+
+
+def new_place(store: str, folder: Path, server: Mapping[str, Any]) -> Place:
+    name = f"case-{uuid.uuid4().hex}"
+    return Place(store, folder / name, server, name)

@@ -1,0 +1,80 @@
+"""A query in plain Python: three batches, among them a lost coordinator and a lost task."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
+
+import twopc
+from tests.campaigns.stores.places import Place
+from twopc.events import Event, TransactionCommitted
+from twopc.participant import Vote
+from twopc_files.sink import FileSink
+
+BATCHES, PARTITIONS, RECORDS = 3, 2, 4
+KINDS = "ab"
+FILES = BATCHES * PARTITIONS * len(KINDS)
+LOSES_ITS_COORDINATOR, LOSES_A_TASK = 1, 2
+
+Record = tuple[int, int, int, str]
+
+
+def records(batch_id: int) -> list[Record]:
+    """What batch ``batch_id`` has: batch, partition, number, kind."""
+    return [(batch_id, partition, n, KINDS[n % len(KINDS)]) for partition in range(PARTITIONS) for n in range(RECORDS)]
+
+
+class Lost(BaseException):
+    """The coordinator ends here, though the process goes on."""
+
+
+class LoseCoordinator:
+    """Amid the commits of a batch: one of its transactions is committed, and the other is not."""
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        if isinstance(event, TransactionCommitted) and event.batch_id == LOSES_ITS_COORDINATOR:
+            raise Lost
+
+
+def run(place: Place) -> None:
+    """Run the batches with two coordinators, of which the second finds what the first has left."""
+    lose = LoseCoordinator()
+    twopc.register_observer(lose)
+    try:
+        with contextlib.suppress(Lost):
+            finish(place)
+    finally:
+        twopc.unregister_observer(lose)
+    finish(place)
+
+
+def finish(place: Place) -> None:
+    """What a restart does: recover, and run every batch that is not noted as done."""
+    sink = place.sink()
+    # One commit at a time, so that steps come in the same order wherever the store leaves it to us.
+    with twopc.Coordinator({"orders": sink}, place.log, owner="plain-loop", commits_at_once=1) as coordinator:
+        coordinator.recover()
+        position = place.work / "position"
+        for batch_id in range(int(position.read_text()) if position.exists() else 0, BATCHES):
+            coordinator.run(batch_id, partial(_phase_one, sink))
+            position.with_suffix(".new").write_text(str(batch_id + 1))
+            position.with_suffix(".new").replace(position)
+
+
+def _phase_one(sink: FileSink, round: twopc.Round) -> Iterator[Vote]:
+    if round.batch_id == LOSES_A_TASK:
+        _attempt(sink, round, partition=0, serial=1)  # it votes, and nobody hears it
+    for partition in range(PARTITIONS):
+        yield _attempt(sink, round, partition, serial=0)
+
+
+def _attempt(sink: FileSink, round: twopc.Round, partition: int, serial: int) -> Vote:
+    columns = zip(*(record for record in records(round.batch_id) if record[1] == partition), strict=True)
+    batch = pa.record_batch(dict(zip(("batch", "partition", "n", "kind"), map(list, columns), strict=True)))
+    with twopc.Participant({"orders": sink}, round, partition=partition, serial=serial) as participant:
+        participant.write("orders", batch)
+        return participant.pre_commit()

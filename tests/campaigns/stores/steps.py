@@ -1,0 +1,154 @@
+"""The steps of a process: its calls into a store, and what its coordinator tells of itself.
+
+A moment is where a process may be killed: before every step, and after every one that changes something. Of steps in a
+row that only read, the first alone has one: at the others the store is as it was there.
+"""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import signal
+import threading
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+import twopc
+from twopc.events import Event, PhaseEntered
+from twopc_files.stores.remote import RemoteFile
+
+NEVER = 1 << 62
+
+
+class Killed(BaseException):
+    """The process is dead from here on, where the store would be gone with a real one."""
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die() -> None:
+    raise Killed
+
+
+class Steps:
+    """Counts the moments of this process, and ends it at one of them. Also told by several threads."""
+
+    def __init__(self, at: int, end: Callable[[], None]) -> None:
+        self.moments: list[str] = []
+        self.steps = 0
+        self._at = at
+        self._end = end
+        self._one_at_a_time = threading.Lock()
+        self._has_just_read = False
+
+    def forget(self) -> None:
+        """From here on nothing happens any more."""
+        self._at = NEVER
+
+    def begins(self, name: str, changes: bool = True) -> None:
+        self.steps += 1
+        self._come_to(f"before {name}", is_read=not changes)
+
+    def is_done(self, name: str) -> None:
+        self._come_to(f"after {name}", is_read=False)
+
+    def _come_to(self, moment: str, is_read: bool) -> None:
+        with self._one_at_a_time:
+            if not (is_read and self._has_just_read):
+                self.moments.append(moment)
+            self._has_just_read = is_read
+            if len(self.moments) > self._at:  # whoever is dead does nothing in another thread or a finally either
+                self._end()
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        self.begins(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
+
+    def patch(self, owner: Any, reads: tuple[str, ...] = (), changes: tuple[str, ...] = ()) -> None:
+        """Have calls of ``owner``, a class or a module, be steps, for as long as this process lives."""
+        for name in (*reads, *changes):
+            setattr(owner, name, self._stepping(getattr(owner, name), name in changes))
+
+    def _stepping(self, call: Callable[..., Any], changes: bool) -> Callable[..., Any]:
+        @wraps(call)
+        def step(*arguments: Any, **keywords: Any) -> Any:
+            self.begins(call.__name__, changes)
+            result = call(*arguments, **keywords)
+            if changes:
+                self.is_done(call.__name__)
+            return result
+
+        return step
+
+
+def on_disk(steps: Steps) -> None:
+    """The calls of ``Local``, of the local commit log and of the logs of complete batches."""
+
+    class Written(io.FileIO):
+        def write(self, data: Any) -> int:
+            steps.begins("write")
+            length = super().write(data)
+            steps.is_done("write")
+            return length
+
+    def stepping(opened: Callable[..., Any]) -> Callable[..., Any]:
+        def open(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
+            if mode != "xb":
+                return opened(file, mode, *arguments, **keywords)
+            steps.begins("create")
+            written = Written(file, mode)
+            steps.is_done("create")
+            return io.BufferedWriter(written)
+
+        return open
+
+    builtins.open = stepping(builtins.open)
+    Path.open = stepping(Path.open)  # type: ignore[method-assign]
+    # Not os.rename and its like, which Python 3.10's pathlib has bound before.
+    steps.patch(Path, reads=("lstat", "is_dir", "iterdir", "read_bytes"), changes=("rename", "unlink", "mkdir"))
+    steps.patch(os, reads=("scandir",), changes=("link", "fsync"))
+    steps.patch(LocalFileSystem, reads=("ls", "cat_file", "find"), changes=("rm_file",))
+
+
+def on_s3(steps: Steps) -> None:
+    """Every request to an S3 server, whoever sends it."""
+    from aiobotocore.client import AioBaseClient
+
+    request = AioBaseClient._make_api_call
+
+    async def step(client: Any, operation: str, parameters: Any) -> Any:
+        changes = not operation.startswith(("Get", "Head", "List"))
+        steps.begins(operation, changes)
+        answer = await request(client, operation, parameters)
+        if changes:
+            steps.is_done(operation)
+        return answer
+
+    AioBaseClient._make_api_call = step
+
+
+def on_renaming(steps: Steps) -> None:
+    """The calls of ``Remote`` where it renames, and of a commit log on a disk."""
+    from tests.campaigns.stores.places import Renaming
+
+    steps.patch(Renaming, reads=("info", "isdir", "ls"), changes=("open", "makedirs", "mv", "rm_file"))
+    steps.patch(RemoteFile, changes=("write", "made_durable"))
+    on_disk(steps)
+
+
+def in_memory(steps: Steps) -> None:
+    """The calls of ``Remote`` where it copies, and of the logs."""
+    steps.patch(
+        MemoryFileSystem,
+        reads=("info", "ls", "find", "cat_file"),
+        changes=("open", "cp_file", "rm_file", "pipe_file"),
+    )
+    steps.patch(RemoteFile, changes=("write", "made_durable"))

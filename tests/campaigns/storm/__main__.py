@@ -1,0 +1,229 @@
+"""The storm: real processes, killed and paused at random, disks filled, and nothing lost or doubled.
+
+``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. A broker, a driver with two executors, their Python workers,
+and a producer that feeds the source all the while. In the end a last driver runs to the end of the source, and the
+contents of both targets are compared with what was sent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import confluent_kafka
+from rich.console import Console
+
+from tests.campaigns.storm.availability import Availability
+from tests.campaigns.storm.chaos import Chaos
+from tests.campaigns.storm.checkpoint import Checkpoint
+from tests.campaigns.storm.contents import compare
+from tests.campaigns.storm.disks import Disk, enter_namespace
+from tests.campaigns.storm.driver import Driver
+from tests.campaigns.storm.query import REPLAYED, Settings
+from tests.support.broker_properties import WITHOUT_TIMEOUT
+from twopc_kafka.options import ARROW, WRITERS
+from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
+
+PARTITIONS = 3
+RECORDS_A_SECOND = 1500
+# Short, so that it costs little time to outlast it; the margin leaves a driver's first batch time to start Python.
+TRANSACTION_TIMEOUT_MS = 15_000
+COMMIT_MARGIN_MS = 3_000
+TIMEOUT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
+IN_RECOVERY = 1 / 3
+"""Of the strikes, those that don't wait for a decision after the one before: recovery is to be struck too."""
+PATIENCE_S = 15
+
+console = Console()
+
+
+class Producer:
+    """Feeds the source with numbers, each once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._producer = confluent_kafka.Producer(
+            {"bootstrap.servers": settings.servers, "enable.idempotence": True, "log_level": 0}
+        )
+        self._topic = settings.source
+        self._sent = 0
+
+    def rehearse(self) -> None:
+        """Something for a first run to write."""
+        self._producer.produce("rehearsal", "0")
+        self._producer.flush()
+
+    def feed(self, stop: threading.Event) -> None:
+        """Send until told to stop; what a broker that is down does not take is sent when it is back."""
+        while not stop.wait(0.1):
+            for _ in range(RECORDS_A_SECOND // 10):
+                self._producer.produce(self._topic, str(self._sent))
+                self._sent += 1
+            self._producer.poll(0)
+
+    def finish(self) -> int:
+        """How many records it has sent, all of them delivered."""
+        if self._producer.flush(120):
+            raise SystemExit("the producer could not deliver what it had sent: the storm proves nothing")
+        return self._sent
+
+
+def storm(
+    settings: Settings, broker: KafkaBroker, disks: Sequence[Disk], seconds: float, chance: random.Random
+) -> dict[str, object]:
+    """Feed, strike, watch; then settle and compare."""
+    producer = Producer(settings)
+    producer.rehearse()
+    checkpoint = Checkpoint(Path(settings.folder) / "checkpoint", Path(settings.folder) / "log")
+    driver = Driver(settings, checkpoint)
+    availability, stop = Availability(settings), threading.Event()
+    chaos = Chaos(settings, driver, broker, disks, checkpoint, availability, chance)
+    feeder = threading.Thread(target=producer.feed, args=(stop,), daemon=True)
+    feeder.start()
+    started = time.monotonic()
+    try:
+        wait_for_first_batch(availability, driver)
+        while time.monotonic() - started < seconds:
+            struck = chaos.strike()
+            console.print(
+                f"{time.monotonic() - started:4.0f} s  {struck or '-':44} batches decided: {availability.batches}",
+                highlight=False,
+            )
+            availability.watch(chance.uniform(0, 4) if chance.random() < IN_RECOVERY else PATIENCE_S, driver.supervise)
+            time.sleep(chance.uniform(0, 0.5))
+        in_storm = availability.batches
+        chaos.calm()
+        stop.set()
+        feeder.join()
+        sent = producer.finish()
+        console.print(f"the storm is over; running to the end of {sent} records")
+        settled = driver.run_to_the_end(availability.look)
+    finally:
+        stop.set()
+        driver.kill()
+        chaos.calm()
+    noted = events(settings)
+    return {
+        "seconds": round(time.monotonic() - started),
+        "kills": dict(chaos.kills),
+        "kills_in_all": chaos.kills.total(),
+        "pauses": dict(chaos.pauses),
+        "disk_full": dict(chaos.full_disks),
+        "checkpoint_lost": dict(checkpoint.lost),
+        "checkpoint_repairs": dict(checkpoint.repairs),
+        "errors": dict(Counter(event["what"] for event in noted if event["event"] == "error")),
+        "driver_starts": driver.starts,
+        "batches": availability.batches,
+        "batches_in_storm": in_storm,
+        "replayed": sum(event["event"] == REPLAYED for event in noted),
+        "settled": settled,
+        "longest_unavailable_s": round(availability.longest_s, 1),
+        **compare(settings, sent),
+    }
+
+
+def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
+    """The storm begins when there is something to hit."""
+    deadline = time.monotonic() + 120
+    while availability.decided is None:
+        availability.watch(0.2, driver.supervise)
+        if time.monotonic() > deadline:
+            raise SystemExit("the driver did not decide a first batch; see driver.log")
+
+
+def events(settings: Settings) -> list[dict[str, str]]:
+    """What the drivers noted; a line that a kill cut off is left out."""
+    path = Path(settings.folder) / "events.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def is_spotless(report: dict[str, object]) -> bool:
+    """No loss, no duplicate, no leftover, and all of it without a person's help; no roll-back without a time-out."""
+    found = [report["lost"], report["duplicates"], report["dangling"], report["staged_files_left"]]
+    spotless = found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
+    repairs = report["checkpoint_repairs"]
+    assert isinstance(repairs, dict)
+    return (
+        bool(report["settled"])
+        and spotless
+        and "failed" not in repairs
+        and not (report["without_timeout"] and report["replayed"])
+    )
+
+
+def main() -> int:
+    """The exit code: 1 on any loss, duplicate, or leftover."""
+    no_disks = enter_namespace()
+    arguments = parsed_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
+    folder = Path(arguments.folder).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    disks = [] if no_disks else [Disk(folder / name) for name in ("log", "stage", "parquet")]
+    grants = WITHOUT_TIMEOUT if arguments.without_timeout else {}
+    with KafkaBroker(folder / "broker", properties={**TIMEOUT, **grants}) as broker:
+        for topic in ("source", "target", "rehearsal", "rehearsed"):
+            broker.create_topic(topic, partitions=PARTITIONS)
+        settings = Settings(
+            servers=broker.bootstrap_servers,
+            jars=":".join(str(jar) for jar in spark_kafka_jars("4.2.0")),
+            folder=str(folder),
+            source="source",
+            target="target",
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            without_timeout=arguments.without_timeout,
+            commit_margin_ms=COMMIT_MARGIN_MS,
+            writer=arguments.writer,
+            classes=str(folder.with_name(f"{folder.name}-classes.jsa")),
+        )
+        chance = random.Random(arguments.seed)  # noqa: S311  # it chooses whom to strike
+        try:
+            report = {
+                "seed": arguments.seed,
+                "writer": arguments.writer,
+                "without_timeout": arguments.without_timeout,
+                **storm(settings, broker, disks, arguments.seconds, chance),
+            }
+        finally:
+            for disk in disks:
+                disk.keep(folder / "kept" / disk.folder.name)
+    if no_disks:
+        report["disk_full"] = f"not possible here: {no_disks}"
+    (folder / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    console.print_json(data=report)
+    if is_spotless(report):
+        return 0
+    # The next storm empties its folder, and what tells why is in this one.
+    kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.move(folder, kept)
+    console.print(f"not spotless; all that is left of it is in {kept}")
+    return 1
+
+
+def parsed_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="kill everything at random; lose nothing")
+    parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
+    parser.add_argument("--seed", type=int, default=1, help="which storm (default: 1)")
+    parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="of the Kafka sink (default: arrow)")
+    what = "transactions that never roll back by themselves (KIP-939)"
+    parser.add_argument("--without-timeout", action="store_true", help=what)
+    parser.add_argument("--folder", default="build/storm", help="where to work; emptied first")
+    arguments = parser.parse_args()
+    if arguments.without_timeout and arguments.writer != ARROW:
+        parser.error("--without-timeout: only the writer 'arrow' begins such transactions")
+    return arguments
+
+
+if __name__ == "__main__":
+    sys.exit(main())

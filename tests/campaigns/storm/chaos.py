@@ -1,0 +1,253 @@
+"""What can strike: kills, pauses, full disks. A seed repeats what is struck, not what the machine makes of it."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import psutil
+
+from tests.campaigns.storm.availability import Availability
+from tests.campaigns.storm.checkpoint import Checkpoint, Loss
+from tests.campaigns.storm.disks import LACKS, Disk
+from tests.campaigns.storm.driver import Driver, wake
+from tests.campaigns.storm.query import MOMENTS, REPLAYED, Settings, wish
+from tests.support.processes import kill_all_of
+from twopc.phases import Phase
+from twopc_kafka_broker import KafkaBroker
+
+Deed = Callable[[], bool]
+
+
+class Chaos:
+    """Strikes, and undoes in time what can be undone."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver,
+        broker: KafkaBroker,
+        disks: Sequence[Disk],
+        checkpoint: Checkpoint,
+        availability: Availability,
+        chance: random.Random,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._driver, self._broker, self._disks = driver, broker, disks
+        self._availability, self._chance = availability, chance
+        self._wish = wish(settings)
+        self._timeout_s = settings.transaction_timeout_ms / 1000
+        self._rolls_back = not settings.without_timeout
+        self._decided_at_last_death: int | None = None
+        self._broker_is_up = True
+        self._sleeps_until = 0.0
+        self._later: list[tuple[threading.Timer, Callable[[], None]]] = []
+        self._deck: list[Deed] = []
+        self.kills, self.pauses, self.full_disks = Counter[str](), Counter[str](), Counter[str]()
+
+    def strike(self) -> str:
+        """Do one deed or several at once; what was struck."""
+        before = self._done()
+        for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
+            self._strike_once()
+        return ", ".join(self._done() - before)
+
+    def _done(self) -> Counter[str]:
+        done = {"kill": self.kills, "pause": self.pauses, "fill": self.full_disks, "lose": self._checkpoint.lost}
+        return Counter({f"{verb} {name}": times for verb, counts in done.items() for name, times in counts.items()})
+
+    def _strike_once(self) -> None:
+        """Do the first deed that there is somebody for, of a shuffled deck: even a short storm has some of each."""
+        if not self._deck:
+            self._deck = [deed for deed, often in self._deeds().items() for _ in range(often)]
+            self._chance.shuffle(self._deck)
+        for place, deed in enumerate(self._deck):
+            if deed():
+                del self._deck[place]
+                return
+        self._deck.clear()  # a worker whose daemon was killed works on, and is below no driver: nobody can be found
+
+    def _deeds(self) -> dict[Deed, int]:
+        return {
+            self._kill_python_workers: 24,
+            self._kill_python_daemons: 2,
+            self._kill_executors: 5,
+            self._kill_driver: 2,
+            self._kill_driver_at_a_moment: 4,
+            self._outlast_the_timeout: 1,
+            self._kill_broker: 1,
+            self._pause_python_worker: 2,
+            self._pause_executor: 1,
+            self._pause_driver: 1,
+            self._replace_sleeping_driver: 1,
+            self._lose_of_checkpoint: 3,
+            self._pause_broker: 1,
+            self._fill_a_disk: 3 if self._disks else 0,
+        }
+
+    def calm(self) -> None:
+        """Undo now what would be undone later."""
+        for timer, _ in self._later:
+            timer.cancel()
+        for timer, undo in self._later:
+            timer.join()
+            undo()
+        self._wish.unlink(missing_ok=True)
+
+    def _undo_after(self, seconds: float, undo: Callable[[], None]) -> None:
+        """``undo`` may be called once more by ``calm``."""
+        timer = threading.Timer(seconds, undo)
+        timer.start()
+        self._later.append((timer, undo))
+
+    # Executors and their Python workers. --------------------------------------------------------------------------
+
+    def _kill_python_workers(self) -> bool:
+        return self._kill_some("python worker", self._driver.python_workers())
+
+    def _kill_python_daemons(self) -> bool:
+        """From which executors fork their workers."""
+        return self._kill_some("python daemon", self._driver.python_daemons())
+
+    def _kill_executors(self) -> bool:
+        return self._kill_some("executor", self._driver.executors())
+
+    def _kill_some(self, name: str, victims: Sequence[psutil.Process]) -> bool:
+        """One, several or all at once."""
+        for victim in self._chance.sample(victims, self._chance.randint(min(1, len(victims)), len(victims))):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                victim.kill()
+                self.kills[name] += 1
+        return bool(victims)
+
+    def _pause_python_worker(self) -> bool:
+        return self._pause_one("python worker", self._driver.python_workers(), 20)
+
+    def _pause_executor(self) -> bool:
+        return self._pause_one("executor", self._driver.executors(), 25)
+
+    def _pause_one(self, name: str, victims: Sequence[psutil.Process], longest_s: float) -> bool:
+        return bool(victims) and self._pause(name, self._chance.choice(victims), longest_s)
+
+    def _pause(self, name: str, process: psutil.Process, longest_s: float) -> bool:
+        """Stop a process now, and let it go on later, when others may have taken its place."""
+
+        def resume() -> None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+
+        try:
+            process.suspend()
+        except psutil.NoSuchProcess:
+            return False
+        self._undo_after(self._chance.uniform(1, longest_s), resume)
+        self.pauses[name] += 1
+        return True
+
+    # The driver. --------------------------------------------------------------------------------------------------
+
+    def _is_a_fresh_driver(self) -> bool:
+        """Whether it has decided a batch since the last one died: else nothing but starting would be tested."""
+        decided = self._availability.decided
+        if not self._driver.is_alive or decided == self._decided_at_last_death:
+            return False
+        self._decided_at_last_death = decided
+        return True
+
+    def _kill_driver(self) -> bool:
+        if not self._is_a_fresh_driver():
+            return False
+        self._driver.kill()
+        self.kills["driver"] += 1
+        return True
+
+    def _kill_driver_at_a_moment(self) -> bool:
+        """It kills itself there; those that it started find out by themselves."""
+        if not self._is_a_fresh_driver():
+            return False
+        moment = self._chance.choice(MOMENTS)
+        if moment == Phase.RECOVERING.value:
+            self._driver.kill()
+            self.kills["driver"] += 1
+        return self._dies(moment)
+
+    def _outlast_the_timeout(self) -> bool:
+        """Decided and not committed, for longer than Kafka would wait; and now and then once more amid the replay."""
+        if not self._is_a_fresh_driver() or not self._dies(Phase.COMMITTING.value):
+            return False
+        self._driver.down_until = time.monotonic() + self._timeout_s + 3
+        if self._rolls_back and self._chance.random() < 0.5:
+            self._dies(REPLAYED, patience_s=self._timeout_s + 30)
+        return True
+
+    def _dies(self, moment: str, patience_s: float = 20) -> bool:
+        """Have the driver, or the next one, kill itself at a moment; whether it came to that."""
+        self._wish.write_text(moment, encoding="utf-8")
+        deadline = time.monotonic() + patience_s
+        while self._wish.exists() and time.monotonic() < deadline:
+            self._driver.supervise()
+            time.sleep(0.02)
+        if self._wish.exists():
+            self._wish.unlink(missing_ok=True)
+            return False
+        self.kills[f"driver at {moment}"] += 1
+        return True
+
+    def _pause_driver(self) -> bool:
+        if not self._driver.is_alive:
+            return False
+        return self._pause("driver", psutil.Process(self._driver.process.pid), 5)
+
+    def _replace_sleeping_driver(self) -> bool:
+        """The old one wakes when the new one works, and must be fenced."""
+        if not self._is_a_fresh_driver():
+            return False
+        sleeper = self._driver.fall_asleep()
+        asleep_s = self._chance.uniform(8, 20)
+        self._undo_after(asleep_s, lambda: wake(sleeper))
+        self._undo_after(asleep_s + 10, lambda: kill_all_of(sleeper))
+        self._sleeps_until = time.monotonic() + asleep_s + 11
+        self.pauses["driver, replaced meanwhile"] += 1
+        return True
+
+    def _lose_of_checkpoint(self) -> bool:
+        """A power cut, of the driver with its disk. Nobody else may write to it any more."""
+        if time.monotonic() < self._sleeps_until or not self._is_a_fresh_driver():
+            return False
+        self._driver.kill()
+        self.kills["driver"] += 1
+        self._checkpoint.lose(self._chance.choice(tuple(Loss)))
+        return True
+
+    # The broker and the disks. ------------------------------------------------------------------------------------
+
+    def _kill_broker(self) -> bool:
+        if not self._broker_is_up:
+            return False
+        self._broker_is_up = False
+        self._broker.kill()
+        self._undo_after(self._chance.uniform(0, 3), self._start_broker)
+        self.kills["broker"] += 1
+        return True
+
+    def _start_broker(self) -> None:
+        self._broker.start()
+        self._broker_is_up = True
+
+    def _pause_broker(self) -> bool:
+        pid = self._broker.pid if self._broker_is_up else None
+        return pid is not None and self._pause("broker", psutil.Process(pid), 8)
+
+    def _fill_a_disk(self) -> bool:
+        free = [disk for disk in self._disks if not disk.is_full]
+        if not free:
+            return False
+        disk, lack = self._chance.choice(free), self._chance.choice(LACKS)
+        disk.fill(lack, names_left=self._chance.randrange(3))
+        self._undo_after(self._chance.uniform(1, 8), disk.free)
+        self.full_disks[f"{disk.folder.name}, no {lack}"] += 1
+        return True

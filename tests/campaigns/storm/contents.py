@@ -1,0 +1,89 @@
+"""What is in both targets against what was sent, and what was left behind; by clients that did not write."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+from kafka import KafkaAdminClient, KafkaConsumer
+from kafka.structs import TopicPartition
+
+from tests.campaigns.storm.query import Settings
+from tests.support.topic_reader import records_of
+
+ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
+
+
+SKIPPED = re.compile(
+    r"Couldn't find leader endpoint for partitions \w+\((.*?)\) while trying to send transaction markers"
+)
+"""What a broker logs when it completes a transaction without its marker in a partition; see docs/storm.md. The
+partitions are a Set, and from the fifth on a HashSet."""
+
+MENDED = "wrote a marker that Kafka had left out"
+"""What the sink logs when it writes one instead."""
+
+
+def compare(settings: Settings, sent: int) -> dict[str, object]:
+    """The numbers below ``sent``, each once, and nothing else?"""
+    places = in_kafka(settings)
+    kafka = Counter({number: len(at) for number, at in places.items()})
+    parquet = Counter(in_parquet(settings))
+    wanted = Counter(range(sent))
+    folder = Path(settings.folder)
+    left = [*(folder / "parquet" / "_twopc").glob("*"), *(folder / "stage").glob("*")]
+    return {
+        "records": sent,
+        "lost": {"kafka": (wanted - kafka).total(), "parquet": (wanted - parquet).total()},
+        "duplicates": {"kafka": (kafka - wanted).total(), "parquet": (parquet - wanted).total()},
+        "twice_in_kafka": {number: at for number, at in places.items() if len(at) > 1},
+        "markers_skipped_by_broker": skipped_markers(settings),
+        "markers_written_by_sink": (folder / "driver.log").read_text(encoding="utf-8", errors="replace").count(MENDED),
+        "dangling": len(dangling(settings)),
+        "staged_files_left": len(left),
+    }
+
+
+def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
+    """The target topic, read to its end by a committed reader: number → its (partition, offset)."""
+    places: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for record in records_of(settings.servers, settings.target):
+        places[int(record.value)].append((record.partition, record.offset))
+    return places
+
+
+def in_parquet(settings: Settings) -> Iterator[int]:
+    """The folder, read by DuckDB."""
+    rows = duckdb.connect().execute("SELECT value FROM read_parquet(?)", [f"{settings.folder}/parquet/*.parquet"])
+    while some := rows.fetchmany(10_000):
+        yield from (int(value) for (value,) in some)
+
+
+def skipped_markers(settings: Settings) -> int:
+    """How often the broker ended a transaction and left a partition of the target as if it went on."""
+    log = (Path(settings.folder) / "broker" / "broker.log").read_text(encoding="utf-8", errors="replace")
+    return sum(settings.target in partitions for partitions in SKIPPED.findall(log))
+
+
+def dangling(settings: Settings) -> list[str]:
+    """Transactions that are not complete in the broker, by kafka-python's own command for it, and partitions of the
+    target that hold back readers."""
+    admin = KafkaAdminClient(bootstrap_servers=settings.servers)
+    try:
+        listed = [listing for of_broker in admin.list_transactions().values() for listing in of_broker]
+    finally:
+        admin.close()
+    readable, written = ends(settings, "read_committed"), ends(settings, "read_uncommitted")
+    held_back = [str(partition) for partition, end in written.items() if readable[partition] < end]
+    return [*(one.transactional_id for one in listed if one.state not in ENDED), *held_back]
+
+
+def ends(settings: Settings, isolation_level: str) -> dict[TopicPartition, int]:
+    """To where a reader may read each partition of the target."""
+    with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level=isolation_level) as consumer:
+        numbers = consumer.partitions_for_topic(settings.target)
+        found: dict[TopicPartition, int] = consumer.end_offsets([TopicPartition(settings.target, n) for n in numbers])
+    return found

@@ -1,0 +1,145 @@
+"""The driver's process under a supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+
+from tests.campaigns.storm.checkpoint import Checkpoint
+from tests.campaigns.storm.query import DAEMON, Settings
+from tests.support.processes import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
+from tests.support.spark_home import spark_home
+
+LAST_RUN_S = 240
+REHEARSAL_S = 120
+
+
+class Driver:
+    """Started again whenever it is gone, whoever killed it."""
+
+    def __init__(self, settings: Settings, checkpoint: Checkpoint) -> None:
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._log = (Path(settings.folder) / "driver.log").open("ab")
+        self._spark_home = spark_home(Path(settings.folder) / "spark")
+        self.starts = 0
+        self.down_until = 0.0
+        if not Path(settings.classes).exists():
+            self._rehearse()
+        self.process = self._start(settings)
+
+    def _start(self, settings: Settings) -> Process:
+        self.starts += 1
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.campaigns.storm.query", json.dumps(asdict(settings))],
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            env={
+                **os.environ,
+                "PYSPARK_PYTHON": sys.executable,
+                "PYTHONPATH": str(Path.cwd()),
+                "SPARK_HOME": str(self._spark_home),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            start_new_session=True,
+        )
+
+    def _rehearse(self) -> None:
+        """Write a few records elsewhere, to leave the archive of classes; without it all goes on, more slowly."""
+        folder = Path(self._settings.folder) / "rehearsal"
+        (folder / "parquet").mkdir(parents=True)
+        elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
+        process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
+        deadline = time.monotonic() + REHEARSAL_S
+        while is_alive(process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        kill_all_of(process)
+        self.starts = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return is_alive(self.process)
+
+    def supervise(self) -> None:
+        """Start it again if it is gone."""
+        if not self.is_alive and time.monotonic() >= self.down_until:
+            self._start_again()
+
+    def _start_again(self) -> None:
+        """Where it ended by itself since the checkpoint has lost something, an operator mends that first."""
+        self.kill()
+        if self._checkpoint.is_damaged and self.process.returncode > 0:
+            self._checkpoint.repair()
+        self.process = self._start(self._settings)
+
+    def kill(self) -> None:
+        """The driver and all that it started."""
+        kill_all_of(self.process)
+
+    def fall_asleep(self) -> Process:
+        """Stop all of it, and let another take its place.
+
+        Returns:
+            The one that sleeps; see ``wake``.
+        """
+        sleeper = self.process
+        for process in all_of(sleeper):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.suspend()
+        self.process = self._start(self._settings)
+        return sleeper
+
+    def run_to_the_end(self, meanwhile: Callable[[], None]) -> bool:
+        """Whether a last driver came to the end of the source in time; started again if it fails on the way."""
+        self._settings = replace(self._settings, to_the_end=True)
+        self.kill()
+        self.process = self._start(self._settings)
+        deadline = time.monotonic() + LAST_RUN_S
+        while time.monotonic() < deadline:
+            if not self.is_alive:
+                self.kill()
+                if self.process.returncode == 0:
+                    return True
+                self._start_again()
+            meanwhile()
+            time.sleep(0.05)
+        return False
+
+    def executors(self) -> list[psutil.Process]:
+        """Their JVMs."""
+        return self._running(EXECUTOR)
+
+    def python_daemons(self) -> list[psutil.Process]:
+        """One below each executor."""
+        return [process for process in self._running(DAEMON) if DAEMON not in arguments(_parent(process))]
+
+    def python_workers(self) -> list[psutil.Process]:
+        """Which the daemons have forked."""
+        return [process for process in self._running(DAEMON) if DAEMON in arguments(_parent(process))]
+
+    def _running(self, program: str) -> list[psutil.Process]:
+        """The processes below the driver that run a Java class or a Python module."""
+        return [process for process in all_of(self.process) if program in arguments(process)]
+
+
+def wake(sleeper: Process) -> None:
+    """Let a driver go on that fell asleep, with all that it started."""
+    for process in all_of(sleeper):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
+
+
+def _parent(process: psutil.Process) -> psutil.Process | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.parent()
+    return None

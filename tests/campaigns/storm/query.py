@@ -1,0 +1,215 @@
+"""The driver that the storm kills: Kafka → Kafka and Parquet on one decision, on two executors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+import twopc
+from twopc.errors import InDoubt, RoundAborted, TwoPhaseCommitError
+from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.phases import Phase
+from twopc.spark import ForeachBatch, foreach_batch
+
+REPLAYED = TransactionReplayed.__name__
+MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
+"""When a driver can be told to kill itself: as it enters a phase, or between two commits of one batch."""
+
+DAEMON = "tests.campaigns.storm.daemon"
+RUN_AGAIN = (RoundAborted, InDoubt)
+"""After these the query is started again in the same driver, as ``twopc.errors`` says; after others the driver ends."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a driver is told, as JSON in its first argument.
+
+    Attributes:
+        without_timeout: the brokers grant it, and the sink requires it.
+        classes: archive of the JVM's loaded classes, with which it starts in half the time.
+        to_the_end: end when all is written that the source has now.
+        is_rehearsal: make that archive.
+    """
+
+    servers: str
+    jars: str
+    folder: str
+    source: str
+    target: str
+    transaction_timeout_ms: int
+    without_timeout: bool
+    commit_margin_ms: int
+    writer: str
+    classes: str
+    to_the_end: bool = False
+    is_rehearsal: bool = False
+
+
+def wish(settings: Settings) -> Path:
+    """Where a moment is written at which the next driver that comes to it is to kill itself."""
+    return Path(settings.folder) / "die-at"
+
+
+class Observer:
+    """Writes down replays and errors, and kills this process at the moment that is wished for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._wish = wish(settings)
+        self._file = (Path(settings.folder) / "events.jsonl").open("a", encoding="utf-8")
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        """Called by the coordinator."""
+        if isinstance(event, TransactionReplayed):
+            self.note(REPLAYED, event.lost.transaction_id)
+        self._die_if_wished(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
+
+    def note(self, kind: str, what: str) -> None:
+        """One line, which a kill afterwards does not take away."""
+        self._file.write(json.dumps({"event": kind, "what": what}) + "\n")
+        self._file.flush()
+
+    def _die_if_wished(self, moment: str) -> None:
+        if self._wish.exists() and self._wish.read_text(encoding="utf-8") == moment:
+            self._wish.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Noted:
+    """Batches through ``write``, their errors written down by name."""
+
+    def __init__(self, write: ForeachBatch, observer: Observer) -> None:
+        self._write, self._observer = write, observer
+        self.error: TwoPhaseCommitError | None = None
+
+    def __call__(self, batch: DataFrame, batch_id: int) -> None:
+        """Called by Spark."""
+        self.error = None
+        try:
+            self._write(batch, batch_id)
+        except TwoPhaseCommitError as error:
+            self.error = error
+            self._observer.note("error", type(error).__name__)
+            raise
+
+
+def main() -> None:
+    """Run until killed, or to the end of what the source has now."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    observer = Observer(settings)
+    twopc.register_observer(observer)
+    spark = session(settings)
+    start_python(spark)
+    write = exactly_once(settings)
+    noted = Noted(write, observer)
+    writer = source(spark, settings).writeStream.foreachBatch(noted)
+    writer = writer.option("checkpointLocation", f"{settings.folder}/checkpoint")
+    run(writer.trigger(availableNow=True) if settings.to_the_end else writer, noted)
+    write.close()
+    spark.stop()
+    end_jvm()
+
+
+def run(writer: DataStreamWriter, noted: Noted) -> None:
+    """Run the query, and again while that is what its error asks for."""
+    while True:
+        try:
+            writer.start().awaitTermination()
+            return
+        except StreamingQueryException as error:
+            print(error, file=sys.stderr, flush=True)  # noqa: T201  # the driver's log
+            if not isinstance(noted.error, RUN_AGAIN):
+                raise
+
+
+def end_jvm() -> None:
+    """Let the JVM end in good order, which is when it writes its archive."""
+    gateway = SparkContext._gateway  # there is no other way to wait for it
+    assert gateway is not None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait()
+
+
+def session(settings: Settings) -> SparkSession:
+    """Two executors, each a JVM of its own, that start soon and are given up soon."""
+    archive = "-XX:ArchiveClassesAtExit" if settings.is_rehearsal else "-XX:SharedArchiveFile"
+    quick = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}={settings.classes}"
+    return (
+        SparkSession.builder.master("local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]")
+        .appName("storm")
+        # Not spark.jars, which each executor copies at its start, and whose classes no archive has.
+        .config("spark.driver.extraClassPath", settings.jars)
+        .config("spark.executor.extraClassPath", settings.jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "700m")
+        .config("spark.executor.memory", "600m")
+        .config("spark.driver.extraJavaOptions", quick)
+        .config("spark.executor.extraJavaOptions", quick)
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .config("spark.python.daemon.module", DAEMON)
+        # The first batch's transactions are not to wait for executors that are still starting.
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.task.maxFailures", "16")
+        .config("spark.deploy.maxExecutorRetries", "-1")
+        # A paused executor is given up soon, and goes on as a zombie when it wakes.
+        .config("spark.network.timeout", "20s")
+        .config("spark.network.timeoutInterval", "5s")
+        .config("spark.storage.blockManagerHeartbeatTimeoutMs", "20s")
+        .config("spark.executor.heartbeatInterval", "2s")
+        .getOrCreate()
+    )
+
+
+def start_python(spark: SparkSession) -> None:
+    """On both executors, before a transaction waits for it."""
+    spark.range(0, 2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
+
+
+def source(spark: SparkSession, settings: Settings) -> DataFrame:
+    """What the storm feeds, in small batches."""
+    return (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", settings.servers)
+        .option("subscribe", settings.source)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", 4000)
+        .load()
+        .selectExpr("CAST(value AS STRING) AS value")
+    )
+
+
+def exactly_once(settings: Settings) -> ForeachBatch:
+    """Both sinks, with staging."""
+    kafka = twopc.create_sink(
+        "kafka",
+        {
+            "bootstrap.servers": settings.servers,
+            "topic": settings.target,
+            "transaction.timeout.ms": settings.transaction_timeout_ms,
+            "commit.margin.ms": settings.commit_margin_ms,
+            "writer": settings.writer,
+            **({"two.phase.commit": "require"} if settings.without_timeout else {}),
+        },
+    )
+    parquet = twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})
+    return foreach_batch(
+        {"kafka": (kafka, ["value AS key", "value"]), "parquet": parquet},
+        log=f"{settings.folder}/log",
+        replay_copies=f"{settings.folder}/stage",
+    )
+
+
+if __name__ == "__main__":
+    main()

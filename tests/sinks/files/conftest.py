@@ -1,0 +1,175 @@
+"""What the tests of the file sink share: sinks on one folder or store, and a writer that has pre-committed."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import fsspec
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+from fsspec.implementations.arrow import ArrowFSWrapper
+from fsspec.registry import _registry
+
+from tests.support.s3_server import S3Server
+from twopc import Committable, Participant, Round
+from twopc_files.sink import FileSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from twopc_files.stores.store import Store
+
+MakeSink: TypeAlias = "Callable[..., FileSink]"
+PreCommit: TypeAlias = "Callable[..., Committable]"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "orders"
+
+
+@pytest.fixture
+def make_sink(folder: Path) -> MakeSink:
+    """A new sink on ``folder``, bound as a coordinator binds it: a process of its own, as far as it knows."""
+
+    def make(log_id: str = "log", **options: str) -> FileSink:
+        sink = FileSink({"path": str(folder), **options})
+        sink.bind("orders", log_id)
+        return sink
+
+    return make
+
+
+@pytest.fixture
+def pre_commit(make_sink: MakeSink) -> PreCommit:
+    """Have a participant pre-commit ``batch``; what it returns has been through the log."""
+
+    def run(batch: pa.RecordBatch | None = None, batch_id: int = 0, partition: int = 0, **options: str) -> Committable:
+        rows = pa.record_batch({"value": ["a", "b"]}) if batch is None else batch
+        with Participant({"orders": make_sink(**options)}, Round(1, batch_id), partition=partition) as participant:
+            participant.write("orders", rows)
+            vote = participant.pre_commit()
+        return Committable.from_json(json.loads(json.dumps(vote["orders"].to_json())))
+
+    return run
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder in some store, where one test's files go.
+
+    Attributes:
+        url: what the option ``path`` says.
+        storage_options: what the option of that name says.
+    """
+
+    url: str
+    storage_options: dict[str, Any] = field(default_factory=dict)
+
+    def sink(self, log_id: str = "log", **options: Any) -> FileSink:
+        """A new sink, bound as a coordinator binds it: a process of its own, as far as it knows."""
+        sink = FileSink({"path": self.url, "storage_options": self.storage_options, "format": "json", **options})
+        sink.bind("orders", log_id)
+        return sink
+
+    @property
+    def store(self) -> Store:
+        return self.sink()._store
+
+    def pre_commit(self, *values: str, batch_id: int = 0, partition: int = 0, log_id: str = "log") -> Committable:
+        """What a participant that is gone has pre-committed, read back from a log."""
+        with Participant({"orders": self.sink(log_id)}, Round(1, batch_id), partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": list(values or "ab")}))
+            vote = participant.pre_commit()
+        return Committable.from_json(json.loads(json.dumps(vote["orders"].to_json())))
+
+    @property
+    def fs(self) -> Any:
+        fs = fsspec.core.url_to_fs(self.url, **self.storage_options)[0]
+        fs.invalidate_cache()
+        return fs
+
+    def path(self, below: str) -> str:
+        """As ``fs`` names it."""
+        folder: str = fsspec.core.url_to_fs(self.url, **self.storage_options)[1]
+        return f"{folder}/{below}"
+
+    def files(self) -> list[str]:
+        """The paths below the folder of all that is there, sorted."""
+        fs = self.fs
+        start = len(self.path(""))
+        return sorted(path[start:] for path in fs.find(self.path("").rstrip("/")))
+
+    def targets(self) -> list[str]:
+        """What a reader sees."""
+        return [path for path in self.files() if not path.startswith("_twopc/")]
+
+    def values(self) -> list[str]:
+        """The ``value`` of every record that a reader sees."""
+        text = "".join(self.fs.cat_file(self.path(target)).decode() for target in self.targets())
+        return [json.loads(line)["value"] for line in text.splitlines()]
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: S3Server) -> Place:
+    """A folder in a bucket of its own."""
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    fsspec.filesystem("s3", **s3_server.storage_options).mkdir(bucket)
+    return Place(f"s3://{bucket}/data/orders", s3_server.storage_options)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_hidden() -> Iterator[None]:
+    """What S3 does not show counts as lost at once: these servers publish while they are asked to."""
+    with pytest.MonkeyPatch.context() as patched:
+        if find_spec("s3fs"):
+            patched.setattr("twopc_files.stores.s3.HIDDEN_S", 0.0)
+            patched.setattr("twopc_files.stores.s3.ASSEMBLED_BYTES_PER_S", math.inf)
+        yield
+
+
+@pytest.fixture
+def memory() -> Iterator[Place]:
+    place = Place(f"memory://{uuid.uuid4().hex}")
+    yield place
+    if place.fs.exists(place.path("")):
+        place.fs.rm(place.path(""), recursive=True)
+
+
+class ArrowFiles(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
+    """What ``hdfs://`` is to fsspec, an Arrow file system, with this machine's disk behind it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(pa.fs.LocalFileSystem(), **options)
+
+
+@pytest.fixture
+def renaming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A store that is reached as HDFS is."""
+    monkeypatch.setitem(_registry, "hdfs", ArrowFiles)
+    return Place(f"hdfs://{tmp_path}/data/orders")
+
+
+@pytest.fixture
+def local(folder: Path) -> Place:
+    return Place(folder.as_uri())
+
+
+@pytest.fixture(params=["local", "s3", "memory", "renaming"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each store in turn."""
+    found: Place = request.getfixturevalue(request.param)
+    return found

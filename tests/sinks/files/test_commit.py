@@ -1,0 +1,444 @@
+"""What becomes of a decided file, whatever the file system says."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from twopc import Committable, Participant, Round
+from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from twopc_files.sink import FileSink
+
+MakeSink: TypeAlias = "Callable[..., FileSink]"
+PreCommit: TypeAlias = "Callable[..., Committable]"
+
+
+def the_file(committable: Committable) -> dict[str, Any]:
+    """What its handle says of its one file."""
+    files: Any = committable.handle["files"]
+    [file] = files
+    return dict(file)
+
+
+def staged_path(folder: Path, committable: Committable) -> Path:
+    return folder / "_twopc" / str(the_file(committable)["staged"])
+
+
+def target_path(folder: Path, committable: Committable) -> Path:
+    return folder / str(the_file(committable)["target"])
+
+
+@pytest.fixture
+def syscalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The syncs and renames of this process, in order: a sync by the path of what was synced."""
+    calls: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def record_fsync(descriptor: int) -> None:
+        calls.append(f"sync {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115
+        fsync(descriptor)
+
+    def record_rename(source: str, target: str, **keywords: Any) -> None:
+        calls.append(f"rename {source} {target}")
+        rename(source, target, **keywords)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "rename", record_rename)
+    return calls
+
+
+# Durability. ------------------------------------------------------------------------------------------------
+
+
+def test_pre_commit_syncs_the_file_and_then_its_folder_before_it_votes_yes(
+    folder: Path, pre_commit: PreCommit, syscalls: list[str]
+) -> None:
+    committable = pre_commit()
+    file, staging, parent = staged_path(folder, committable), folder / "_twopc", folder
+    assert syscalls[-3:] == [f"sync {file}", f"sync {staging}", f"sync {parent}"]
+
+
+def test_pre_commit_syncs_the_file_when_all_of_it_is_written(
+    folder: Path, pre_commit: PreCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    fsync = os.fsync
+
+    def record_size(descriptor: int) -> None:
+        sizes.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record_size)
+    committable = pre_commit()
+    assert the_file(committable)["bytes"] in sizes
+    assert the_file(committable)["bytes"] == staged_path(folder, committable).stat().st_size
+
+
+def test_commit_renames_and_then_syncs_both_folders(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, syscalls: list[str]
+) -> None:
+    committable = pre_commit()
+    syscalls.clear()
+    make_sink().commit(committable)
+    rename = f"rename {staged_path(folder, committable)} {target_path(folder, committable)}"
+    assert syscalls == [rename, f"sync {folder}", f"sync {folder / '_twopc'}"]
+
+
+def test_a_repeated_commit_syncs_again_because_the_first_may_have_died_before_it_could(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, syscalls: list[str]
+) -> None:
+    committable = pre_commit()
+    staged_path(folder, committable).rename(target_path(folder, committable))
+    syscalls.clear()
+    make_sink().commit(committable)
+    assert syscalls == [f"sync {folder}", f"sync {folder / '_twopc'}"]
+
+
+def test_a_commit_syncs_every_folder_down_to_the_file_whoever_made_them(
+    folder: Path, make_sink: MakeSink, syscalls: list[str]
+) -> None:
+    sink = make_sink(format="json")
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create("a=1/b=2").close()
+    committable = sink.pre_commit(transaction)
+    (folder / "a=1" / "b=2").mkdir(parents=True)  # by one that died before it could sync
+    syscalls.clear()
+    sink.commit(committable)
+    synced = [call for call in syscalls if call.startswith("sync")]
+    assert synced[-4:] == [f"sync {folder / below}" for below in ("a=1/b=2", "a=1", ".", "_twopc")]
+
+
+def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    make_sink().commit(committable)
+    (folder / "_twopc").rmdir()
+    make_sink().commit(committable)
+
+
+# Names. -----------------------------------------------------------------------------------------------------
+
+
+def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreCommit) -> None:
+    targets = [str(the_file(pre_commit(batch_id=b, partition=p))["target"]) for b in (2, 10, 9) for p in (11, 2)]
+    assert targets[0].startswith("part-00000000000000000002-00011-")
+    assert [name[:31] for name in sorted(targets)] == [
+        f"part-{batch:020d}-{partition:05d}" for batch in (2, 9, 10) for partition in (2, 11)
+    ]
+
+
+def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> None:
+    targets = set()
+    for log_id, incarnation, serial in [("log", 1, 0), ("log", 1, 1), ("log", 9, 0), ("log2", 1, 0)]:
+        sink = make_sink(log_id)
+        with Participant({"orders": sink}, Round(incarnation, 4), partition=0, serial=serial) as participant:
+            participant.write("orders", pa.record_batch({"value": ["a"]}))
+            targets.add(the_file(participant.pre_commit()["orders"])["target"])
+    assert len(targets) == 4
+
+
+# What is there is not what should be. -----------------------------------------------------------------------
+
+
+def test_a_file_that_has_the_targets_name_is_never_overwritten(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit(batch_id=7)
+    target, staged = target_path(folder, committable), staged_path(folder, committable)
+    target.write_text("somebody else's")
+    with pytest.raises(OperatorRequired) as error:
+        make_sink().commit(committable)
+    assert target.read_text() == "somebody else's"
+    assert staged.exists()
+    for part in (str(target), str(staged), "batch 7", committable.transaction_id):
+        assert part in str(error.value)
+    target.rename(folder / "moved-away")
+    make_sink().commit(committable)
+    assert pq.read_table(target).num_rows == 2
+
+
+def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    foreign = b"x" * len(staged_path(folder, committable).read_bytes())
+    target_path(folder, committable).write_bytes(foreign)
+    with pytest.raises(OperatorRequired, match="not the transaction's"):
+        make_sink().commit(committable)
+    assert target_path(folder, committable).read_bytes() == foreign
+
+
+def test_a_dangling_link_with_the_targets_name_is_never_overwritten(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    target_path(folder, committable).symlink_to("nowhere")
+    with pytest.raises(OperatorRequired):
+        make_sink().commit(committable)
+    assert target_path(folder, committable).is_symlink()
+
+
+def test_a_lost_transaction_is_named_with_its_files_its_records_and_what_to_check(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit(batch_id=7)
+    staged_path(folder, committable).unlink()
+    with pytest.raises(TransactionLost) as error:
+        make_sink().commit(committable)
+    target, staged = target_path(folder, committable), staged_path(folder, committable)
+    for part in ("batch 7", committable.transaction_id, str(target), str(staged), "2 records", "'path'"):
+        assert part in str(error.value)
+
+
+def test_a_folder_that_is_not_mounted_is_in_doubt_and_not_lost(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    folder.rename(folder.with_name("unmounted"))
+    with pytest.raises(OutcomeUnknown, match="mounted"):
+        make_sink().commit(committable)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("place", [staged_path, target_path], ids=["staged", "target"])
+def test_a_file_of_another_length_is_in_doubt(
+    place: Any, folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    whole = staged_path(folder, committable).read_bytes()
+    staged_path(folder, committable).unlink()
+    place(folder, committable).write_bytes(whole[:-1])
+    with pytest.raises(OutcomeUnknown, match=f"{len(whole)} bytes"):
+        make_sink().commit(committable)
+    assert place(folder, committable).read_bytes() == whole[:-1]
+
+
+def test_two_processes_that_commit_one_transaction_at_once_both_succeed(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = pre_commit()
+    staged, target = staged_path(folder, committable), target_path(folder, committable)
+    lstat = Path.lstat
+
+    def other_process_is_quicker(path: Path) -> os.stat_result:
+        status = lstat(path)
+        if path == staged:
+            os.rename(staged, target)  # noqa: PTH104
+        return status
+
+    monkeypatch.setattr(Path, "lstat", other_process_is_quicker)
+    make_sink().commit(committable)
+    assert pq.read_table(target).num_rows == 2
+
+
+def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = pre_commit()
+    rename = os.rename
+
+    def other_process_is_quicker(source: str, target: str) -> None:
+        rename(source, target)
+        rename(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", other_process_is_quicker)
+        with pytest.raises(Retriable):
+            make_sink().commit(committable)
+    make_sink().commit(committable)
+    assert pq.read_table(target_path(folder, committable)).num_rows == 2
+
+
+# The file system fails. -------------------------------------------------------------------------------------
+
+
+def failing(number: int) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "expected"),
+    [
+        ("rename", errno.EBUSY, Retriable),
+        ("rename", errno.ESTALE, Retriable),
+        ("rename", errno.ENOSPC, Retriable),
+        ("rename", errno.EACCES, OperatorRequired),
+        ("rename", errno.EROFS, OperatorRequired),
+        ("rename", errno.EXDEV, OperatorRequired),
+        ("rename", errno.EIO, OutcomeUnknown),
+        ("fsync", errno.EIO, OutcomeUnknown),
+        ("fsync", errno.ENOSPC, OutcomeUnknown),
+        ("fsync", errno.EINTR, Retriable),
+    ],
+    ids=lambda value: errno.errorcode[value] if isinstance(value, int) else getattr(value, "__name__", value),
+)
+def test_an_error_of_the_file_system_is_never_a_success_and_a_later_commit_completes(
+    call: str,
+    number: int,
+    expected: type[Exception],
+    folder: Path,
+    pre_commit: PreCommit,
+    make_sink: MakeSink,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    committable = pre_commit(batch_id=7)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, failing(number))
+        with pytest.raises(expected) as error:
+            make_sink().commit(committable)
+    assert type(error.value) is expected
+    assert "batch 7" in str(error.value)
+    assert os.strerror(number) in str(error.value)
+    make_sink().commit(committable)
+    assert pq.read_table(target_path(folder, committable)).num_rows == 2
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+def test_a_file_that_cant_be_looked_at_is_not_taken_for_gone(
+    number: int, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = pre_commit()
+    monkeypatch.setattr(Path, "lstat", failing(number))
+    with pytest.raises((Retriable, OperatorRequired)) as error:
+        make_sink().commit(committable)
+    assert not isinstance(error.value, TransactionLost)
+
+
+# The veto before the decision. ------------------------------------------------------------------------------
+
+
+def test_what_participants_staged_on_another_disk_is_vetoed(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    staged_path(folder, committable).unlink()
+    with pytest.raises(Refused, match="same disk"):
+        make_sink().seal([committable], age_s=0)
+
+
+def test_a_staged_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreCommit, make_sink: MakeSink) -> None:
+    committable = pre_commit()
+    os.truncate(staged_path(folder, committable), 3)
+    with pytest.raises(Refused, match="has 3 bytes"):
+        make_sink().seal([committable], age_s=0)
+
+
+def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    target_path(folder, committable).touch()
+    with pytest.raises(Refused, match="never overwritten"):
+        make_sink().seal([committable], age_s=0)
+
+
+def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> None:
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.create(f"city={'x' * 255}").close()
+    with pytest.raises(Refused, match="File name too long"):
+        sink.seal([sink.pre_commit(transaction)], age_s=0)
+
+
+def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreCommit, make_sink: MakeSink) -> None:
+    committables = [pre_commit(partition=partition) for partition in (2, 0, 1)]
+    assert make_sink().seal(committables, age_s=0) == committables
+
+
+# Hostile input. ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": "../escaped.parquet"},
+        {"target": "/etc/escaped.parquet"},
+        {"target": "sub/escaped.parquet"},
+        {"target": ".."},
+        {"target": "_twopc"},
+        {"target": ".hidden"},
+        {"target": "nul\0.parquet"},
+        {"target": "line\n.parquet"},
+        {"target": ""},
+        {"target": 7},
+        {"target": None},
+        {"staged": "../../secret"},
+        {"staged": "/etc/passwd"},
+        {"staged": ".twopc.log.orders.1.0.1.0.0-0.staged"},
+        {"staged": None},
+        {"target": "day=1/../escaped.parquet"},
+        {"target": f"../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"day=1/../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"/day=1/part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"day=1\n/part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.parquet"},
+        {"target": f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.parquet"},
+        {"bytes": "7"},
+        {"bytes": None},
+        {"bytes": -1},
+        {"bytes": True},
+    ],
+    ids=repr,
+)
+def test_a_handle_that_no_file_sink_writes_is_refused_and_touches_no_file(
+    change: dict[str, Any], folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    pre_commit(partition=1)
+    secret = folder.parent / "secret"
+    secret.write_text("keep")
+    before = sorted(folder.parent.rglob("*"))
+    hostile = Committable(committable.transaction_id, {"files": [{**the_file(committable), **change}]}, 2)
+    with pytest.raises(CorruptLog, match=r"No file was touched"):
+        make_sink().commit(hostile)
+    if "staged" in change:
+        with pytest.raises(CorruptLog):
+            make_sink().abort(hostile)
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("files", [None, [], "x", [7], {}], ids=repr)
+def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, make_sink: MakeSink) -> None:
+    committable = Committable(pre_commit().transaction_id, {"files": files}, 2)
+    for refuse in (make_sink().commit, make_sink().abort):
+        with pytest.raises(CorruptLog):
+            refuse(committable)
+
+
+def test_what_another_query_has_staged_in_the_folder_is_refused_and_stays(folder: Path, make_sink: MakeSink) -> None:
+    with Participant({"orders": (theirs := make_sink("other"))}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        committable = participant.pre_commit()["orders"]
+    for refuse in (make_sink().commit, make_sink().abort):
+        with pytest.raises(CorruptLog, match=r"'transaction_id' of transaction 'twopc\.other\..*No file was touched"):
+            refuse(committable)
+    assert staged_path(folder, committable).exists()
+    theirs.commit(committable)
+
+
+def test_a_transaction_id_with_a_path_in_it_is_refused(
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+) -> None:
+    committable = pre_commit()
+    victim = folder / "_twopc" / ".x" / "victim-0.staged"
+    victim.parent.mkdir()
+    victim.touch()
+    hostile = Committable("x/victim", {"files": [{**the_file(committable), "staged": ".x/victim-0.staged"}]}, 1)
+    with pytest.raises(CorruptLog):
+        make_sink().abort(hostile)
+    assert victim.exists()

@@ -1,0 +1,836 @@
+"""Multipart uploads that are held open, on a real S3 server, with a proxy in front that loses and changes replies."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import fsspec
+import pyarrow as pa
+import pytest
+from s3fs import S3FileSystem
+
+from tests.sinks.files.conftest import Place
+from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
+from tests.support.s3_server import S3Server, without_credentials
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.stores.s3 import FIRST_PART_BYTES, S3, part_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from twopc_files.sink import FileSink
+    from twopc_files.stores.store import Sight
+
+MakeFile: TypeAlias = Any
+
+MIB = 1024 * 1024
+ID = "twopc.log.orders.1.0.0.0.0"
+TARGET = f"part-{0:020d}-00000-00000-{ID}.json"
+
+
+@pytest.fixture(scope="module")
+def one_proxy(s3_server: S3Server) -> Iterator[HttpProxy]:
+    """One for all tests: a client for another address takes botocore most of a second to make."""
+    with HttpProxy(s3_server.endpoint_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(one_proxy: HttpProxy) -> HttpProxy:
+    one_proxy.heal()
+    one_proxy.requests.clear()
+    return one_proxy
+
+
+@pytest.fixture
+def proxied(s3: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The folder as it is reached through the proxy, by a client that repeats nothing by itself."""
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    once = {"config_kwargs": {"retries": {"total_max_attempts": 1}}}
+    return Place(s3.url, {**s3.storage_options, **once, "endpoint_url": proxy.url})
+
+
+def the_file(committable: Committable) -> FileHandle:
+    [file] = decidable_files(committable)
+    return file
+
+
+def s3_of(place: Place) -> S3:
+    store = place.store
+    assert isinstance(store, S3)
+    return store
+
+
+def upload(place: Place, contents: bytes) -> FileHandle:
+    """A file that is staged, written in pieces that are no parts."""
+    with s3_of(place).create(ID, 0, TARGET) as file:
+        for start in range(0, len(contents), 3 * MIB + 1):
+            file.write(contents[start : start + 3 * MIB + 1])
+    return file.handle
+
+
+# Parts. -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "parts"),
+    [
+        (0, [0]),
+        (10, [10]),
+        (5 * MIB - 1, [5 * MIB - 1]),
+        (8 * MIB, [8 * MIB]),
+        (8 * MIB + 1, [8 * MIB, 1]),
+        (60 * MIB, [8 * MIB] * 7 + [4 * MIB]),
+    ],
+)
+def test_a_file_of_any_size_goes_up_in_parts_and_comes_out_as_it_was(
+    size_bytes: int, parts: list[int], proxied: Place, proxy: HttpProxy
+) -> None:
+    contents = os.urandom(1024) * (size_bytes // 1024 + 1)
+    handle = upload(proxied, contents[:size_bytes])
+    assert handle.size_bytes == size_bytes
+    assert [len(request.body) for request in proxy.sent("PUT", "partNumber")] == parts
+    store = s3_of(proxied)
+    assert proxied.targets() == []
+    store.publish(handle, store.look(handle))
+    assert proxied.fs.cat_file(proxied.path(TARGET)) == contents[:size_bytes]
+
+
+def test_a_write_of_any_length_holds_one_part_at_most(s3: Place) -> None:
+    with s3_of(s3).create(ID, 0, TARGET) as file:
+        file.write(bytes(FIRST_PART_BYTES * 2 + 5))
+        assert len(file._buffer) == 5
+
+
+def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
+    file = s3_of(s3).create(ID, 0, TARGET)
+    file.write(b"x")
+    handle = file.handle
+    del file
+    gc.collect()
+    assert s3_of(s3)._parts(handle) == []
+
+
+def test_ten_thousand_parts_hold_the_largest_object_and_each_is_of_a_size_that_s3_takes() -> None:
+    sizes = [part_bytes(number) for number in range(1, 10_001)]
+    assert sum(sizes) > 5 * MIB * MIB
+    assert min(sizes) >= 5 * MIB
+    assert max(sizes) <= 5 * 1024 * MIB
+
+
+def test_a_committable_does_not_grow_with_the_file(s3: Place) -> None:
+    small, large = (len(upload(s3, bytes(size)).parts) for size in (10, 20 * MIB))
+    assert small == large
+
+
+def test_checksums_that_s3_keeps_of_parts_are_given_back_when_the_upload_is_completed(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    file = the_file(committable)
+    etag = proxied.store.look(file).parts[0]["ETag"]
+    part = f"<PartNumber>1</PartNumber><ETag>{etag}</ETag><Size>{file.size_bytes}</Size>"
+    checksum = "<ChecksumSHA256>the checksum</ChecksumSHA256>"  # which moto does not tell
+    proxy.disturb_next(
+        "GET", Answer(200, f"<ListPartsResult><Part>{part}{checksum}</Part></ListPartsResult>".encode()), "uploadId"
+    )
+    proxied.sink().commit(committable)
+    [completion] = proxy.sent("POST", "uploadId")
+    assert checksum.encode() in completion.body
+
+
+def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.FIRST_PART_BYTES", 10)
+    call = S3.call
+
+    def in_small_pages(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
+        return call(store, method, **arguments, **({"MaxParts": 2} if method == "list_parts" else {}))
+
+    monkeypatch.setattr(S3, "call", in_small_pages)
+    handle = upload(s3, bytes(65))
+    assert len(s3_of(s3).look(handle).parts) == 7
+
+
+# What a repeated commit finds. ------------------------------------------------------------------------------
+
+
+def test_an_upload_that_is_gone_with_its_object_in_place_is_committed(proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
+    proxied.sink().commit(committable)
+    completions = len(proxy.sent("POST", "uploadId"))
+    proxied.sink().commit(committable)
+    assert len(proxy.sent("POST", "uploadId")) == completions == 1
+    assert proxied.values() == ["a", "b"]
+
+
+def test_an_upload_that_is_gone_without_an_object_is_lost(s3: Place) -> None:
+    committable = s3.pre_commit()
+    s3.store.discard(the_file(committable))
+    with pytest.raises(TransactionLost, match="2 records"):
+        s3.sink().commit(committable)
+
+
+def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(s3: Place) -> None:
+    committable = s3.pre_commit()
+    file = the_file(committable)
+    s3.store.discard(file)
+    s3.fs.pipe_file(s3.path(file.target), b"x" * (file.size_bytes or 0))
+    with pytest.raises(OperatorRequired, match="not the transaction's"):
+        s3.sink().commit(committable)
+
+
+def test_an_upload_that_another_process_completes_during_a_look_is_not_taken_for_lost(
+    s3: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = s3.pre_commit()
+    call, asked = S3.call, list[str]()
+
+    def other_process_is_quicker(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            return call(store, method, **arguments)
+        finally:
+            asked.append(method)
+            if len(asked) == 1:
+                s3.sink().commit(committable)
+
+    monkeypatch.setattr(S3, "call", other_process_is_quicker)
+    s3.sink().commit(committable)
+    assert s3.values() == ["a", "b"]
+
+
+def test_an_object_of_another_length_with_the_transactions_mark_is_in_doubt(s3: Place) -> None:
+    committable = s3.pre_commit()
+    file = the_file(committable)
+    s3.store.discard(file)
+    mark = {"twopc-transaction": committable.transaction_id}
+    s3_of(s3).call("put_object", Key=f"data/orders/{file.target}", Body=b"x", Metadata=mark)
+    with pytest.raises(OutcomeUnknown, match="has 1 bytes"):
+        s3.sink().commit(committable)
+
+
+def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: Place) -> None:
+    committable = s3.pre_commit()
+    file = the_file(committable)
+    other = b"x" * (file.size_bytes or 0)
+    key = {"Key": f"data/orders/{file.target}", "UploadId": file.staged}
+    s3_of(s3).call("upload_part", PartNumber=1, Body=other, **key)
+    with pytest.raises(OSError, match="not those that were pre-committed"):
+        s3.sink().seal([committable], age_s=0)
+    with pytest.raises(OutcomeUnknown, match="not those that were pre-committed"):
+        s3.sink().commit(committable)
+    assert s3.targets() == []
+
+
+# What the server says, and what is there. -------------------------------------------------------------------
+
+
+COMPLETED = Answer(
+    200,
+    b'<?xml version="1.0" encoding="UTF-8"?>\n<CompleteMultipartUploadResult><ETag>&quot;0-1&quot;</ETag>'
+    b"</CompleteMultipartUploadResult>",
+)
+"""As S3 says that an upload is completed."""
+
+
+def test_a_completion_that_is_accepted_and_publishes_nothing_is_no_success_and_is_repeated(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit(batch_id=7)
+    proxy.disturb_next("POST", COMPLETED, "uploadId")
+    with pytest.raises(Retriable, match=r"batch 7.*not there yet"):
+        proxied.sink().commit(committable)
+    assert proxied.targets() == []
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+def test_an_upload_that_is_gone_after_a_completion_that_published_nothing_is_lost(
+    s3: Place, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with versitygw 1.8.0 that is killed amid a completion, which the client repeats."""
+    committable = proxied.pre_commit()
+    look = S3.look
+
+    def look_before_the_upload_is_gone(store: S3, file: FileHandle) -> Sight:
+        seen = look(store, file)
+        s3.store.discard(file)
+        return seen
+
+    proxy.disturb_next("POST", COMPLETED, "uploadId")
+    with monkeypatch.context() as patched:
+        patched.setattr(S3, "look", look_before_the_upload_is_gone)
+        with pytest.raises(Retriable, match="not there yet"):
+            proxied.sink().commit(committable)
+    with pytest.raises(TransactionLost, match="2 records"):
+        proxied.sink().commit(committable)
+
+
+@pytest.mark.parametrize(
+    "put",
+    [{"Metadata": {"twopc-transaction": "another"}}, {"Body": b"x", "Metadata": {"twopc-transaction": ID}}],
+    ids=["another's", "another length"],
+)
+def test_an_object_that_is_not_the_transactions_does_not_prove_a_completion(
+    put: Any, s3: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = upload(s3, b"abc")
+    store, call = s3_of(s3), S3.call
+
+    def put_instead(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
+        if method != "complete_multipart_upload":
+            return call(store, method, **arguments)
+        return call(store, "put_object", **{"Key": arguments["Key"], "Body": b"abc", **put})
+
+    seen = store.look(handle)
+    monkeypatch.setattr(S3, "call", put_instead)
+    with pytest.raises(OSError, match="not there yet"):
+        store.publish(handle, seen)
+
+
+def test_a_commit_takes_four_requests_of_a_file_the_last_of_which_looks_at_the_object(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.requests.clear()
+    proxied.sink().commit(committable)
+    assert [request.method for request in proxy.requests] == ["GET", "HEAD", "POST", "HEAD"]
+
+
+A_PART = b"<ListPartsResult><Part><PartNumber>1</PartNumber><ETag>0</ETag><Size>1</Size></Part></ListPartsResult>"
+HIDING = [s3_error(404, "NoSuchUpload"), Answer(200, b"<ListPartsResult/>"), Answer(200, A_PART)]
+"""How servers list the parts of an upload that they are at putting together: versitygw first, then MinIO."""
+
+
+@pytest.mark.parametrize("parts", HIDING, ids=["no upload", "no parts", "a part of them"])
+def test_a_file_that_its_server_hides_while_it_publishes_is_asked_for_again_before_it_counts_as_lost(
+    parts: Answer, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 60.0)
+    sink, committable = proxied.sink(), proxied.pre_commit()
+    proxy.disturb_all("GET", parts, "uploadId")
+    for _ in range(2):
+        with pytest.raises(Retriable, match="asked again"):
+            sink.commit(committable)
+    proxy.heal()
+    sink.commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    list(zip(HIDING, (TransactionLost, TransactionLost, OutcomeUnknown), strict=True)),
+    ids=["no upload", "no parts", "a part of them"],
+)
+def test_what_a_killed_server_left_of_an_upload_stops_the_query(
+    parts: Answer, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all("GET", parts, "uploadId")
+    with pytest.raises(expected) as error:
+        proxied.sink().commit(committable)
+    assert type(error.value) is expected
+    assert proxy.sent("POST", "uploadId") == []
+
+
+@dataclass
+class Clock:
+    """``time`` for the sink: a test has it go on."""
+
+    now_s: float = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("twopc_files.sink.time", clock)
+    return clock
+
+
+def is_asked_again(sink: FileSink, committable: Committable) -> None:
+    with pytest.raises(Retriable, match="asked again"):
+        sink.commit(committable)
+
+
+class Hide(Protocol):
+    def __call__(self, hidden_s: float, written_by: Place | None = None) -> tuple[FileSink, Committable]: ...
+
+
+@pytest.fixture
+def hide(s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Hide:  # the sink reads the clock
+    """A sink and its decided transaction, whose file the store hides and was asked for once."""
+
+    def hidden(hidden_s: float, written_by: Place | None = None) -> tuple[FileSink, Committable]:
+        monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", hidden_s)
+        place = written_by or s3
+        sink, committable = place.sink(), place.pre_commit()
+        s3.store.discard(the_file(committable))
+        is_asked_again(sink, committable)
+        return sink, committable
+
+    return hidden
+
+
+def test_a_file_that_stays_hidden_is_lost_when_its_time_has_passed(hide: Hide, clock: Clock) -> None:
+    sink, committable = hide(0.5)
+    clock.now_s += 0.5
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_a_file_that_is_seen_again_may_be_hidden_once_more(
+    proxied: Place, proxy: HttpProxy, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 0.5)
+    sink, committable = proxied.sink(), proxied.pre_commit()
+    for _ in range(2):
+        proxy.disturb_next("GET", s3_error(404, "NoSuchUpload"), "uploadId")
+        proxy.disturb_next("POST", s3_error(503, "SlowDown"), "uploadId")
+        for reason in ("asked again", "SlowDown"):
+            with pytest.raises(Retriable, match=reason):
+                sink.commit(committable)
+        clock.now_s += 0.5
+
+
+def test_time_in_which_a_store_gives_no_answer_does_not_count_as_time_in_which_it_hides_a_file(
+    proxied: Place, proxy: HttpProxy, hide: Hide, clock: Clock
+) -> None:
+    sink, committable = hide(1.5, proxied)
+    clock.now_s += 1
+    is_asked_again(sink, committable)
+    proxy.disturb_next("HEAD", s3_error(503, "SlowDown"))
+    with pytest.raises(Retriable, match="can't be committed yet"):
+        sink.commit(committable)
+    for _ in range(2):
+        clock.now_s += 1
+        is_asked_again(sink, committable)
+    clock.now_s += 1
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_time_in_which_the_client_repeats_a_look_does_not_count_as_time_in_which_a_file_is_hidden(
+    hide: Hide, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, committable = hide(10.0)
+    look = S3.look
+
+    def look_for_long(store: S3, file: FileHandle) -> Sight:
+        clock.now_s += 20
+        return look(store, file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(S3, "look", look_for_long)
+        is_asked_again(sink, committable)
+    clock.now_s += 1
+    is_asked_again(sink, committable)
+
+
+def test_time_between_two_looks_counts_however_long_the_files_between_take(hide: Hide, clock: Clock) -> None:
+    sink, committable = hide(10.0)
+    clock.now_s += 60
+    with pytest.raises(TransactionLost, match="2 records"):
+        sink.commit(committable)
+
+
+def test_a_sink_that_is_opened_again_waits_for_a_hidden_file_anew(hide: Hide, clock: Clock) -> None:
+    sink, committable = hide(1.0)
+    clock.now_s += 1
+    sink.open()
+    is_asked_again(sink, committable)
+
+
+def test_a_large_file_may_be_hidden_for_longer(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc_files.stores.s3.HIDDEN_S", 10.0)
+    monkeypatch.setattr("twopc_files.stores.s3.ASSEMBLED_BYTES_PER_S", 16 * MIB)
+    handles = [FileHandle(ID, "upload", TARGET, size_bytes) for size_bytes in (0, 1600 * MIB)]
+    assert [s3_of(s3).may_hide_s(handle) for handle in handles] == [10.0, 110.0]
+
+
+def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Place, proxy: HttpProxy) -> None:
+    """MinIO removes what is left of an upload after its object is there."""
+    committable = proxied.pre_commit()
+    proxied.sink().commit(committable)
+    size_bytes = b"%d" % (the_file(committable).size_bytes or 0)
+    for parts in (A_PART, A_PART.replace(b"<Size>1<", b"<Size>%s<" % size_bytes)):
+        proxy.disturb_next("GET", Answer(200, parts), "uploadId")
+        proxied.sink().commit(committable)
+    assert proxy.is_done
+
+
+# Replies that are lost or bad. ------------------------------------------------------------------------------
+
+
+BAD_COMPLETIONS = [
+    (Lost.REQUEST, Retriable),
+    (Lost.REPLY, Retriable),
+    (s3_error(503, "SlowDown"), Retriable),
+    (s3_error(500, "InternalError"), Retriable),
+    (Answer(502, b"bad gateway"), Retriable),
+    (s3_error(409, "OperationAborted"), Retriable),
+    (s3_error(200, "InternalError"), Retriable),
+    (Answer(200, b'<?xml version="1.0" encoding="UTF-8"?>\n  <CompleteMultipartUploadResult/>'), Retriable),
+    (s3_error(404, "NoSuchUpload"), Retriable),
+    (s3_error(403, "AccessDenied"), OperatorRequired),
+    (s3_error(400, "ExpiredToken"), OperatorRequired),
+    (s3_error(404, "NoSuchBucket"), OutcomeUnknown),
+    (s3_error(400, "InvalidPart"), OutcomeUnknown),
+]
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"), BAD_COMPLETIONS, ids=lambda value: getattr(value, "__name__", None) or repr(value)[:100]
+)
+def test_a_completion_without_a_good_reply_is_no_success_and_a_later_commit_completes(
+    reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit(batch_id=7)
+    proxy.disturb_next("POST", reply, "uploadId")
+    with pytest.raises(TwoPhaseCommitError, match="batch 7") as error:
+        proxied.sink().commit(committable)
+    assert proxy.is_done
+    assert type(error.value) is expected
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    assert list(proxied.sink().recover()) == []
+
+
+def test_what_may_pass_is_repeated_before_a_person_is_called_for_what_will_not(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    sink = proxied.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    with transaction.create("a=1") as second:
+        second.write(b'{"value": "b"}\n')
+    committable = sink.pre_commit(transaction)
+    lost, delayed = decidable_files(committable)
+    sink._store.discard(lost)
+    proxy.disturb_next("POST", s3_error(503, "SlowDown"), f"uploadId={delayed.staged}")
+    for expected in (Retriable, TransactionLost):
+        with pytest.raises(expected):
+            proxied.sink().commit(committable)
+    assert proxied.values() == ["b"]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (Lost.REPLY, Retriable),
+        (s3_error(503, "SlowDown"), Retriable),
+        (s3_error(403, "AccessDenied"), OperatorRequired),
+    ],
+    ids=["lost", "slow down", "denied"],
+)
+def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
+    method: str, reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all(method, reply, TARGET.removesuffix(".json"))
+    with pytest.raises(TwoPhaseCommitError) as error:
+        proxied.sink().commit(committable)
+    assert type(error.value) is expected
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommitted(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    """Without s3:GetObject, S3 answers 404 for an absent object, and 403 as soon as the object is there."""
+    committable = proxied.pre_commit(batch_id=7)
+    proxy.disturb_next("HEAD", s3_error(404, "NoSuchKey"))
+    proxy.disturb_all("HEAD", s3_error(403, "AccessDenied"))
+    with pytest.raises(OutcomeUnknown, match=r"batch 7.*accepted the completion.*published.*Grant.*s3:GetObject"):
+        proxied.sink().commit(committable)
+    with pytest.raises(OperatorRequired, match=r"batch 7.*may not see whether it is committed.*s3:GetObject") as error:
+        proxied.sink().commit(committable)
+    assert "not committed" not in str(error.value)
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+def test_a_client_that_repeats_a_completion_whose_reply_was_lost_finds_it_committed(
+    s3: Place, proxy: HttpProxy
+) -> None:
+    committable = s3.pre_commit()
+    proxy.disturb_next("POST", Lost.REPLY, "uploadId")
+    Place(s3.url, {**s3.storage_options, "endpoint_url": proxy.url}).sink().commit(committable)
+    assert len(proxy.sent("POST", "uploadId")) == 2
+    assert s3.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("reply", [Lost.REPLY, s3_error(503, "SlowDown")], ids=["lost", "slow down"])
+def test_a_part_whose_reply_was_lost_is_uploaded_again_and_is_there_once(
+    reply: Any, s3: Place, proxy: HttpProxy
+) -> None:
+    proxy.disturb_next("PUT", reply, "partNumber")
+    committable = Place(s3.url, {**s3.storage_options, "endpoint_url": proxy.url}).pre_commit()
+    assert len(proxy.sent("PUT", "partNumber")) == 2
+    s3.sink().commit(committable)
+    assert s3.values() == ["a", "b"]
+
+
+def test_a_part_that_can_not_be_uploaded_is_a_vote_of_no_and_leaves_nothing(proxied: Place, proxy: HttpProxy) -> None:
+    proxy.disturb_all("PUT", s3_error(500, "InternalError"), "partNumber")
+    with pytest.raises(OSError, match=r"batch 7.*Nothing of it is visible"):
+        proxied.pre_commit(batch_id=7)
+    assert list(proxied.sink().recover()) == []
+
+
+def test_a_participant_without_the_right_to_write_is_told_so(proxied: Place, proxy: HttpProxy) -> None:
+    proxy.disturb_all("POST", s3_error(403, "AccessDenied"), "uploads")
+    with pytest.raises(ConfigurationError, match=r"batch 7.*AccessDenied"):
+        proxied.pre_commit(batch_id=7)
+
+
+def test_a_server_that_is_gone_is_asked_again_without_a_verdict(proxied: Place, tmp_path: Path) -> None:
+    committable = proxied.pre_commit()
+    nobody = S3Server(tmp_path / "log").endpoint_url
+    gone = Place(proxied.url, {**proxied.storage_options, "endpoint_url": nobody})
+    for ask in (gone.sink().open, lambda: gone.sink().commit(committable), lambda: list(gone.sink().recover())):
+        with pytest.raises(Retriable):
+            ask()
+
+
+# At the start. ----------------------------------------------------------------------------------------------
+
+
+def run_one_batch(place: Place, log: Path) -> None:
+    def phase_one(round: Round) -> Any:
+        raise AssertionError("the batch was begun")
+
+    with Coordinator({"orders": place.sink().unbound()}, str(log), owner="query") as coordinator:
+        coordinator.run(0, phase_one)
+
+
+def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(s3: Place, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/orders.*NoSuchBucket.*'path'"):
+        run_one_batch(Place("s3://no-such-bucket/orders", s3.storage_options), tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(403, "AccessDenied"), (403, "InvalidAccessKeyId"), (403, "SignatureDoesNotMatch"), (400, "ExpiredToken")],
+)
+def test_credentials_that_s3_refuses_are_refused_before_anything_is_written(
+    status: int, code: str, proxied: Place, proxy: HttpProxy, tmp_path: Path
+) -> None:
+    proxy.disturb_all("GET", s3_error(status, code))
+    with pytest.raises(ConfigurationError, match=rf"{code}.*'storage_options'"):
+        run_one_batch(proxied, tmp_path / "log")
+    assert proxy.sent("PUT") == proxy.sent("POST") == []
+
+
+def test_no_credentials_at_all_are_refused_before_anything_is_written(
+    s3: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_credentials(monkeypatch, tmp_path)
+    place = Place(s3.url, {"endpoint_url": s3.storage_options["endpoint_url"]})
+    with pytest.raises(ConfigurationError, match=r"redentials.*'storage_options'"):
+        run_one_batch(place, tmp_path / "log")
+
+
+def test_a_name_that_is_too_long_for_s3_is_refused(proxied: Place, proxy: HttpProxy) -> None:
+    proxy.disturb_next("POST", s3_error(400, "KeyTooLongError"), "uploads")
+    with pytest.raises(ConfigurationError, match="KeyTooLongError"):
+        proxied.pre_commit()
+
+
+# The sweep. -------------------------------------------------------------------------------------------------
+
+
+def open_uploads(place: Place) -> dict[str, str]:
+    bucket = place.url.removeprefix("s3://").split("/", maxsplit=1)[0]
+    answer = fsspec.filesystem("s3", **place.storage_options).call_s3("list_multipart_uploads", Bucket=bucket)
+    return {upload["UploadId"]: upload["Key"] for upload in answer.get("Uploads", ())}
+
+
+def test_a_sweep_aborts_its_own_uploads_and_never_another_one(s3: Place) -> None:
+    own = s3.pre_commit()
+    s3.pre_commit(log_id="log2")
+    store = s3_of(s3)
+    for key in (
+        f"data/orders/{TARGET}.bak",
+        f"data/orders/x{TARGET}",
+        f"data/orders/sub/{TARGET}",
+        f"data/orders/{TARGET.replace('orders', 'orders2')}",
+        f"data/orders/{TARGET.replace('.0.json', '.json')}",
+        f"data/orders2/{TARGET}",
+        f"data/{TARGET}",
+        "data/orders/part-0.parquet",
+        "data/orders",
+    ):
+        store.call("create_multipart_upload", Key=key)
+    others = {name: key for name, key in open_uploads(s3).items() if name != the_file(own).staged}
+    sink = s3.sink()
+    [found] = sink.recover()
+    assert found.is_same_transaction(own)
+    sink.abort(found)
+    assert open_uploads(s3) == others
+
+
+def test_open_uploads_are_listed_page_by_page(proxied: Place, proxy: HttpProxy) -> None:
+    own = the_file(proxied.pre_commit(partition=3))
+    first = f"data/orders/{TARGET}"
+    page = (
+        "<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>the key</NextKeyMarker>"
+        f"<NextUploadIdMarker>the id</NextUploadIdMarker><Upload><Key>{first}</Key><UploadId>first</UploadId></Upload>"
+        "</ListMultipartUploadsResult>"
+    )
+    proxy.disturb_next("GET", Answer(200, page.encode()), "uploads")
+    found = [committable.handle["open"] for committable in proxied.sink().recover()]
+    assert found == [
+        [{"staged": "first", "target": TARGET}],
+        [{"staged": own.staged, "target": own.target}],
+    ]
+    assert "key-marker=the%20key" in proxy.sent("GET", "uploads")[-1].target
+    assert "upload-id-marker=the%20id" in proxy.sent("GET", "uploads")[-1].target
+
+
+def test_a_task_that_goes_on_after_its_upload_was_swept_can_not_vote_yes(s3: Place, proxied: Place) -> None:
+    sink = proxied.sink()
+    zombie = Participant({"orders": sink}, Round(1, 0), partition=0)
+    zombie.write("orders", pa.record_batch({"value": ["a"]}))
+    for found in s3.sink().recover():
+        s3.sink().abort(found)
+    with pytest.raises(OSError, match="could not be staged"):
+        zombie.pre_commit()
+    assert (open_uploads(s3), s3.targets()) == ({}, [])
+
+
+# A writer is killed. ----------------------------------------------------------------------------------------
+
+
+WRITER = """
+import json, os, signal, sys
+import pyarrow as pa
+from twopc import Participant, Round
+from twopc_files.sink import FileSink
+
+sink = FileSink(json.loads(os.environ["SINK"]))
+sink.bind("orders", "log")
+participant = Participant({"orders": sink}, Round(1, 7), 3)
+participant.write("orders", pa.record_batch({"value": ["a", "b"]}))
+if sys.argv[1] == "after pre-commit":
+    print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_writer(place: Place, when: str) -> str:
+    options = json.dumps({"path": place.url, "storage_options": place.storage_options, "format": "json"})
+    writer = subprocess.run(
+        [sys.executable, "-c", WRITER, when],
+        env={**os.environ, "SINK": options},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert writer.returncode == -9, writer.stderr
+    return writer.stdout
+
+
+@pytest.mark.crash
+def test_what_a_killed_writer_pre_committed_is_committed_by_another_process(s3: Place) -> None:
+    committable = Committable.from_json(json.loads(killed_writer(s3, "after pre-commit")))
+    assert s3.targets() == []
+    sink = s3.sink()
+    sink.seal([committable], age_s=0)
+    sink.commit(committable)
+    assert s3.values() == ["a", "b"]
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("when", ["before pre-commit", "after pre-commit"])
+def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3: Place) -> None:
+    killed_writer(s3, when)
+    sink = s3.sink()
+    [found] = sink.recover()
+    sink.abort(found)
+    assert (open_uploads(s3), s3.files()) == ({}, [])
+
+
+# Whole batches. ---------------------------------------------------------------------------------------------
+
+
+def one_batch(sink: FileSink, round: Round) -> list[Any]:
+    votes = []
+    for partition in range(20):
+        with Participant({"orders": sink}, round, partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
+            votes.append(participant.pre_commit())
+    return votes
+
+
+def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_slow_now_and_then(
+    proxied: Place, proxy: HttpProxy, tmp_path: Path
+) -> None:
+    sink = proxied.sink().unbound()
+    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
+        for batch_id in range(2):
+            for _ in range(3):
+                proxy.disturb_next("POST", s3_error(503, "SlowDown"), "uploadId")
+            coordinator.run(batch_id, partial(one_batch, sink))
+    assert proxy.is_done
+    assert sorted(proxied.values()) == sorted(f"{batch}-{partition}" for batch in range(2) for partition in range(20))
+    assert open_uploads(proxied) == {}
+
+
+# Credentials. -----------------------------------------------------------------------------------------------
+
+
+SECRETS = ("AKIAVERYSECRETKEY", "very/secret+secret", "verysecrettoken")
+
+
+def test_credentials_are_in_no_log_entry_error_or_repr(
+    s3: Place, proxy: HttpProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    caplog.set_level("DEBUG", logger="twopc")
+    credentials = dict(zip(("key", "secret", "token"), SECRETS, strict=True))
+    place = Place(s3.url, {"endpoint_url": proxy.url, **credentials})
+    told: list[object] = [place.sink(), place.store, vars(place.sink())]
+    sink = place.sink().unbound()
+    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
+        coordinator.run(0, partial(one_batch, sink))
+    committable = place.pre_commit(batch_id=1)
+    proxy.disturb_all("GET", s3_error(403, "SignatureDoesNotMatch"))
+    proxy.disturb_all("POST", s3_error(403, "InvalidAccessKeyId"))
+    for ask in (
+        place.sink().open,
+        lambda: place.sink().seal([committable], age_s=0),
+        lambda: place.sink().commit(committable),
+        lambda: place.pre_commit(batch_id=2),
+    ):
+        with pytest.raises((Refused, OperatorRequired)) as refused:
+            ask()
+        told += [refused.value, str(refused.value), refused.value.__cause__, refused.getrepr(style="native")]
+    entries = "".join(path.read_text() for path in (tmp_path / "log").iterdir())
+    text = "\n".join([*map(repr, told), *map(str, told), entries, caplog.text, json.dumps(committable.to_json())])
+    assert "SignatureDoesNotMatch" in text
+    assert [secret for secret in SECRETS if secret in text] == []

@@ -1,0 +1,285 @@
+"""What lies in the staging folder: who sees it, who removes it, and what when it can't be written."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+from typing_extensions import Self
+
+from twopc import Committable, Participant, Round
+from twopc.errors import ConfigurationError, Refused, SchemaMismatch
+from twopc_files.sink import FileSink
+from twopc_files.stores import local
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MakeSink: TypeAlias = "Callable[..., FileSink]"
+PreCommit: TypeAlias = "Callable[..., Committable]"
+
+ROWS = pa.record_batch({"value": ["a", "b"]})
+
+
+def run_participant(sink: FileSink, *batches: pa.RecordBatch, batch_id: int = 0) -> None:
+    with Participant({"orders": sink}, Round(1, batch_id), partition=0) as participant:
+        for batch in batches:
+            participant.write("orders", batch)
+        participant.pre_commit()
+
+
+def test_begin_makes_nothing_that_a_reader_sees(folder: Path, make_sink: MakeSink) -> None:
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    assert not folder.exists()
+    sink.write(transaction, ROWS)
+    assert [path.name for path in folder.iterdir()] == ["_twopc"]
+    assert list(folder.rglob("*.parquet")) == []
+
+
+def test_readers_see_what_is_committed_and_nothing_that_is_staged(
+    folder: Path, make_sink: MakeSink, pre_commit: PreCommit
+) -> None:
+    make_sink().commit(pre_commit(batch_id=0))
+    pre_commit(batch_id=1)
+    assert ds.dataset(folder, format="parquet").count_rows() == 2
+    assert len(pd.read_parquet(folder)) == 2
+    for pattern in ("*.parquet", "**/*.parquet", "*"):
+        found = duckdb.execute(f"select count(*) from read_parquet('{folder}/{pattern}')").fetchall()  # noqa: S608
+        assert found == [(2,)], pattern
+
+
+def test_readers_of_json_see_what_is_committed_and_nothing_that_is_staged(
+    folder: Path, make_sink: MakeSink, pre_commit: PreCommit
+) -> None:
+    make_sink().commit(pre_commit(batch_id=0, format="json"))
+    pre_commit(batch_id=1, format="json")
+    assert ds.dataset(folder, format="json").count_rows() == 2
+    for pattern in ("*.json", "**/*.json"):
+        found = duckdb.execute(f"select count(*) from read_json('{folder}/{pattern}')").fetchall()  # noqa: S608
+        assert found == [(2,)], pattern
+
+
+# Recovery. --------------------------------------------------------------------------------------------------
+
+
+def test_recovery_finds_its_own_staged_files_and_no_file_that_looks_like_one(
+    folder: Path, make_sink: MakeSink, pre_commit: PreCommit
+) -> None:
+    own = pre_commit()
+    [name] = (path.name for path in (folder / "_twopc").iterdir())
+    others = [
+        name.removeprefix("."),
+        name.removesuffix(".staged"),
+        f"{name}.bak",
+        f"{name}~",
+        name.upper(),
+        name.replace(".log.", ".log2."),
+        name.replace(".orders.", ".orders2."),
+        name.replace("twopc.", "twopc2."),
+        name.replace("-0.staged", ".staged"),
+        name.replace("-0.staged", "-x.staged"),
+        name.replace("-0.staged", ".0-0.staged"),
+        name.replace("-0.staged", "-0-0.staged"),
+        name.replace(".0-0.staged", "-0.staged"),
+        name.replace(".0-0.staged", ".x-0.staged"),
+        ".staged",
+        "notes.txt",
+    ]
+    for other in others:
+        (folder / "_twopc" / other).write_text("keep")
+        (folder / other).write_text("keep")
+    (folder / "_twopc" / name.replace(".1.0.0.0.0-", ".1.0.9.0.0-")).mkdir()
+    sink = make_sink()
+    found = list(sink.recover())
+    assert [committable.transaction_id for committable in found] == [own.transaction_id]
+    for committable in found:
+        sink.abort(committable)
+    assert not (folder / "_twopc" / name).exists()
+    for other in others:
+        assert (folder / "_twopc" / other).read_text() == "keep"
+        assert (folder / other).read_text() == "keep"
+
+
+def test_what_recovery_finds_is_the_decided_transaction_also_when_the_format_was_changed(
+    make_sink: MakeSink, pre_commit: PreCommit
+) -> None:
+    committable = pre_commit(format="parquet")
+    [found] = make_sink(format="json").recover()
+    assert found.is_same_transaction(committable)
+
+
+def test_a_transaction_keeps_its_format_when_the_option_is_changed_before_its_commit(
+    folder: Path, make_sink: MakeSink, pre_commit: PreCommit
+) -> None:
+    make_sink(format="json").commit(pre_commit(format="parquet"))
+    assert [path.suffix for path in folder.iterdir() if path.is_file()] == [".parquet"]
+
+
+def test_recovery_of_a_folder_that_does_not_exist_finds_nothing_and_makes_nothing(
+    folder: Path, make_sink: MakeSink
+) -> None:
+    assert list(make_sink().recover()) == []
+    assert not folder.exists()
+
+
+# Abort. -----------------------------------------------------------------------------------------------------
+
+
+def test_an_abort_never_removes_a_target(folder: Path, make_sink: MakeSink, pre_commit: PreCommit) -> None:
+    committable = pre_commit()
+    target = folder / f"part-{0:020d}-{0:05d}-{0:05d}-{committable.transaction_id}.parquet"
+    target.write_text("somebody else's")
+    make_sink().abort(committable)
+    assert [path.name for path in (folder / "_twopc").iterdir()] == []
+    assert target.read_text() == "somebody else's"
+
+
+def test_a_participant_whose_other_sink_fails_takes_back_what_it_pre_committed(
+    folder: Path, make_sink: MakeSink
+) -> None:
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, ROWS)
+    sink.pre_commit(transaction)
+    for _ in range(2):
+        sink.abort(transaction)
+    assert list((folder / "_twopc").iterdir()) == []
+
+
+def test_an_aborted_writer_is_quiet_when_it_is_collected(make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", noise.append)
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, ROWS)
+    sink.abort(transaction)
+    del transaction
+    gc.collect()
+    assert noise == []
+
+
+# Errors while writing. --------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """A file on a disk with room for some bytes."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+
+    def write(self, data: Any) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return int(self.file.write(data))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("kind", ["parquet", "json"])
+@pytest.mark.parametrize("room", [0, 10, 100])
+def test_a_disk_that_is_full_in_mid_file_names_the_transaction_and_leaves_nothing(
+    kind: str, room: int, folder: Path, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(format=kind)
+    monkeypatch.setattr(local, "open", lambda path, mode: FullDisk(path.open(mode), room), raising=False)
+    with pytest.raises(OSError, match=r"twopc\.log\.orders.*batch 3.*No space left") as error:
+        run_participant(sink, *[ROWS] * 10, batch_id=3)
+    assert error.value.errno == errno.ENOSPC
+    assert list((folder / "_twopc").iterdir()) == []
+
+
+def test_a_sync_that_fails_is_a_vote_of_no(folder: Path, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.mkdir(parents=True)
+    (folder / "_twopc").mkdir()
+
+    def fail(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Nothing of it is visible"):
+        run_participant(make_sink(), ROWS)
+    assert list((folder / "_twopc").iterdir()) == []
+
+
+def test_record_batches_of_one_transaction_have_one_schema(folder: Path, make_sink: MakeSink) -> None:
+    for kind in ("parquet", "json"):
+        with pytest.raises(SchemaMismatch, match="column 'value' of type int64 after string"):
+            run_participant(make_sink(format=kind), ROWS, pa.record_batch({"value": [1]}))
+        assert list((folder / "_twopc").iterdir()) == []
+
+
+def test_an_id_that_is_used_twice_overwrites_no_staged_file(folder: Path, make_sink: MakeSink) -> None:
+    sink = make_sink()
+    name = sink.transactional_ids.allocate(Round(1, 0), 0)
+    first = sink.begin(name)
+    sink.write(first, ROWS)
+    sink.pre_commit(first)
+    with pytest.raises(FileExistsError):
+        sink.write(sink.begin(name), ROWS)
+    [staged] = (folder / "_twopc").iterdir()
+    assert staged.stat().st_size > 0
+
+
+@pytest.fixture
+def read_only_folder() -> Iterator[Path]:
+    """A folder that this process may read and not write. Root, which may everything, becomes nobody meanwhile."""
+    parent = Path(tempfile.mkdtemp())  # tmp_path is root's alone
+    folder = parent / "orders"
+    (folder / "_twopc").mkdir(parents=True)
+    for path in (parent, folder, folder / "_twopc"):
+        path.chmod(0o555)
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)
+    yield folder
+    os.seteuid(user)
+    for path in (parent, folder, folder / "_twopc"):
+        path.chmod(0o755)
+    shutil.rmtree(parent)
+
+
+def test_a_read_only_folder_is_a_clear_error(read_only_folder: Path) -> None:
+    sink = FileSink({"path": str(read_only_folder)})
+    sink.bind("orders", "log")
+    with pytest.raises(ConfigurationError, match=r"batch 3.*'path'.*Permission denied") as error:
+        run_participant(sink, ROWS, batch_id=3)
+    assert str(read_only_folder) in str(error.value)
+
+
+def test_a_coordinator_without_the_right_to_rename_vetoes(
+    folder: Path, make_sink: MakeSink, pre_commit: PreCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = pre_commit()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: path != folder and access(path, mode))
+    with pytest.raises(Refused, match="no right to change"):
+        make_sink().seal([committable], age_s=0)
+
+
+def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeSink) -> None:
+    folder.parent.mkdir(parents=True)
+    folder.write_text("a file")
+    sink = make_sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    with pytest.raises((ConfigurationError, FileExistsError), match="could not be staged"):
+        sink.write(transaction, ROWS)

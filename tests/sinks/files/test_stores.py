@@ -1,0 +1,194 @@
+"""What every store does alike, whichever it is: files of one transaction, their names, and what is not ours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from twopc import Committable, Round
+from twopc.errors import CorruptLog, OperatorRequired, Refused, TransactionLost
+from twopc_files.file_names import FileHandle, decidable_files
+
+if TYPE_CHECKING:
+    from tests.sinks.files.conftest import Place
+    from twopc_files.sink import FileSink
+
+FOLDERS = ("day=2024-05-01/city=Bern", "day=2024-05-02/city=Zürich %2F", "day=2024-05-01/city=Bern", "")
+
+
+def staged_in_folders(sink: FileSink, batch_id: int = 0, folders: tuple[str, ...] = FOLDERS) -> Committable:
+    """What a participant has pre-committed that wrote one file for each of ``folders``, of one record each."""
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, batch_id), 0))
+    for number, folder in enumerate(folders):
+        with transaction.create(folder) as file:
+            file.write(b'{"value": "%d"}\n' % number)
+    transaction.records = len(folders)
+    return sink.pre_commit(transaction)
+
+
+def the_file(committable: Committable) -> FileHandle:
+    [file] = decidable_files(committable)
+    return file
+
+
+# Several files. ---------------------------------------------------------------------------------------------
+
+
+def test_all_files_of_a_transaction_appear_in_their_folders_and_none_before_the_commit(place: Place) -> None:
+    committable = staged_in_folders(place.sink())
+    place.sink().seal([committable], age_s=0)
+    assert place.targets() == []
+    place.sink().commit(committable)
+    assert sorted(target.rpartition("/")[0] for target in place.targets()) == sorted(FOLDERS)
+    assert sorted(place.values()) == ["0", "1", "2", "3"]
+    assert list(place.sink().recover()) == []
+
+
+def test_the_files_of_a_folder_sort_by_batch_and_then_by_number(place: Place) -> None:
+    for batch_id in (10, 9):
+        place.sink().commit(staged_in_folders(place.sink(), batch_id, folders=("a=1", "a=1")))
+    orders = [target.split("-")[1:4:2] for target in place.targets()]
+    assert [(int(batch), int(number)) for batch, number in orders] == [(9, 0), (9, 1), (10, 0), (10, 1)]
+
+
+def test_a_transaction_that_is_half_published_is_recovered_as_the_decided_one_and_completed(place: Place) -> None:
+    committable = staged_in_folders(place.sink())
+    store, [first, *_] = place.store, decidable_files(committable)
+    store.publish(first, store.look(first))
+    [found] = place.sink().recover()
+    assert found.is_same_transaction(committable)
+    place.sink().commit(committable)
+    assert sorted(place.values()) == ["0", "1", "2", "3"]
+    assert list(place.sink().recover()) == []
+
+
+def test_what_is_found_of_a_round_that_is_not_decided_is_removed_with_all_its_files(place: Place) -> None:
+    staged_in_folders(place.sink())
+    sink = place.sink()
+    [found] = sink.recover()
+    for _ in range(2):
+        sink.abort(found)
+    assert (list(place.sink().recover()), place.files()) == ([], [])
+
+
+def test_a_file_that_is_lost_keeps_no_other_file_of_its_transaction_back(place: Place) -> None:
+    committable = staged_in_folders(place.sink())
+    second = decidable_files(committable)[1]
+    place.store.discard(second)
+    with pytest.raises(TransactionLost, match="4 records") as error:
+        place.sink().commit(committable)
+    assert second.target in str(error.value)
+    assert sorted(place.values()) == ["0", "2", "3"]
+
+
+def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    done, open_ = transaction.create("a=1"), transaction.create("a=2")
+    for file in (done, open_):
+        file.write(b"x" * 100)
+        assert file.tell() == 100
+    done.close()
+    for _ in range(2):
+        sink.abort(transaction)
+    assert (list(place.sink().recover()), place.files()) == ([], [])
+
+
+# What is there is not what should be. -----------------------------------------------------------------------
+
+
+def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) -> None:
+    committable = place.pre_commit()
+    target = place.path(the_file(committable).target)
+    place.fs.pipe_file(target, b"somebody else's")
+    with pytest.raises(Refused, match="never overwritten"):
+        place.sink().seal([committable], age_s=0)
+    with pytest.raises(OperatorRequired, match="not the transaction's") as error:
+        place.sink().commit(committable)
+    assert type(error.value) is OperatorRequired
+    assert place.fs.cat_file(target) == b"somebody else's"
+    place.fs.rm_file(target)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
+
+
+def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own(place: Place) -> None:
+    committable = place.pre_commit()
+    file = the_file(committable)
+    assert file.size_bytes
+    place.fs.pipe_file(place.path(file.target), b"x" * file.size_bytes)
+    with pytest.raises(OperatorRequired, match="not the transaction's"):
+        place.sink().commit(committable)
+    assert place.fs.cat_file(place.path(file.target)) == b"x" * file.size_bytes
+
+
+def test_what_was_removed_after_its_decision_is_lost_and_named(place: Place) -> None:
+    committable = place.pre_commit(batch_id=7)
+    place.sink().abort(committable)
+    with pytest.raises(Refused, match="the staged file is not here"):
+        place.sink().seal([committable], age_s=0)
+    with pytest.raises(TransactionLost) as error:
+        place.sink().commit(committable)
+    for part in ("batch 7", committable.transaction_id, the_file(committable).target, "2 records", "'path'"):
+        assert part in str(error.value)
+
+
+def test_a_target_that_was_removed_after_its_commit_is_not_taken_for_committed(place: Place) -> None:
+    committable = place.pre_commit()
+    place.sink().commit(committable)
+    place.fs.rm_file(place.path(the_file(committable).target))
+    with pytest.raises(TransactionLost):
+        place.sink().commit(committable)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": "../escaped.json"},
+        {"target": "/etc/passwd"},
+        {"target": f"a=1/../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.json"},
+        {"target": f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.json"},
+        {"target": None},
+        {"staged": "line\nend"},
+        {"staged": ""},
+        {"staged": None},
+        {"bytes": None},
+        {"parts": 7},
+    ],
+    ids=repr,
+)
+def test_a_handle_that_no_file_sink_writes_is_refused_on_every_store(change: dict[str, Any], place: Place) -> None:
+    committable = place.pre_commit()
+    before = place.files()
+    files: list[Any] = [the_file(committable).to_json(), the_file(committable).to_json() | change]
+    with pytest.raises(CorruptLog, match="No file was touched"):
+        place.sink().commit(Committable(committable.transaction_id, {"files": files}, 2))
+    assert place.files() == before
+
+
+# What is not ours. ------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_finds_nothing_of_another_log_sink_or_program(place: Place) -> None:
+    place.pre_commit(log_id="log2")
+    other = place.sink("log")
+    other.prefix = "twopc.log"
+    other = other.unbound()
+    other.bind("orders", "log")
+    staged_in_folders(other)
+    place.fs.makedirs(place.path("_twopc"), exist_ok=True)
+    for name in ("notes.txt", ".staged", "twopc.log.orders.1.0.0.0.0-0.staged", ".twopc.log.orders.1.0.0.0-0.staged"):
+        place.fs.pipe_file(place.path(f"_twopc/{name}"), b"keep")
+    before = place.files()
+    assert list(place.sink("log").recover()) == []
+    assert place.files() == before
+
+
+def test_a_participant_that_begins_after_its_round_was_swept_is_found_by_the_next_sweep(place: Place) -> None:
+    late = place.sink()
+    assert list(place.sink().recover()) == []
+    staged_in_folders(late)
+    for found in place.sink().recover():
+        place.sink().abort(found)
+    assert (list(place.sink().recover()), place.files()) == ([], [])

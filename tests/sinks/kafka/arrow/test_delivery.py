@@ -1,0 +1,299 @@
+"""Records written by the Arrow writer arrive as they were given, or the vote is no; through a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from dataclasses import asdict
+from datetime import datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka.partitioner.default import murmur2
+
+from twopc import Committable, Participant, Round
+from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
+from twopc_kafka.client import cluster as cluster_module
+from twopc_kafka.writers.arrow import ArrowWriter
+from twopc_kafka.writers.encoding.compression import NUMBERS
+
+pytestmark = pytest.mark.kafka
+
+CLOSED_PORT = "127.0.0.1:1"
+
+
+@pytest.fixture
+def make_arrow_sink(make_sink: Any) -> Any:
+    def make(on: Any, /, **options: Any) -> Any:
+        return make_sink(on, writer="arrow", **options)
+
+    return make
+
+
+@pytest.fixture(params=["implicit", "added"])
+def partitions_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways in which a partition gets into a transaction: by a Produce (KIP-890), or by AddPartitionsToTxn, as on
+    clusters whose transaction.version is below 2; a newer one serves such writers just the same."""
+    if request.param == "added":
+        monkeypatch.setattr(cluster_module, "_IMPLICIT_PARTITIONS", 99)
+    return str(request.param)
+
+
+def written(sink: Any, *batches: pa.RecordBatch, partition: int = 0, incarnation: int = 1) -> Any:
+    """The vote of a participant that wrote ``batches``."""
+    with Participant({"orders": sink}, Round(incarnation, 0), partition=partition) as participant:
+        for batch in batches:
+            participant.write("orders", batch)
+        return participant.pre_commit()["orders"]
+
+
+def text(*values: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": list(values)})
+
+
+# As given. ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_column_arrives_as_it_was_given(
+    partitions_come: str, make_topic: Any, make_arrow_sink: Any, wait: Any
+) -> None:
+    topic = make_topic(partitions=3)
+    sink = make_arrow_sink(topic)
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    moment = datetime(2013, 1, 1, 10, 0, 0, 123_000, tzinfo=timezone.utc)
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    batch = pa.record_batch(
+        {
+            "key": pa.array(["k", None, "", "e"]),
+            "value": pa.array([b"v", None, b"", b"e"]),
+            "partition": pa.array([2, 1, 0, None], pa.int32()),
+            "timestamp": pa.array([moment, None, None, epoch], pa.timestamp("us", "UTC")),
+            "headers": pa.array(
+                [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], [], None, None], pa.list_(header)
+            ),
+        }
+    )
+    before_ms = int(time.time() * 1000)
+    [sealed] = sink.seal([written(sink, batch)], age_s=0)
+    assert topic.visible() == []
+    wait.repeated(lambda: sink.commit(sealed))
+    wait.until("nothing holds back readers", topic.has_no_open_transaction)
+    found = {record.value: record for record in topic.records()}
+    by_key = (murmur2(b"e") & 0x7FFFFFFF) % 3
+    assert {value: (r.partition, r.key) for value, r in found.items()} == {
+        b"v": (2, b"k"), None: (1, None), b"": (0, b""), b"e": (by_key, b"e")
+    }  # fmt: skip
+    assert {value: list(map(tuple, r.headers)) for value, r in found.items()} == {
+        b"v": [("a", b"1"), ("a", None)], None: [], b"": [], b"e": []
+    }  # fmt: skip
+    assert found[b"v"].timestamp == int(moment.timestamp() * 1000)
+    assert found[b"e"].timestamp == 0
+    assert all(before_ms - 1000 <= found[value].timestamp <= before_ms + 60_000 for value in (None, b""))
+
+
+@pytest.mark.parametrize("codec", list(NUMBERS))
+def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, make_arrow_sink: Any, wait: Any) -> None:
+    topic = make_topic(partitions=2)
+    sink = make_arrow_sink(topic, compression_type=codec)
+    values = [f"{n % 10:0100d}{n}" for n in range(1000)]
+    [sealed] = sink.seal([written(sink, text(*values))], age_s=0)
+    wait.repeated(lambda: sink.commit(sealed))
+    topic.becomes(values)
+
+
+def test_many_batches_to_many_partitions_and_topics_keep_their_order(
+    partitions_come: str, make_topic: Any, make_arrow_sink: Any, wait: Any
+) -> None:
+    topics = [make_topic(partitions=5), make_topic(partitions=1)]
+    sink = make_arrow_sink(topics[0], topic=None, batch_size=500, queue_buffering_max_kbytes=5)
+    batches = [
+        pa.record_batch(
+            {
+                "value": [f"{batch:03d}-{n:03d}" for n in range(200)],
+                "key": [f"key-{n % 17}" for n in range(200)],
+                "topic": [topics[n % 2].name for n in range(200)],
+            }
+        )
+        for batch in range(10)
+    ]
+    [sealed] = sink.seal([written(sink, *batches)], age_s=0)
+    assert sealed.records == 2000
+    wait.repeated(lambda: sink.commit(sealed))
+    for topic in topics:
+        wait.until("all are visible", topic.has_no_open_transaction)
+        by_key: dict[bytes, list[bytes]] = {}
+        for record in topic.records():
+            by_key.setdefault(record.key, []).append(record.value)
+        assert sum(map(len, by_key.values())) == 1000
+        assert all(values == sorted(values) for values in by_key.values())
+
+
+def test_records_without_a_key_go_to_one_partition_a_batch_and_to_the_next_with_the_next(
+    make_topic: Any, make_arrow_sink: Any
+) -> None:
+    topic = make_topic(partitions=3)
+    written(make_arrow_sink(topic), *(text(*[str(n)] * 10) for n in range(6)))
+    landed: dict[bytes, set[int]] = {}
+    for record in topic.records("read_uncommitted"):
+        landed.setdefault(record.value, set()).add(record.partition)
+    assert all(len(partitions) == 1 for partitions in landed.values())
+    in_order = [landed[b"%d" % n].pop() for n in range(6)]
+    assert all(after == (before + 1) % 3 for before, after in itertools.pairwise(in_order))
+
+
+# One transaction, one epoch. ------------------------------------------------------------------------------------------
+
+
+def test_the_committable_names_the_transaction_that_the_broker_describes(topic: Any, make_arrow_sink: Any) -> None:
+    sink = make_arrow_sink(topic)
+    vote = written(sink, text("a"))
+    [found] = sink.recover()
+    assert found.is_same_transaction(vote)
+
+
+def test_each_transaction_of_an_id_has_an_epoch_of_its_own_and_rolls_the_one_before_back(
+    topic: Any, make_arrow_sink: Any, wait: Any
+) -> None:
+    sink = make_arrow_sink(topic)
+    first = written(sink, text("a"))
+    taking_over = ArrowWriter(sink._options, first.transaction_id)
+    taking_over.write(text("b"))
+    second = Committable(first.transaction_id, asdict(taking_over.finish()))
+    assert first.handle["producer_epoch"] < second.handle["producer_epoch"]
+    with pytest.raises(RoundAborted, match="can't be committed any more"):
+        sink.seal([first], age_s=0)
+    [sealed] = sink.seal([second], age_s=0)
+    wait.repeated(lambda: sink.commit(sealed))
+    topic.becomes(["b"])
+
+
+def test_a_writer_that_was_fenced_can_add_nothing(partitions_come: str, topic: Any, make_arrow_sink: Any) -> None:
+    fenced = pytest.raises(RoundAborted, match=r"(INVALID_PRODUCER_EPOCH|PRODUCER_FENCED). A newer attempt")
+    sink = make_arrow_sink(topic)
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    with fenced:
+        sink.write(transaction, text("a"))
+        taking_over = ArrowWriter(sink._options, transaction.lease.name)
+        taking_over.write(text("b"))
+        taking_over.finish()
+        sink.write(transaction, text("late"))
+        sink.pre_commit(transaction)
+    with contextlib.suppress(RoundAborted):
+        sink.abort(transaction)
+    assert b"late" not in {record.value for record in topic.records("read_uncommitted")}
+    [left] = make_arrow_sink(topic).recover()  # the abort of the fenced one hit nothing
+    assert left.handle["producer_epoch"] > 0
+
+
+def test_an_abort_leaves_nothing_open(partitions_come: str, topic: Any, make_arrow_sink: Any) -> None:
+    sink = make_arrow_sink(topic)
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, text("a"))
+    sink.abort(transaction)
+    assert list(sink.recover()) == []
+    topic.stays_empty()
+
+
+# The vote is no. ------------------------------------------------------------------------------------------------------
+
+TOO_LARGE = "x" * 5000
+
+
+@pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
+def test_a_record_that_the_topic_does_not_take_is_refused(
+    batches: list[list[str]], partitions_come: str, make_topic: Any, make_arrow_sink: Any
+) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    told = rf"topic '{topic.name}', partition 0: .*MESSAGE_TOO_LARGE.*topic's max\.message\.bytes"
+    with pytest.raises(RecordRefused, match=told):
+        written(make_arrow_sink(topic), *(text(*values) for values in batches))
+    topic.stays_empty()
+
+
+def test_a_batch_size_below_the_topics_limit_lets_all_records_through(make_topic: Any, make_arrow_sink: Any) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    vote = written(make_arrow_sink(topic, batch_size=2000), text(*["x" * 500] * 50))
+    assert vote.records == 50
+
+
+# Within bounded time. -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
+    make_arrow_sink: Any, topic: Any
+) -> None:
+    sink = make_arrow_sink(topic, bootstrap_servers=CLOSED_PORT, message_timeout_ms=1000)
+    sink._validated = text("a").schema  # as of a sink that comes from a driver
+    started = time.monotonic()
+    with pytest.raises(RoundAborted, match=rf"{CLOSED_PORT}.*Is the broker up.*'message.timeout.ms'"):
+        written(sink, text("a"))
+    assert time.monotonic() - started < 10
+
+
+def test_a_transaction_timeout_that_the_broker_refuses_names_both_settings(topic: Any, make_arrow_sink: Any) -> None:
+    sink = make_arrow_sink(topic, transaction_timeout_ms=900_001)
+    with pytest.raises(ConfigurationError, match=r"'transaction.timeout.ms' = 900001.*transaction\.max\.timeout\.ms"):
+        written(sink, text("a"))
+
+
+def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
+    second_broker: Any, make_topic: Any, make_arrow_sink: Any
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_arrow_sink(
+        topic,
+        bootstrap_servers=second_broker.sasl_servers,
+        security_protocol="sasl_plaintext",
+        sasl_mechanism="PLAIN",
+        sasl_username="denied",
+        sasl_password=second_broker.passwords["denied"],
+    )
+    sink._validated = text("a").schema  # as of a sink that comes from a driver with these rights
+    with pytest.raises(OperatorRequired, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*WRITE and DESCRIBE on"):
+        written(sink, text("a"))
+
+
+# Connections. ---------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_of_a_thread_share_its_connections(topic: Any, make_arrow_sink: Any) -> None:
+    sink = make_arrow_sink(topic)
+    transactions = [sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition)) for partition in range(2)]
+    writers = [transaction.writer for transaction in transactions]
+    assert all(isinstance(writer, ArrowWriter) for writer in writers)
+    assert writers[0]._cluster is writers[1]._cluster
+    for transaction in transactions:
+        sink.abort(transaction)
+
+
+def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
+    second_broker: Any, make_topic: Any, make_arrow_sink: Any
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_arrow_sink(topic)
+    written(sink, text("a"))
+    second_broker.broker.kill()
+    second_broker.broker.start()
+    assert written(sink, text("b"), partition=1).records == 1
+
+
+# What a user sets. ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"delivery": "at-least-once"}, r"'writer' = 'arrow' goes with 'delivery' = 'exactly-once'"),
+        ({"linger_ms": 5}, r"'linger.ms' is an option of librdkafka that the arrow writer does not honour"),
+        ({"partitioner": "consistent"}, r"'partitioner' can't be set with 'writer' = 'arrow'"),
+        ({"compression_type": "gzip", "compression_level": 11}, r"'compression.level' = 11 does not go with"),
+        ({"writer": "java"}, r"'writer' must be one of librdkafka, arrow"),
+    ],
+)
+def test_what_the_arrow_writer_can_not_honour_is_refused_by_name(
+    options: dict[str, Any], told: str, topic: Any, make_sink: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        make_sink(topic, **{"writer": "arrow", **options})

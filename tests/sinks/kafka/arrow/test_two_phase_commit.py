@@ -1,0 +1,262 @@
+"""Transactions that have no time-out, where the brokers grant it (KIP-939)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka.protocol.admin.acl import CreateAclsRequest
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest
+
+import twopc
+from tests.sinks.kafka.access import as_user, grant
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
+from twopc.events import Event, PhaseEntered
+from twopc.phases import Phase
+from twopc_kafka.client.control import Control
+from twopc_kafka.offsets_sink import KafkaProgressSink
+
+pytestmark = pytest.mark.kafka
+
+NEVER_MS = (1 << 31) - 1
+TIMEOUT_MS = 1000
+VALUES = ["a", "b"]
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+
+
+@pytest.fixture
+def killed_at() -> Iterator[Callable[[Phase | None], None]]:
+    """Have coordinators of this process die as they enter a phase, or no more."""
+
+    class Observer:
+        phase: Phase | None = None
+
+        @twopc.hookimpl
+        def twopc_event(self, event: Event) -> None:
+            if isinstance(event, PhaseEntered) and event.phase is self.phase:
+                raise Killed
+
+    observer = Observer()
+    twopc.register_observer(observer)
+    yield lambda phase: setattr(observer, "phase", phase)
+    twopc.unregister_observer(observer)
+
+
+@pytest.fixture
+def topic(broker_without_timeouts: Any, make_topic: Any) -> Any:
+    return make_topic(on=broker_without_timeouts.broker)
+
+
+@pytest.fixture
+def make_arrow_sink(make_sink: Any) -> Any:
+    def make(on: Any, /, **options: Any) -> Any:
+        return make_sink(on, **{"writer": "arrow", "transaction_timeout_ms": TIMEOUT_MS, **options})
+
+    return make
+
+
+def written(sink: Any, partition: int = 0) -> Committable:
+    """A participant's vote, in a sink that was opened as a coordinator does."""
+    sink.open()
+    with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
+        participant.write("orders", pa.record_batch({"value": VALUES}))
+        return participant.pre_commit()["orders"]
+
+
+def timeout_ms(sink: Any, committable: Committable) -> int:
+    """What the broker says of the transaction."""
+    name, control = committable.transaction_id, sink._control
+
+    async def describe() -> int:
+        [node] = (await control.coordinators_of([name])).values()
+        answer = await control._manager.send(DescribeTransactionsRequest(transactional_ids=[name]), node_id=node)
+        return int(answer.transaction_states[0].transaction_timeout_ms)
+
+    return int(control.run(describe))
+
+
+def run_batch(sink: Any, log: Path, stage: Path | None = None) -> None:
+    sinks = {"orders": sink}
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant(sinks, round, partition=0) as participant:
+            participant.write("orders", pa.record_batch({"value": VALUES}))
+            return [participant.pre_commit()]
+
+    with Coordinator(
+        sinks, f"file://{log}", owner="query", replay_copies=f"file://{stage}" if stage else None
+    ) as coordinator:
+        coordinator.run(0, phase_one)
+
+
+@pytest.mark.crash
+def test_what_was_decided_is_committed_after_all_was_down_for_longer_than_the_time_out(
+    broker_without_timeouts: Any, topic: Any, make_topic: Any, make_arrow_sink: Any, killed_at: Any, wait: Any,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    log, stage = tmp_path / "log", tmp_path / "stage"
+    other = make_topic(on=broker_without_timeouts.broker)
+    with_timeout = make_arrow_sink(other, log_id="timed", two_phase_commit="off")
+    [timed] = with_timeout.seal([written(with_timeout)], age_s=0)
+    killed_at(Phase.COMMITTING)
+    with pytest.raises(Killed):
+        run_batch(make_arrow_sink(topic, log_id=None, two_phase_commit="require"), log, stage)
+    killed_at(None)
+    broker_without_timeouts.broker.kill()
+    broker_without_timeouts.broker.start()
+    wait.until("the other's time-out has passed", lambda: is_rolled_back(with_timeout, timed))
+    with pytest.raises(TransactionLost, match=r"'transaction\.timeout\.ms' \(1000 ms\)"):
+        wait.repeated(lambda: with_timeout.commit(timed))
+    assert topic.visible() == []
+    run_batch(make_arrow_sink(topic, log_id=None, two_phase_commit="require"), log)  # decided: it is not written again
+    assert topic.visible() == VALUES
+    assert list(stage.glob("*")) == []
+
+
+def is_rolled_back(sink: Any, committable: Committable) -> bool:
+    try:
+        described = sink._control.describe([committable.transaction_id])
+    except Retriable:
+        return False
+    return bool(described[committable.transaction_id].state == "CompleteAbort")
+
+
+@pytest.fixture
+def undecided(topic: Any, make_arrow_sink: Any, killed_at: Any, tmp_path: Path) -> None:
+    """A driver has died before its decision, and left open what was pre-committed."""
+    killed_at(Phase.DECIDING)
+    with pytest.raises(Killed):
+        run_batch(make_arrow_sink(topic, log_id=None), tmp_path)
+    killed_at(None)
+
+
+@pytest.mark.usefixtures("undecided")
+def test_what_a_dead_driver_had_not_decided_is_rolled_back_by_the_next_one(
+    topic: Any, make_arrow_sink: Any, tmp_path: Path
+) -> None:
+    assert not topic.has_no_open_transaction()
+    with Coordinator(
+        {"orders": make_arrow_sink(topic, log_id=None)}, f"file://{tmp_path}", owner="query"
+    ) as coordinator:
+        coordinator.recover()
+    topic.stays_empty()
+
+
+@pytest.mark.usefixtures("undecided")
+def test_a_prefix_by_which_it_would_not_be_found_is_refused(topic: Any, make_arrow_sink: Any, tmp_path: Path) -> None:
+    with pytest.raises(LogMismatch, match=r"sink 'orders'.*'another': what it has open would not be found"):
+        run_batch(make_arrow_sink(topic, log_id=None, transactional_id_prefix="another"), tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["auto", "require"])
+def test_where_it_is_granted_no_transaction_ends_by_itself(
+    mode: str, topic: Any, make_arrow_sink: Any, wait: Any
+) -> None:
+    sink = make_arrow_sink(topic, two_phase_commit=mode)
+    vote = written(sink)
+    assert timeout_ms(sink, vote) == NEVER_MS
+    [found] = sink.recover()
+    assert found.is_same_transaction(vote)
+    [sealed] = sink.seal([vote], age_s=10 * TIMEOUT_MS)  # no age is too old
+    assert sealed.is_same_transaction(vote)
+    sink.abort(sealed)
+    with pytest.raises(TransactionLost, match="it has no time-out, so somebody has ended it"):
+        wait.repeated(lambda: sink.commit(sealed))
+
+
+def test_where_it_is_off_transactions_have_their_time_out(topic: Any, make_arrow_sink: Any) -> None:
+    sink = make_arrow_sink(topic, two_phase_commit="off")
+    vote = written(sink)
+    assert timeout_ms(sink, vote) == TIMEOUT_MS
+    with pytest.raises(RoundAborted, match=r"'transaction\.timeout\.ms' = 1000 ms"):
+        sink.seal([vote], age_s=10 * TIMEOUT_MS)
+
+
+def test_offsets_have_no_time_out_either(topic: Any, prefix: str) -> None:
+    options = {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": prefix}
+    sink = KafkaProgressSink(options)
+    sink.bind("progress", "log")
+    sink.open()
+    offsets = pa.record_batch(
+        {"topic": [topic.name], "partition": pa.array([0], pa.int32()), "offset": pa.array([1], pa.int64())}
+    )
+    sink._validated = offsets.schema  # as of a sink that comes from a driver
+    with Participant({"progress": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("progress", offsets)
+        vote = participant.pre_commit()["progress"]
+    assert timeout_ms(sink, vote) == NEVER_MS
+    sink.abort(vote)
+
+
+# Where it is not granted. ---------------------------------------------------------------------------------------------
+
+REFUSED = (
+    r"'two.phase.commit' = 'require'.*transaction\.two\.phase\.commit\.enable=true and"
+    r" unstable\.api\.versions\.enable=true.*TWO_PHASE_COMMIT and WRITE on the transactional ids"
+)
+
+
+def test_brokers_that_do_not_know_it_are_refused_or_done_without(make_topic: Any, make_arrow_sink: Any) -> None:
+    topic = make_topic()
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        make_arrow_sink(topic, two_phase_commit="require").open()
+    sink = make_arrow_sink(topic)
+    vote = written(sink)
+    assert timeout_ms(sink, vote) == TIMEOUT_MS
+    assert sink.seal([vote], age_s=0)
+    sink.abort(vote)
+
+
+def test_a_principal_without_the_right_is_refused_or_does_without(
+    broker_without_timeouts: Any, topic: Any, make_arrow_sink: Any, prefix: str, wait: Any
+) -> None:
+    login = as_user(broker_without_timeouts, "granted")
+    control = Control({"bootstrap_servers": [topic.servers]})
+    grant(broker_without_timeouts, "granted", topic.name, prefix)
+    auto = make_arrow_sink(topic, **login)
+    wait.until("the grant has arrived", lambda: _is_allowed(auto))
+    assert timeout_ms(auto, written(auto)) == TIMEOUT_MS
+    require = make_arrow_sink(topic, two_phase_commit="require", **login)
+    with pytest.raises(ConfigurationError, match=REFUSED):
+        require.open()
+    grant_two_phase_commit(control, prefix)
+    wait.until("the grant has arrived", lambda: auto._control.grants_no_timeout(f"{prefix}.log.orders.probe"))
+    vote = written(require)
+    assert timeout_ms(require, vote) == NEVER_MS
+    require.abort(vote)
+    control.close()
+
+
+def grant_two_phase_commit(control: Control, prefix: str) -> None:
+    """What librdkafka's admin client has no name for."""
+    binding = CreateAclsRequest.AclCreation(
+        resource_type=5,  # transactional ids
+        resource_name=f"{prefix}.",
+        resource_pattern_type=4,  # prefixed
+        principal="User:granted",
+        host="*",
+        operation=15,  # TWO_PHASE_COMMIT
+        permission_type=3,
+    )
+
+    async def send() -> Any:
+        return await control._manager.send(CreateAclsRequest(creations=[binding]))
+
+    control.unknown_topics([])  # connects
+    [result] = control.run(send).results
+    assert result.error_code == 0, result
+
+
+def _is_allowed(sink: Any) -> bool:
+    try:
+        sink.abort(written(sink))
+    except Exception:  # noqa: BLE001  # whichever right is not there yet
+        return False
+    return True

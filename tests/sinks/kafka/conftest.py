@@ -1,0 +1,294 @@
+"""What the tests of the Kafka sink share: topics, their committed readers, and writers that have pre-committed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pytest
+import trustme
+from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
+from kafka import KafkaConsumer
+from kafka.structs import TopicPartition
+
+from tests.sinks.kafka.issuer import AUDIENCE, ISSUER, Issuer
+from tests.support.broker_properties import WITHOUT_TIMEOUT
+from tests.support.topic_reader import records_of
+from twopc import Committable, Participant, Round
+from twopc.errors import Retriable
+from twopc_kafka import KafkaSink
+from twopc_kafka_broker import KafkaBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+PATIENCE_S = 30.0
+"""How long a test waits for what must come, before it takes it for missing."""
+
+
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline, f"not so after {PATIENCE_S:.0f} s: {what}"
+        time.sleep(0.01)
+
+
+def repeated(call: Callable[[], None]) -> None:
+    """Make a call as the coordinator does: again while the broker can't answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return call()
+        except Retriable:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic of one test, read by another client than the one that wrote."""
+
+    servers: str
+    name: str
+
+    def records(self, isolation_level: str = "read_committed") -> list[Any]:
+        """Every record that such a reader sees now."""
+        return list(records_of(self.servers, self.name, isolation_level))
+
+    def visible(self) -> list[str]:
+        """The values that a committed reader sees, sorted."""
+        return sorted(record.value.decode() for record in self.records())
+
+    def becomes(self, values: list[str]) -> None:
+        """Wait for exactly ``values``: a broker answers a commit before its markers are written."""
+        wait_until(f"{self.name} shows {values[:3]}...", lambda: self.visible() == sorted(values))
+
+    def has_no_open_transaction(self) -> bool:
+        """Whether nothing holds back its committed readers, so that what they see is all they will see."""
+        with KafkaConsumer(bootstrap_servers=self.servers, isolation_level="read_committed") as committed:
+            partitions = [TopicPartition(self.name, n) for n in committed.partitions_for_topic(self.name)]
+            stable = committed.end_offsets(partitions)
+        with KafkaConsumer(bootstrap_servers=self.servers) as uncommitted:
+            return bool(stable == uncommitted.end_offsets(partitions))
+
+    def stays_empty(self) -> None:
+        """Wait until nothing is open, and see that nothing is visible."""
+        wait_until(f"{self.name} has no open transaction", self.has_no_open_transaction)
+        assert self.visible() == []
+
+
+class MakeTopic(Protocol):
+    def __call__(self, partitions: int = 1, config: dict[str, str] | None = None, on: KafkaBroker = ...) -> Topic: ...
+
+
+class MakeSink(Protocol):
+    def __call__(self, on: Topic, /, log_id: str | None = "log", **options: Any) -> KafkaSink: ...
+
+
+class PreCommit(Protocol):
+    def __call__(self, sink: KafkaSink, values: list[str], round: Round = ..., partition: int = 0) -> Committable: ...
+
+
+@pytest.fixture
+def make_topic(kafka_broker: KafkaBroker) -> MakeTopic:
+    def make(partitions: int = 1, config: dict[str, str] | None = None, on: KafkaBroker = kafka_broker) -> Topic:
+        name = f"orders-{uuid.uuid4().hex[:8]}"
+        # Else a broker removes records of past years when it looks for old ones, every five minutes.
+        on.create_topic(name, partitions, {"retention.ms": "-1", **(config or {})})
+        return Topic(on.bootstrap_servers, name)
+
+    return make
+
+
+@pytest.fixture
+def topic(make_topic: MakeTopic) -> Topic:
+    return make_topic()
+
+
+@pytest.fixture
+def prefix() -> str:
+    """What the transactional ids of one test start with: tests share brokers."""
+    return f"test-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def make_sink(prefix: str) -> MakeSink:
+    """A new sink, bound as a coordinator binds it: a process of its own, as far as it knows. In an option's name
+    ``_`` stands for a dot."""
+
+    def make(on: Topic, /, log_id: str | None = "log", **options: Any) -> KafkaSink:
+        given = {name.replace("_", "."): value for name, value in options.items()}
+        defaults = {"bootstrap.servers": on.servers, "topic": on.name, "transactional.id.prefix": prefix}
+        sink = KafkaSink(defaults | given)
+        if log_id is not None:  # None: a coordinator will
+            sink.bind("orders", log_id)
+        return sink
+
+    return make
+
+
+@pytest.fixture
+def pre_commit() -> PreCommit:
+    """Have a participant pre-commit ``values`` and drop it; what comes back is sealed and has been through a log."""
+
+    def run(sink: KafkaSink, values: list[str], round: Round = Round(1, 0), partition: int = 0) -> Committable:  # noqa: B008
+        with Participant({"orders": sink}, round, partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": values}))
+            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
+        return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+
+    return run
+
+
+@dataclass(frozen=True)
+class SecondBroker:
+    """A broker that tests may kill. It rolls timed-out transactions back at once, and denies what is not granted to who
+    comes to its other listeners: one asks for a password, one for the same through TLS by SCRAM, one for a certificate,
+    one for a token.
+    """
+
+    broker: KafkaBroker
+    sasl_servers: str
+    scram_servers: str
+    mtls_servers: str
+    token_servers: str
+    issuer: Issuer
+    authority: trustme.CA
+    folder: Path
+    passwords: dict[str, str]
+
+    def segment(self, topic: Topic) -> bytes:
+        """What it has stored of the topic's first partition."""
+        return (self.folder / "data" / f"{topic.name}-0" / "00000000000000000000.log").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
+    with _started(tmp_path_factory.mktemp("second-broker")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
+    """One more, which grants transactions without a time-out to whom it is asked by."""
+    with _started(tmp_path_factory.mktemp("without-timeouts"), WITHOUT_TIMEOUT) as broker:
+        yield broker
+
+
+_OAUTHBEARER = "org.apache.kafka.common.security.oauthbearer"
+_KEYS: list[str] = []  # of all brokers
+
+
+@contextlib.contextmanager
+def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -> Iterator[SecondBroker]:
+    broker_port, controller_port, *other_ports = _free_ports(6)
+    (folder / "ports.json").write_text(json.dumps({"broker": broker_port, "controller": controller_port}))
+    sasl, scram, mtls, token = (f"127.0.0.1:{port}" for port in other_ports)
+    listeners = (
+        f"PLAINTEXT://127.0.0.1:{broker_port},SASL_PLAINTEXT://{sasl},SCRAM://{scram},MTLS://{mtls},TOKEN://{token}"
+    )
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    write_certificate(authority.issue_cert("127.0.0.1"), folder / "broker.pem")
+    passwords = {name: f"{name}-hunter2-{uuid.uuid4().hex}" for name in ("granted", "denied")}
+    issuer = Issuer(authority, passwords)
+    keys = folder / "keys.json"
+    issuer.write_keys(keys)
+    users = " ".join(f'user_{name}="{password}"' for name, password in passwords.items())
+    properties: dict[str, str | int | bool] = {
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": (
+            "PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT,SCRAM:SASL_SSL,MTLS:SSL,TOKEN:SASL_SSL,CONTROLLER:PLAINTEXT"
+        ),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": (
+            f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
+        ),
+        "listener.name.scram.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.scram.scram-sha-512.sasl.jaas.config": (
+            "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+        ),
+        "listener.name.token.sasl.enabled.mechanisms": "OAUTHBEARER",
+        "listener.name.token.oauthbearer.sasl.jaas.config": f"{_OAUTHBEARER}.OAuthBearerLoginModule required;",
+        "listener.name.token.oauthbearer.sasl.server.callback.handler.class": (
+            f"{_OAUTHBEARER}.OAuthBearerValidatorCallbackHandler"
+        ),
+        "listener.name.token.oauthbearer.sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
+        "listener.name.token.oauthbearer.sasl.oauthbearer.expected.audience": AUDIENCE,
+        "listener.name.token.oauthbearer.sasl.oauthbearer.expected.issuer": ISSUER,
+        # A connection lasts no longer than its token, as brokers in earnest have it (KIP-368).
+        "listener.name.token.oauthbearer.connections.max.reauth.ms": 3_600_000,
+        "listener.name.mtls.ssl.client.auth": "required",
+        "listener.name.mtls.ssl.principal.mapping.rules": "RULE:^.*CN=([^,]+).*$/$1/",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(folder / "broker.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(folder / "authority.pem"),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
+        "transaction.partition.verification.enable": False,  # so that tests can have a transaction hang
+        **(more or {}),
+    }
+    with issuer, pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as started:
+        # Kafka reads keys from where its JVM is told that it may, also when another broker is started again.
+        _KEYS.append(keys.as_uri())
+        patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={','.join(_KEYS)}")
+        broker = started.enter_context(KafkaBroker(folder, properties=properties))
+        scram_user(broker, "granted", passwords["granted"])
+        yield SecondBroker(broker, sasl, scram, mtls, token, issuer, authority, folder, passwords)
+
+
+def write_certificate(issued: trustme.LeafCert, file: Path) -> None:
+    """The key and the certificate, in the one form of a key that Kafka reads."""
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
+    pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, serialization.NoEncryption())
+    file.write_bytes(pkcs8 + b"".join(part.bytes() for part in issued.cert_chain_pems))
+
+
+def scram_user(broker: KafkaBroker, name: str, password: str) -> None:
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    user = UserScramCredentialUpsertion(name, mechanism, password.encode())
+    admin.alter_user_scram_credentials([user])[name].result(timeout=10)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports below those that systems give to outgoing connections: the broker comes back to its own after a kill."""
+    found: list[int] = []
+    for port in random.sample(range(14000, 15000), 1000):  # the session's broker looks above
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("no free ports")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The two ways in which tests wait."""
+
+    until: Callable[[str, Callable[[], bool]], None] = wait_until
+    repeated: Callable[[Callable[[], None]], None] = repeated
+
+
+@pytest.fixture(scope="session")
+def wait() -> Tools:
+    return Tools()

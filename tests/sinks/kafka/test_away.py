@@ -1,0 +1,220 @@
+"""A partition that nobody leads: what does not write to it goes on, and what was rolled back there stays invisible."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.sinks.kafka.known_topics import wait_until_known
+from tests.support.topic_reader import records_of
+from twopc import Coordinator, Participant, Round
+from twopc.checks import CheckStatus
+from twopc.errors import Retriable
+from twopc_kafka import KafkaSink
+from twopc_kafka_broker import KafkaBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.crash]
+
+
+@dataclass(frozen=True)
+class TwoBrokers:
+    """One leads all internal topics, the other may be killed."""
+
+    one: KafkaBroker
+    other: KafkaBroker
+
+    def create_topic(self, on: Sequence[int]) -> str:
+        """A topic with one partition on each of these nodes, without replicas."""
+        name = f"orders-{uuid.uuid4().hex[:8]}"
+        admin = AdminClient({"bootstrap.servers": self.one.bootstrap_servers})
+        topic = NewTopic(name, len(on), replica_assignment=[[node] for node in on])
+        admin.create_topics([topic])[name].result(timeout=15)
+        wait_until_known(self.one.bootstrap_servers, name)
+        return name
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[TwoBrokers]:
+    with KafkaBroker() as one:
+        one.create_topic("first")
+        sink = KafkaSink({"bootstrap.servers": one.bootstrap_servers, "topic": "first"})
+        sink.bind("orders", "first")
+        write(sink, "a")  # so that __transaction_state is made here alone
+        with closing(KafkaBroker(properties={"node.id": 2}, joins=one)) as other:
+            yield TwoBrokers(one, other)
+
+
+@pytest.fixture
+def brokers(started: TwoBrokers) -> TwoBrokers:
+    started.other.start()
+    return started
+
+
+@pytest.fixture
+def make(brokers: TwoBrokers, prefix: str) -> Any:
+    def sink(topic: str | None = None, log_id: str | None = "log") -> KafkaSink:
+        options = {"bootstrap.servers": brokers.one.bootstrap_servers, "transactional.id.prefix": prefix}
+        made = KafkaSink(options if topic is None else {**options, "topic": topic})
+        if log_id is not None:
+            made.bind("orders", log_id)
+        return made
+
+    return sink
+
+
+def write(sink: KafkaSink, value: str, round: Round = Round(1, 0), **where: Any) -> Any:  # noqa: B008
+    """What was pre-committed, and sealed."""
+    with Participant({"orders": sink}, round, partition=0) as participant:
+        columns = {name: pa.array([at], pa.int32() if name == "partition" else None) for name, at in where.items()}
+        participant.write("orders", pa.record_batch({"value": pa.array([value]), **columns}))
+        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
+    return sealed
+
+
+def leaderless(sink: KafkaSink, topic: str) -> int | None:
+    """How many of its partitions nobody leads; None while nobody answers that."""
+    try:
+        return len(sink._leaders.away(topic))
+    except Retriable:
+        return None
+
+
+def in_doubt(sink: KafkaSink, wait: Any) -> list[Any]:
+    found: list[Any] = []
+    wait.repeated(lambda: found.extend(sink.recover()))
+    return found
+
+
+def visible(brokers: TwoBrokers, topic: str) -> list[str]:
+    return sorted(record.value.decode() for record in records_of(brokers.one.bootstrap_servers, topic))
+
+
+def test_a_batch_that_does_not_write_to_the_partition_goes_on_and_the_operator_is_told_which_it_is(
+    brokers: TwoBrokers, make: Any, tmp_path: Path, wait: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    away, there = brokers.create_topic([2]), brokers.create_topic([1])
+    sink = make(log_id=None)
+    coordinator = Coordinator({"orders": sink}, str(tmp_path), owner="query")
+
+    def run(batch_id: int, topic: str) -> None:
+        def phase_one(round: Round) -> list[Any]:
+            with Participant({"orders": sink}, round, partition=0) as participant:
+                participant.write("orders", pa.record_batch({"value": [str(batch_id)], "topic": [topic]}))
+                return [participant.pre_commit()]
+
+        coordinator.run(batch_id, phase_one)
+
+    run(0, away)
+    brokers.other.kill()
+    ran: list[int] = []
+
+    def run_others() -> None:
+        for batch_id in (1, 2, 3):
+            run(batch_id, there)
+            ran.append(batch_id)
+
+    threading.Thread(target=run_others, daemon=True).start()
+    wait.until("the batches that don't write there are through", lambda: ran == [1, 2, 3])
+    assert caplog.text.count(f"partition {away}-0 can't be asked what hangs there") == 1
+    brokers.other.start()
+    wait.until("the partition is led", lambda: leaderless(sink, away) == 0)
+    run(4, away)
+    assert caplog.text.count(f"partition {away}-0 can be asked again") == 1
+    coordinator.close()
+
+
+def test_a_decided_batch_that_wrote_to_the_partition_waits_for_it_and_says_which_it_is(
+    brokers: TwoBrokers, make: Any, wait: Any
+) -> None:
+    topic = brokers.create_topic([1, 2])
+    sink = make(topic)
+    sealed = [write(sink, str(number), Round(1, number), partition=number) for number in (0, 1)]
+    brokers.other.kill()
+    wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
+    for committable in sealed:
+        wait.repeated(lambda c=committable: sink.commit(c))
+
+    def waits_for() -> str:
+        with pytest.raises(Retriable) as waiting:
+            sink.complete(0, sealed)
+        return str(waiting.value)
+
+    wait.until("the operator is told", lambda: f"partition {topic}-1 can't be asked: it has no leader" in waits_for())
+    brokers.other.start()
+    wait.repeated(lambda: sink.complete(0, sealed))
+    assert visible(brokers, topic) == ["0", "1"]
+
+
+def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_it_is_back(
+    brokers: TwoBrokers, make: Any, wait: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = brokers.create_topic([2])
+    sink = make(topic)
+    write(sink, "undecided")
+    brokers.other.kill()
+    wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
+    [open_] = in_doubt(sink, wait)
+    wait.repeated(lambda: sink.abort(open_))
+    in_doubt(sink, wait)
+    brokers.other.start()
+
+    def swept() -> bool:
+        for transaction in in_doubt(sink, wait):
+            wait.repeated(lambda t=transaction: sink.abort(t))
+        return not sink._away
+
+    wait.until("the partition was asked", swept)
+    decided = write(sink, "decided", Round(1, 4))
+    wait.repeated(lambda: sink.commit(decided))
+    wait.repeated(lambda: sink.complete(4, [decided]))
+    assert visible(brokers, topic) == ["decided"]
+    assert "wrote a marker that Kafka had left out" in caplog.text
+
+
+def test_what_was_rolled_back_there_by_a_new_process_is_never_visible_though_a_column_names_the_topic(
+    brokers: TwoBrokers, make: Any, wait: Any
+) -> None:
+    """The new process has never written there."""
+    topic = brokers.create_topic([2])
+    write(make(), "undecided", topic=topic)
+    brokers.other.kill()
+    sink = make(topic)
+    wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
+    sink = make()
+    [open_] = in_doubt(sink, wait)
+    wait.repeated(lambda: sink.abort(open_))
+    brokers.other.start()
+    wait.until("the partition is led", lambda: leaderless(sink, topic) == 0)
+    decided = write(sink, "decided", Round(1, 4), topic=topic)
+    assert decided.transaction_id != open_.transaction_id
+    wait.repeated(lambda: sink.commit(decided))
+
+    def swept() -> bool:
+        found = in_doubt(sink, wait)
+        for transaction in found:
+            wait.repeated(lambda t=transaction: sink.abort(t))
+        return not found
+
+    wait.until("nothing hangs", swept)
+    assert visible(brokers, topic) == ["decided"]
+
+
+def test_the_doctor_warns_of_a_partition_without_a_leader(brokers: TwoBrokers, make: Any, wait: Any) -> None:
+    topic = brokers.create_topic([1, 2])
+    sink = make(topic)
+    what = f"every partition of topic {topic!r} has a leader"
+    assert {f.what: f.result for f in sink.check()}[what] is CheckStatus.PASSED
+    brokers.other.kill()
+    wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
+    [found] = [f for f in sink.check() if f.what == what]
+    assert found.result is CheckStatus.WARNED
+    assert f"{topic}-1" in found.advice

@@ -1,0 +1,96 @@
+"""What the Kafka sinks find out about a cluster before the first batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
+
+from tests.sinks.kafka.access import allow, as_user, grant
+from twopc import CheckResult
+from twopc.checks import CheckStatus
+from twopc_kafka import checks
+from twopc_kafka.offsets_sink import KafkaProgressSink
+from twopc_kafka.options import WRITERS
+
+pytestmark = pytest.mark.kafka
+
+TRIED = "this principal may begin, write and roll back a transaction, tried without a record"
+MARKERS = "by what the brokers tell, this principal may write a marker that Kafka leaves out (KAFKA-20734)"
+
+
+def of(result: CheckStatus, findings: list[CheckResult]) -> dict[str, str]:
+    return {finding.what: finding.advice for finding in findings if finding.result is result}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_record(
+    writer: str, topic: Any, make_sink: Any, wait: Any
+) -> None:
+    findings = list(make_sink(topic, writer=writer).check())
+    assert of(CheckStatus.FAILED, findings) == {}
+    assert {TRIED, MARKERS, f"topic {topic.name!r} is there"} <= of(CheckStatus.PASSED, findings).keys()
+    logs = {f"topic {name!r} outlives the loss of a broker" for name in (topic.name, "__transaction_state")}
+    assert of(CheckStatus.WARNED, findings).keys() == logs
+    assert "this machine's clock and that of a broker are 0.0 s apart" in of(CheckStatus.PASSED, findings)
+    assert list(make_sink(topic).recover()) == []
+    wait.until("the roll-back is through", topic.has_no_open_transaction)
+    assert topic.records("read_uncommitted") == []
+
+
+def test_what_the_cluster_refuses_is_told_and_nothing_is_tried(topic: Any, make_sink: Any) -> None:
+    failed = of(CheckStatus.FAILED, list(make_sink(topic, topic="nobody-made-this").check()))
+    assert "Create it with the partitions" in failed["topic 'nobody-made-this' is there"]
+    assert TRIED not in failed
+    failed = of(CheckStatus.FAILED, list(make_sink(topic, transaction_timeout_ms=86_400_000).check()))
+    assert "transaction.max.timeout.ms" in failed["the brokers grant what the options ask of transactions"]
+
+
+def test_what_may_lose_records_is_warned_of(topic: Any, make_sink: Any) -> None:
+    warned = of(CheckStatus.WARNED, list(make_sink(topic, transaction_timeout_ms=60_000).check()))
+    assert "'transaction.timeout.ms'" in warned["what is decided may wait 60 s for its commit"]
+    warned = of(CheckStatus.WARNED, list(make_sink(topic, delivery="at-least-once").check()))
+    assert "doubles or loses" in warned["'delivery' is 'at-least-once'"]
+    warned = of(CheckStatus.WARNED, list(make_sink(topic, topic=None).check()))
+    assert "Create them before" in warned["records name their topics in the column 'topic'"]
+    assert checks.clock(-4.9).result is CheckStatus.PASSED
+    assert "this machine's is slow" in checks.clock(5.1).advice
+    assert "this machine's is fast" in checks.clock(-5.1).advice
+
+
+def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
+    second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    user = as_user(second_broker, "denied")
+    allow(second_broker, "denied", AclOperation.DESCRIBE, ResourceType.TOPIC, topic.name)
+
+    def examined(**options: Any) -> list[CheckResult]:
+        return list(make_sink(topic, message_timeout_ms=5_000, **user, **options).check())
+
+    wait.until("DESCRIBE is granted", lambda: f"topic {topic.name!r} is there" in of(CheckStatus.PASSED, examined()))
+    assert "WRITE and DESCRIBE on the transactional ids" in of(CheckStatus.FAILED, examined())[TRIED]
+    ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
+    allow(second_broker, "denied", AclOperation.WRITE, *ids)
+    wait.until("the ids are granted", lambda: "TopicAuthorization" in of(CheckStatus.FAILED, examined()).get(TRIED, ""))
+
+    grant(second_broker, "denied", topic.name, prefix)
+    wait.until("the topic is granted", lambda: not of(CheckStatus.FAILED, examined()))
+    warned = of(CheckStatus.WARNED, examined())
+    assert "READ on the topic" in warned[f"transactions that hang in topic {topic.name!r} (KAFKA-20734) can be seen"]
+    assert "ALTER on the cluster" in warned[MARKERS]
+    assert "DESCRIBE_CONFIGS" in warned["topic '__transaction_state' outlives the loss of a broker"]
+    wait.until("what was tried is rolled back", topic.has_no_open_transaction)
+    assert topic.records("read_uncommitted") == []
+
+
+def test_a_group_for_progress_is_tried_and_keeps_its_place(topic: Any, prefix: str) -> None:
+    sink = KafkaProgressSink(
+        {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": prefix}
+    )
+    sink.bind("progress", "doctor")
+    findings = list(sink.check())
+    assert of(CheckStatus.FAILED, findings) == {}
+    assert {TRIED, f"consumer group {topic.name!r} has no members"} <= of(CheckStatus.PASSED, findings).keys()
+    assert list(sink.recover()) == []

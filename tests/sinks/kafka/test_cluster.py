@@ -1,0 +1,237 @@
+"""Three brokers, of which some restart, fall silent, or have not heard yet that they do not lead any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from tests.sinks.kafka.known_topics import wait_until_known
+from tests.support.topic_reader import records_of
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import Retriable
+from twopc_kafka import KafkaSink
+from twopc_kafka.options import WRITERS
+from twopc_kafka_broker import KafkaBroker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.crash]
+
+REPLICATED = {
+    "transaction.state.log.replication.factor": 3,
+    "transaction.state.log.min.isr": 2,
+    "offsets.topic.replication.factor": 3,
+}
+PARTITIONS = 3
+CONTROLLER, OTHERS = 1, (2, 3)
+"""While the controller is away nobody elects a leader."""
+
+A_FEW_SECONDS = 20.0
+"""A broker that is silent is left out of the cluster after 3 s here, and this machine may be busy."""
+
+
+@dataclass(frozen=True)
+class On:
+    """A topic and where it is."""
+
+    servers: str
+    name: str
+
+    def visible(self) -> list[str]:
+        return sorted(record.value.decode() for record in records_of(self.servers, self.name))
+
+
+@dataclass(frozen=True)
+class Stale:
+    """Transactions, and a sink that reaches no broker but one which takes itself for their coordinator."""
+
+    topic: On
+    sink: Any
+    node: int
+    rest: Collection[int]
+    votes: list[Committable]
+    sealed: list[Committable]
+
+
+@dataclass(frozen=True)
+class ThreeBrokers:
+    """Node ids → brokers."""
+
+    nodes: dict[int, KafkaBroker]
+
+    def topic(self) -> On:
+        """One that outlives each of them."""
+        name = f"orders-{uuid.uuid4().hex[:8]}"
+        self.nodes[CONTROLLER].create_topic(name, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
+        servers = ",".join(broker.bootstrap_servers for broker in self.nodes.values())
+        wait_until_known(servers, name)
+        return On(servers, name)
+
+    def stand_still(self, *nodes: int) -> None:
+        """Have brokers fall silent, with their connections open."""
+        for node in nodes:
+            os.kill(self.nodes[node].pid or 0, signal.SIGSTOP)
+
+    def go_on(self, *nodes: int) -> None:
+        for node in nodes:
+            os.kill(self.nodes[node].pid or 0, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[ThreeBrokers]:
+    with contextlib.ExitStack() as ended, ThreadPoolExecutor() as pool:
+        first = ended.enter_context(KafkaBroker(properties=REPLICATED))
+        nodes = {CONTROLLER: first}
+        for node in OTHERS:
+            nodes[node] = KafkaBroker(properties={**REPLICATED, "node.id": node}, joins=first)
+            ended.callback(nodes[node].close)
+        list(pool.map(KafkaBroker.start, nodes.values()))
+        started = ThreeBrokers(nodes)
+        ended.callback(lambda: started.go_on(*nodes))
+        yield started
+
+
+def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
+    """Transactions whose names tell their serials, so that their coordinators are known before they begin."""
+    votes = []
+    for serial in serials:
+        token = mock.patch("twopc.leases.secrets.token_hex", lambda _, serial=serial: f"{serial:016x}")
+        with token, Participant({"orders": sink}, Round(1, 0), partition=serial) as participant:
+            participant.write("orders", pa.record_batch({"value": [str(serial)]}))
+            votes.append(participant.pre_commit()["orders"])
+    return votes
+
+
+def coordinators(sink: KafkaSink, serials: Sequence[int], wait: Any) -> dict[int, int]:
+    """Serial → the broker that coordinates its transaction now."""
+    sink._control._coordinators.clear()
+    names = {serial: f"{sink.transactional_ids.scope}{serial:016x}.0" for serial in serials}
+    found: dict[str, int] = {}
+    wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, list(names.values()))))
+    return {serial: found[name] for serial, name in names.items()}
+
+
+def seal(sink: KafkaSink, votes: Sequence[Committable], wait: Any) -> list[Committable]:
+    sealed: list[Committable] = []
+    wait.repeated(lambda: sealed.extend(sink.seal(votes, age_s=0)))
+    return sealed
+
+
+def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
+    brokers: ThreeBrokers, make_sink: Any, wait: Any
+) -> None:
+    topic = brokers.topic()
+    sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
+    votes = pre_committed(sink, range(12))
+    sink.recover()
+    brokers.stand_still(3)  # which coordinates or leads a part of them, or is asked by chance
+    began = time.monotonic()
+    sealed = seal(sink, votes, wait)
+    for committable in sealed:
+        wait.repeated(lambda c=committable: sink.commit(c))
+    wait.repeated(lambda: sink.complete(0, sealed))
+    wait.repeated(sink.recover)
+    assert time.monotonic() - began < A_FEW_SECONDS
+    brokers.go_on(3)
+    assert topic.visible() == sorted(str(serial) for serial in range(12))
+
+
+@pytest.fixture
+def stale(brokers: ThreeBrokers, make_sink: Any, wait: Any) -> Iterator[Stale]:
+    """A broker stood still while another took over and began transactions. Now the others stand still, as if a network
+    was cut between it and them, so that nothing tells it."""
+    topic = brokers.topic()
+    sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
+    led_by = coordinators(sink, range(40), wait)
+    node = max(OTHERS, key=list(led_by.values()).count)
+    rest = brokers.nodes.keys() - {node}
+    earlier, *led = [serial for serial in led_by if led_by[serial] == node][:3]
+    wait.repeated(lambda: sink.abort(pre_committed(sink, [earlier])[0]))  # it has producer ids to give away
+    brokers.stand_still(node)
+    try:
+        wait.until("others have taken over", lambda: node not in coordinators(sink, led, wait).values())
+        votes = pre_committed(sink, led)
+        sealed = seal(sink, votes, wait)
+        brokers.stand_still(*rest)
+    finally:
+        brokers.go_on(node)
+    try:
+        of_node = make_sink(topic, bootstrap_servers=brokers.nodes[node].bootstrap_servers)
+        yield Stale(topic, of_node, node, rest, votes, sealed)
+    finally:
+        brokers.go_on(*rest)
+
+
+def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query(
+    brokers: ThreeBrokers, stale: Stale, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = stale.sealed
+    name, of = one.transaction_id, one.handle
+    control = stale.sink._control
+    with monkeypatch.context() as reached:
+        reached.setattr(control._manager, "by_load", lambda: [stale.node])
+        wait.repeated(lambda: control.describe([name]))
+        assert control.describe([name]) == {}
+        answer = control.end(name, of["producer_id"], of["producer_epoch"], True, of["end_txn_version"])
+        assert answer == "INVALID_PRODUCER_ID_MAPPING"
+        with pytest.raises(Retriable, match="has not proved"):
+            stale.sink.commit(one)
+        with pytest.raises(Retriable, match="has not proved"):
+            stale.sink.seal(stale.votes, age_s=0)
+    brokers.go_on(*stale.rest)
+    seal(stale.sink, stale.votes, wait)
+    for committable in (one, other):
+        wait.repeated(lambda c=committable: stale.sink.commit(c))
+    wait.repeated(lambda: stale.sink.complete(0, stale.sealed))
+    assert len(stale.topic.visible()) == 2
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_query_runs_through_a_rolling_restart_of_all_brokers(
+    brokers: ThreeBrokers, writer: str, make_sink: Any, tmp_path: Path
+) -> None:
+    topic = brokers.topic()
+    sink = make_sink(topic, log_id=None, writer=writer)
+    restarted = threading.Event()
+
+    def restart() -> None:
+        try:
+            for broker in brokers.nodes.values():
+                time.sleep(0.5)  # batches that run while all are up
+                broker.stop()
+                broker.start()
+        finally:
+            restarted.set()
+
+    def phase_one(round: Round) -> list[Any]:
+        votes = []
+        for number in range(PARTITIONS):
+            with Participant({"orders": sink}, round, partition=number) as participant:
+                numbers = pa.array([number], pa.int32())
+                value = f"{round.batch_id}-{number}"
+                participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
+                votes.append(participant.pre_commit())
+        return votes
+
+    restarting = threading.Thread(target=restart)
+    batches = 0
+    with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
+        restarting.start()
+        try:
+            while not restarted.is_set():
+                coordinator.run(batches, phase_one)
+                batches += 1
+        finally:
+            restarting.join()
+    assert topic.visible() == sorted(f"{batch}-{number}" for batch in range(batches) for number in range(PARTITIONS))

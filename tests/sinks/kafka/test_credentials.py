@@ -1,0 +1,291 @@
+"""A cluster that asks for a password or a certificate and denies what is not granted; and what is seen of the password
+(invariant 8)."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import kafka.errors
+import pyarrow as pa
+import pytest
+import trustme
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AdminClient, ResourceType
+
+from tests.sinks.kafka.access import allow, as_user, by_token, grant
+from tests.sinks.kafka.hanging import will_hang
+from twopc import Committable, Participant, Round
+from twopc.errors import OperatorRequired, Retriable, RoundAborted
+from twopc_kafka.client import control
+from twopc_kafka.client.connection import OfProcess
+from twopc_kafka.client.control import CONNECT_TIMEOUT_MS
+from twopc_kafka.options import WRITERS
+
+pytestmark = pytest.mark.kafka
+
+SCHEMA = pa.schema([("value", pa.string())])
+
+
+def by_scram(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.scram_servers,
+        "security_protocol": "sasl_ssl",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "granted",
+        "sasl_password": second_broker.passwords["granted"],
+        "ssl_ca_location": str(folder / "authority.pem"),
+    }
+
+
+def by_certificate(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.mtls_servers,
+        "security_protocol": "ssl",
+        "ssl_ca_location": str(folder / "authority.pem"),
+        **certificate(second_broker.authority, folder),
+    }
+
+
+def certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:
+    issued = authority.issue_cert("granted@example.org", common_name="granted")
+    issued.cert_chain_pems[0].write_to_path(folder / "client.pem")
+    issued.private_key_pem.write_to_path(folder / "client.key")
+    return {"ssl_certificate_location": str(folder / "client.pem"), "ssl_key_location": str(folder / "client.key")}
+
+
+LOGINS = {
+    "password": lambda broker, _: as_user(broker, "granted"),
+    "scram": by_scram,
+    "certificate": by_certificate,
+    "token": by_token,
+}
+
+
+def pre_committed(sink: Any, partition: int = 0) -> Committable:
+    sink._validated = SCHEMA  # as of a sink that comes from a driver
+    with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
+    return sealed  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("login", LOGINS)
+def test_the_rights_of_the_readme_suffice(
+    login: str, writer: str, second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, tmp_path: Path
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    grant(second_broker, "granted", topic.name, prefix)
+    sink = make_sink(topic, writer=writer, **LOGINS[login](second_broker, tmp_path))
+    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    left, committable = pre_committed(sink, 0), pre_committed(sink, 1)
+    assert {found.transaction_id for found in sink.recover()} == {left.transaction_id, committable.transaction_id}
+    wait.repeated(lambda: sink.commit(committable))
+    wait.repeated(lambda: sink.abort(left))
+    topic.becomes(["a"])
+    assert list(sink.recover()) == []
+
+
+def _is_valid(sink: Any) -> bool:
+    try:
+        sink.validate(SCHEMA)
+    except OperatorRequired:
+        return False
+    return True
+
+
+def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
+    second_broker: Any, make_topic: Any, make_sink: Any, prefix: str
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_sink(topic, writer="librdkafka", **as_user(second_broker, "denied"))
+    rights = r"WRITE and DESCRIBE on the transactional ids .*'transactional.id.prefix'"
+    with pytest.raises(OperatorRequired, match=rights):
+        sink.validate(SCHEMA)
+    with pytest.raises(RoundAborted, match=r"Grant this principal WRITE on the 'transactional.id.prefix'"):
+        pre_committed(sink)
+    handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
+    with pytest.raises(OperatorRequired, match=rights):
+        sink.commit(Committable(f"{prefix}.log.orders.1.0.0.0", handle, 1))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ("password", "invalid credentials with SASL mechanism SCRAM-SHA-512"),
+        ("authority", "CERTIFICATE_VERIFY_FAILED"),
+        ("host", "certificate is not valid for 'localhost'"),
+        ("certificate", r"ALERT_\w+"),
+        ("no certificate", r"ALERT_\w+"),
+    ],
+)
+def test_the_arrow_writer_does_not_get_past_a_wrong_login_or_a_wrong_broker(
+    wrong: str,
+    reason: str,
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    login = (by_scram if wrong == "password" else by_certificate)(second_broker, tmp_path)
+    match wrong:
+        case "password":
+            login["sasl_password"] = "wrong"  # noqa: S105
+        case "authority":
+            trustme.CA().cert_pem.write_to_path(login["ssl_ca_location"])
+        case "host":
+            login["bootstrap_servers"] = login["bootstrap_servers"].replace("127.0.0.1", "localhost")
+        case "certificate":
+            login |= certificate(trustme.CA(), tmp_path)
+        case _:
+            del login["ssl_certificate_location"], login["ssl_key_location"]
+    sink = make_sink(make_topic(on=second_broker.broker), writer="arrow", message_timeout_ms=1500, **login)
+    with pytest.raises((RoundAborted, OperatorRequired)):
+        pre_committed(sink)
+    assert re.search(reason, caplog.text + second_broker.broker.log_file.read_text())
+
+
+def test_a_wrong_password_is_told_in_the_brokers_words_at_once(
+    second_broker: Any, make_topic: Any, make_sink: Any, tmp_path: Path
+) -> None:
+    login = by_scram(second_broker, tmp_path) | {"sasl_password": "wrong"}
+    sink = make_sink(make_topic(on=second_broker.broker), **login)
+    began = time.monotonic()
+    with pytest.raises(
+        OperatorRequired, match=r"the brokers refuse the login: .*Authentication failed.*'sasl\.password'"
+    ):
+        sink.open()
+    assert time.monotonic() - began < CONNECT_TIMEOUT_MS / 1000
+
+
+def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_sink(topic, client_id=topic.name, **as_user(second_broker, "granted"))  # a connection of its own
+    refused = kafka.errors.SaslAuthenticationFailedError("user unknown")
+    [server] = sink._control._manager.cluster.bootstrap_brokers()
+    sink._control._manager._auth_failures[server.node_id] = refused  # kafka-python keeps it
+    with pytest.raises(OperatorRequired, match=r"refuse the login.*user unknown"):
+        sink.recover()
+    assert sink.recover() == []
+
+
+def test_a_connection_outlives_its_token(
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    prefix: str,
+    wait: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    issuer = second_broker.issuer
+    monkeypatch.setattr(issuer, "life_s", 3)
+    login = by_token(second_broker, tmp_path) | {"sasl_oauthbearer_scope": prefix}  # so with tokens of its own
+    sink = make_sink(make_topic(on=second_broker.broker), **login)
+    given = len(issuer.tokens)
+    wait.until("it has logged in twice", lambda: sink.recover() == [] and len(issuer.tokens) == given + 2)
+    assert sink.recover() == []
+
+
+@pytest.fixture(params=["password", "token"])
+def as_granted(request: pytest.FixtureRequest, second_broker: Any, tmp_path: Path) -> dict[str, str]:
+    return LOGINS[request.param](second_broker, tmp_path)
+
+
+def test_the_secret_is_in_no_log_error_repr_or_committable(
+    as_granted: dict[str, str],
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    wait: Any,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    wrong = "wrong-hunter2"
+    [secret] = [name for name in as_granted if name.endswith(("_password", "_secret"))]
+    hidden = [as_granted[secret], wrong]
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
+    monkeypatch.setattr(control, "_controls", OfProcess())  # this test sees the connection being made
+    topic = make_topic(on=second_broker.broker)
+    librdkafka = {"writer": "librdkafka", "debug": "all"}
+    right = make_sink(topic, **as_granted, **librdkafka)
+    grant(second_broker, "granted", topic.name, right.prefix)
+    wait.until("the grant has arrived", lambda: _is_valid(right))
+    committable = pre_committed(right)
+    wait.repeated(lambda: right.commit(committable))
+    refused = make_sink(topic, **as_granted | {secret: wrong}, message_timeout_ms=1000, **librdkafka)
+    errors = []
+    with pytest.raises((Retriable, OperatorRequired)) as unreachable:
+        list(refused.recover())
+    with pytest.raises(RoundAborted) as aborted:
+        pre_committed(refused)
+    chain: list[BaseException | None] = [unreachable.value, aborted.value]
+    for error in chain:  # which grows by what led to each
+        if error is not None:
+            errors.append(f"{error!r} {error}")
+            chain += [error.__cause__, error.__context__]
+    printed = "".join(capfd.readouterr())
+    shown = [caplog.text, *errors, printed, repr(right), repr(right._options), repr(committable.to_json())]
+    assert "kafka.net.connection" in caplog.text, "kafka-python was listened to"
+    assert "twopc_kafka.writers.librdkafka" in caplog.text, "librdkafka was listened to"
+    for each in (*hidden, *second_broker.issuer.tokens):
+        assert each not in "".join(shown)
+
+
+def test_what_hangs_is_ended_with_the_rights_that_the_readme_names_for_it(
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    prefix: str,
+    wait: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topic = make_topic(partitions=2, on=second_broker.broker)
+    grant(second_broker, "granted", topic.name, prefix)
+    sink = make_sink(topic, **as_user(second_broker, "granted"))
+    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    hanging = pre_committed(sink)
+    told: Any = hanging.handle["partitions"]
+    [[noticed]] = told.values()
+    will_hang(sink, hanging, ["unnoticed"], partition=1 - noticed)
+    wait.repeated(lambda: sink.abort(Committable(hanging.transaction_id, hanging.handle)))
+
+    assert list(sink.recover()) == []
+    assert f"the brokers deny READ on topic {topic.name}" in caplog.text
+
+    allow(second_broker, "granted", AclOperation.READ, ResourceType.TOPIC, topic.name)
+    wait.until("READ is granted", lambda: len(list(sink.recover())) == 1)
+    [found] = sink.recover()
+    with pytest.raises(OperatorRequired, match=r"KAFKA-20734.*Grant it ALTER on the cluster.*kafka-transactions.sh"):
+        sink.abort(found)
+
+    binding = allow(second_broker, "granted", AclOperation.ALTER, ResourceType.BROKER, "kafka-cluster")
+    try:
+        wait.until("ALTER is granted", lambda: _is_ended(sink, found))
+    finally:
+        _revoke(second_broker, binding)
+    topic.stays_empty()
+
+
+def _is_ended(sink: Any, found: Committable) -> bool:
+    try:
+        sink.abort(found)
+    except OperatorRequired:
+        return False
+    return True
+
+
+def _revoke(second_broker: Any, binding: AclBinding) -> None:
+    given = binding.restype, binding.name, binding.resource_pattern_type, binding.principal, binding.host
+    exactly = AclBindingFilter(*given, binding.operation, binding.permission_type)
+    admin = AdminClient({"bootstrap.servers": second_broker.broker.bootstrap_servers})
+    for revoked in admin.delete_acls([exactly]).values():
+        revoked.result(timeout=10)

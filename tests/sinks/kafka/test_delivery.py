@@ -1,0 +1,414 @@
+"""Records on their way through librdkafka: all of them arrive as they were given, or the vote is no."""
+
+from __future__ import annotations
+
+import gc
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import kafka.errors
+import pyarrow as pa
+import pytest
+from kafka.partitioner.default import murmur2
+
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
+from twopc_kafka import checks
+from twopc_kafka.client import control
+from twopc_kafka.writers.librdkafka import Writer
+
+pytestmark = pytest.mark.kafka
+
+CLOSED_PORT = "127.0.0.1:1"
+VALUE = pa.schema([("value", pa.string())])
+
+
+@pytest.fixture
+def make_sink(make_sink: Any) -> Any:
+    def make(on: Any, /, **options: Any) -> Any:
+        return make_sink(on, **{"writer": "librdkafka"} | options)
+
+    return make
+
+
+def written(sink: Any, *batches: pa.RecordBatch) -> Any:
+    """The vote of a participant that wrote ``batches``."""
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        for batch in batches:
+            participant.write("orders", batch)
+        return participant.pre_commit()["orders"]
+
+
+def text(*values: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": list(values)})
+
+
+# As given. ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_column_arrives_as_it_was_given(make_topic: Any, make_sink: Any, wait: Any) -> None:
+    topic = make_topic(partitions=3)
+    sink = make_sink(topic)
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    moment = datetime(2013, 1, 1, 10, 0, 0, 123_000, tzinfo=timezone.utc)
+    batch = pa.record_batch(
+        {
+            "key": pa.array(["k", None, ""]),
+            "value": pa.array([b"v", None, b""]),
+            "partition": pa.array([2, 1, 0], pa.int32()),
+            "timestamp": pa.array([moment, None, None], pa.timestamp("us", "UTC")),
+            "headers": pa.array(
+                [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], [], None], pa.list_(header)
+            ),
+        }
+    )
+    before_ms = int(time.time() * 1000)
+    [sealed] = sink.seal([written(sink, batch)], age_s=0)
+    wait.repeated(lambda: sink.commit(sealed))
+    wait.until("nothing holds back readers", topic.has_no_open_transaction)
+    by_partition = sorted(topic.records(), key=lambda record: -record.partition)
+    assert [(r.partition, r.key, r.value) for r in by_partition] == [(2, b"k", b"v"), (1, None, None), (0, b"", b"")]
+    assert [list(map(tuple, r.headers)) for r in by_partition] == [[("a", b"1"), ("a", None)], [], []]
+    assert by_partition[0].timestamp == int(moment.timestamp() * 1000)
+    assert all(before_ms - 1000 <= record.timestamp <= before_ms + 60_000 for record in by_partition[1:])
+
+
+def test_keys_land_where_java_puts_them(make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(partitions=5)
+    keys = ["", "a", "ä", *(f"key-{n}" for n in range(50))]
+    written(make_sink(topic, delivery="at-least-once"), pa.record_batch({"key": keys, "value": keys}))
+    landed = {record.key: record.partition for record in topic.records()}
+    assert landed == {key.encode(): (murmur2(key.encode()) & 0x7FFFFFFF) % 5 for key in keys}
+
+
+def test_options_of_librdkafka_reach_the_producer(second_broker: Any, make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(on=second_broker.broker)
+    sink = make_sink(topic, delivery="at-least-once", compression_type="zstd", batch_num_messages=10, linger_ms=50)
+    written(sink, text(*(f"{n:0100d}" for n in range(100))))
+    batches = stored_batches(second_broker.segment(topic))
+    assert {codec for codec, _ in batches} == {4}  # zstd
+    assert sum(count for _, count in batches) == 100
+    assert max(count for _, count in batches) == 10
+
+
+def stored_batches(segment: bytes) -> list[tuple[int, int]]:
+    """(codec, records) of each record batch (format v2) in a log segment."""
+    found, at = [], 0
+    while at < len(segment):
+        (length,) = struct.unpack_from(">i", segment, at + 8)
+        (attributes,) = struct.unpack_from(">h", segment, at + 21)
+        (count,) = struct.unpack_from(">i", segment, at + 57)
+        found.append((attributes & 7, count))
+        at += 12 + length
+    return found
+
+
+# Delivery modes. ------------------------------------------------------------------------------------------------------
+
+
+def test_exactly_once_is_visible_only_after_the_commit(topic: Any, make_sink: Any, wait: Any) -> None:
+    sink = make_sink(topic)
+    [sealed] = sink.seal([written(sink, text("a"))], age_s=0)
+    assert topic.visible() == []
+    wait.repeated(lambda: sink.commit(sealed))
+    topic.becomes(["a"])
+
+
+def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_nothing(
+    topic: Any, make_sink: Any
+) -> None:
+    sink = make_sink(topic, delivery="at-least-once")
+    vote = written(sink, text("a"))
+    assert topic.visible() == ["a"]
+    assert (vote.handle, vote.records) == ({}, 1)
+    [sealed] = sink.seal([vote], age_s=0)
+    sink.commit(sealed)
+    sink.abort(sealed)
+    assert list(sink.recover()) == []
+    assert topic.visible() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("delivery", "options", "idempotent"),
+    [
+        ("exactly-once", {}, True),
+        ("at-least-once", {}, True),
+        ("at-least-once", {"enable_idempotence": False}, False),
+        ("none", {}, False),
+    ],
+)
+def test_retries_of_librdkafka_double_no_record_where_records_are_waited_for(
+    delivery: str,
+    options: dict[str, Any],
+    idempotent: bool,
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    wait: Any,
+) -> None:
+    topic = make_topic(on=second_broker.broker)
+    written(make_sink(topic, delivery=delivery, **options), text("a"))
+    wait.until("the record is stored", lambda: len(second_broker.segment(topic)) > 0)  # 'none' waits for nothing
+    (producer_id,) = struct.unpack_from(">q", second_broker.segment(topic), 43)
+    assert (producer_id >= 0) is idempotent, "by its id and sequence numbers the broker knows a repeat"
+
+
+def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic: Any, make_sink: Any) -> None:
+    values = [str(n) for n in range(1000)]
+    sink = make_sink(topic, delivery="none", linger_ms=500)
+    sink.commit(*sink.seal([written(sink, text(*values))], age_s=0))
+    topic.becomes(values)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "none"])
+def test_a_producer_and_its_threads_are_gone_with_the_transaction(
+    delivery: str, topic: Any, make_sink: Any, wait: Any
+) -> None:
+    def threads() -> int:
+        return len(list(Path("/proc/self/task").iterdir()))
+
+    sink = make_sink(topic, delivery=delivery)
+    list(sink.recover())  # the control connection stays
+    gc.disable()  # not whenever it comes by
+    try:
+        before = threads()
+        for _ in range(3):
+            written(sink, text("a"))
+        wait.until("no thread is left", lambda: threads() <= before)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_sink_of_another_mode_settles_what_was_decided_before_the_change(
+    delivery: str, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    decided = pre_commit(make_sink(topic), ["a"])
+    wait.repeated(lambda: make_sink(topic, delivery=delivery).commit(decided))
+    topic.becomes(["a"])
+
+
+def test_recover_finds_open_transactions_also_after_the_mode_was_changed(
+    topic: Any, make_sink: Any, pre_commit: Any
+) -> None:
+    left = pre_commit(make_sink(topic), ["a"])
+    [found] = make_sink(topic, delivery="at-least-once").recover()
+    assert found.is_same_transaction(left)
+
+
+# The vote is no. ------------------------------------------------------------------------------------------------------
+
+TOO_LARGE = "x" * 5000
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
+def test_a_record_that_the_topic_does_not_take_is_refused(
+    batches: list[list[str]], delivery: str, make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    with pytest.raises(RecordRefused, match=rf"{topic.name}.*too large.*topic's max\.message\.bytes"):
+        written(make_sink(topic, delivery=delivery, batch_num_messages=1), *(text(*values) for values in batches))
+    if delivery == "exactly-once":
+        topic.stays_empty()
+
+
+def test_the_reason_is_told_also_when_a_later_record_runs_into_its_consequence(make_topic: Any, make_sink: Any) -> None:
+    topic = make_topic(config={"max.message.bytes": "2000"})
+    participant = Participant({"orders": make_sink(topic)}, Round(1, 0), partition=0)
+    participant.write("orders", text(TOO_LARGE))
+    producer: Any = participant._transactions["orders"].writer._producer  # type: ignore[attr-defined]
+    producer.flush(10)  # the broker has refused it, and the transaction takes no more
+    with pytest.raises(RecordRefused, match="too large"):
+        participant.write("orders", text("b"))
+
+
+def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(topic: Any, make_sink: Any) -> None:
+    options = make_sink(topic)._options
+    tls = {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}
+    elsewhere = replace(options, properties={**options.properties, **tls})
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
+        Writer(elsewhere, "never-begun")
+
+
+# Another producer took over. ------------------------------------------------------------------------------------------
+
+TAKEN_OVER = "another producer took over its transactional id"
+
+
+def threads_of_librdkafka() -> int:
+    return sum(path.read_text().startswith("rdk:") for path in Path("/proc/self/task").glob("*/comm"))
+
+
+@pytest.fixture
+def fenced(topic: Any, make_sink: Any) -> Iterator[Writer]:
+    """A writer with a record on its way when another has written by the same transactional id."""
+    options = make_sink(topic, linger_ms=1000)._options
+    old, new = (Writer(options, f"fenced-{topic.name}") for _ in range(2))
+    new.write(text("new"))
+    new.finish()
+    old.write(text("old"))
+    yield old
+    old.abort()
+
+
+def test_a_writer_whose_id_another_took_over_votes_no_and_says_so(fenced: Writer) -> None:
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        fenced.finish()
+
+
+def test_a_writer_that_is_stopped_without_a_reason_finds_out_that_its_id_was_taken_over(fenced: Writer) -> None:
+    with pytest.raises(RoundAborted):
+        fenced.finish()
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        fenced._served(without_a_reason, 0)
+
+
+def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait: Any) -> None:
+    def writes_on() -> bool:
+        fenced.write(text("b"))
+        return False
+
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        wait.until("the writer is told", writes_on)
+
+
+@pytest.mark.parametrize("learns_of_it_before", [False, True])
+def test_what_another_producer_took_over_is_aborted_already_and_leaves_no_thread(
+    learns_of_it_before: bool, fenced: Writer
+) -> None:
+    if learns_of_it_before:
+        with pytest.raises(RoundAborted):
+            fenced.finish()
+    before = threads_of_librdkafka()
+    for _ in range(2):
+        fenced.abort()
+    assert not learns_of_it_before or threads_of_librdkafka() < before
+
+
+def without_a_reason(_: float) -> int:
+    raise SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+
+
+class Silent:
+    """A producer that stops in the middle of its callbacks without saying why, as one that is fenced may."""
+
+    flush = poll = abort_transaction = staticmethod(without_a_reason)
+
+    def begin_transaction(self) -> None:
+        without_a_reason(0)
+
+    def produce(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str, topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic, delivery=delivery)
+    participant = Participant({"orders": sink}, Round(1, 0), partition=0)
+    participant.write("orders", text("a"))
+    writer: Any = participant._transactions["orders"].writer  # type: ignore[attr-defined]
+    live, writer._producer = writer._producer, Silent()
+    for call in (participant.pre_commit, lambda: participant.write("orders", text("b"))):
+        with pytest.raises(
+            RoundAborted, match=r"can't go on at .*librdkafka gave it up: .*without setting an exception"
+        ):
+            call()
+    if delivery == "exactly-once":
+        with pytest.raises(RoundAborted, match=r"could not be rolled back by its own producer.*sweep rolls it back"):
+            writer.abort()
+    writer._producer = live
+    writer.abort()
+
+
+# Within bounded time. -------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:
+    with pytest.raises(ConfigurationError, match="'no-such-topic' \\(the option 'topic'\\) does not exist"):
+        make_sink(topic, topic="no-such-topic").validate(VALUE)
+    make_sink(topic).validate(VALUE)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda control: control.leaders.open_transactions({}, "o o"),
+        lambda control: control.leaders.away("o o"),
+        lambda control: control.leaders.topic_ids(["o o"], time.monotonic()),
+        lambda control: control.leaders.may_read("o o"),
+        lambda control: checks.replication(control, "o o"),
+    ],
+    ids=["open transactions", "leaders", "ids", "rights", "replication"],
+)
+def test_a_name_that_no_topic_can_have_is_refused_and_not_asked_for_again(ask: Any, topic: Any, make_sink: Any) -> None:
+    with pytest.raises(ConfigurationError, match="brokers refuse the topic name 'o o'"):
+        ask(make_sink(topic)._control)
+    assert make_sink(topic)._control.unknown_topics(["o o"]) == ["o o"]
+
+
+@pytest.mark.parametrize("server", [CLOSED_PORT, "no-such-host.invalid:9092"])
+def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_address(
+    server: str, make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 100)  # the rest of the wait is not for every run
+    sink = make_sink(topic, bootstrap_servers=server)
+    handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
+    decided = Committable(sink.transactional_ids.lease(Round(1, 0)).name, handle, 1)
+    for ask in (
+        lambda: sink.validate(VALUE),
+        sink.open,
+        sink.recover,
+        lambda: sink.seal([decided], age_s=0),
+        lambda: sink.commit(decided),
+        lambda: sink.abort(decided),
+    ):
+        for _ in range(2):  # a repeat tells no less
+            with pytest.raises(
+                Retriable, match=rf"no broker answered at {server} .* Is 'bootstrap.servers' right"
+            ) as raised:
+                ask()
+            assert "kafka.errors" not in "".join(traceback.format_exception(raised.value))  # its text is in the message
+
+
+def test_what_a_broker_answers_is_in_the_message_and_not_below_a_trace_of_its_client(
+    topic: Any, make_sink: Any
+) -> None:
+    async def fails() -> None:
+        raise kafka.errors.CoordinatorNotAvailableError("orders.7")
+
+    with pytest.raises(Retriable, match=r"\[Error 15\] CoordinatorNotAvailableError: orders\.7") as raised:
+        make_sink(topic)._control.run(fails)
+    assert "direct cause" not in "".join(traceback.format_exception(raised.value))
+
+
+@pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
+    delivery: str, make_sink: Any, topic: Any
+) -> None:
+    sink = make_sink(topic, bootstrap_servers=CLOSED_PORT, delivery=delivery, message_timeout_ms=1000)
+    sink._validated = text("a").schema  # as of a sink that comes from a driver
+    started = time.monotonic()
+    with pytest.raises(RoundAborted, match=rf"{CLOSED_PORT}.*Is the broker up.*'message.timeout.ms'"):
+        written(sink, text("a"))
+    assert time.monotonic() - started < 10
+
+
+def test_a_transaction_timeout_that_the_broker_refuses_names_both_settings(
+    topic: Any, make_sink: Any, tmp_path: Any
+) -> None:
+    sink = make_sink(topic, transaction_timeout_ms=900_001)
+    with pytest.raises(ConfigurationError, match=r"'transaction.timeout.ms' = 900001.*transaction\.max\.timeout\.ms"):
+        written(sink, text("a"))
+    coordinator = Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query")
+    with pytest.raises(ConfigurationError):  # to the user it is no round that could be run again
+        coordinator.run(0, lambda _: [{"orders": written(sink, text("a"))}])

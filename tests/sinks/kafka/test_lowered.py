@@ -1,0 +1,224 @@
+"""The cluster's transaction.version, lowered amid a transaction: what was decided is committed, or an operator is told.
+
+Kafka 4.3.1 does not get over an EndTxn of version 5 that comes when transaction.version is 0: the transaction stays as
+it is until the brokers are restarted, and times out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka.protocol.admin import UpdateFeaturesRequest
+
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import OperatorRequired, Retriable
+from twopc_kafka import sink as sink_module
+from twopc_kafka.answers import TransactionState
+from twopc_kafka.client.control import Control, connect
+from twopc_kafka_broker import KafkaBroker
+
+pytestmark = pytest.mark.kafka
+
+UPGRADE, UNSAFE_DOWNGRADE = 1, 3
+
+
+class Cluster:
+    """One broker, and its transaction.version."""
+
+    def __init__(self, broker: KafkaBroker) -> None:
+        self.broker = broker
+        self.version = 2
+
+    def set(self, version: int, wait: Any) -> None:
+        """On return all that the tests' sinks ask know it: they share a connection."""
+        control = connect({"bootstrap_servers": [self.broker.bootstrap_servers]})
+        if version != self.version:
+            kind = UPGRADE if version > self.version else UNSAFE_DOWNGRADE
+            key = UpdateFeaturesRequest.FeatureUpdateKey(
+                feature="transaction.version",
+                max_version_level=version,
+                upgrade_type=kind,
+                allow_downgrade=kind == UNSAFE_DOWNGRADE,
+            )
+
+            async def update() -> Any:
+                return await control.send(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key]))
+
+            answers: list[Any] = []
+            wait.repeated(lambda: answers.append(control.run(update)))
+            assert answers[0].error_code == 0
+            self.version = version
+        wait.until(f"transaction.version is {version}", lambda: control.transaction_version == version)
+
+    def restart(self) -> None:
+        self.broker.stop()
+        self.broker.start()
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[Cluster]:
+    with KafkaBroker() as broker:
+        yield Cluster(broker)
+
+
+@pytest.fixture
+def cluster(started: Cluster, wait: Any) -> Cluster:
+    started.set(2, wait)
+    return started
+
+
+@pytest.fixture
+def topic(cluster: Cluster, make_topic: Any) -> Any:
+    return make_topic(on=cluster.broker)
+
+
+def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
+    """By the version that was sealed, whatever the cluster's is."""
+    of: Any = committable.handle
+    sink._control._versions = {node: (2, float("inf")) for node in sink._control.brokers()}
+    answer: str = sink._control.end(
+        committable.transaction_id, of["producer_id"], of["producer_epoch"], commit, of["end_txn_version"]
+    )
+    sink._control._versions = {}
+    return answer
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_it_is_raised_again(
+    version: int, cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    assert committable.handle["end_txn_version"] == 5
+    cluster.set(version, wait)
+    wait.repeated(lambda: sink.commit(committable))
+    wait.repeated(lambda: sink.complete(0, [committable]))
+    assert topic.visible() == ["a"]
+    cluster.set(2, wait)
+    for process in (sink, make_sink(topic)):
+        wait.repeated(lambda p=process: p.commit(committable))
+        wait.repeated(lambda p=process: p.complete(0, [committable]))
+
+
+def test_what_was_committed_before_the_version_was_lowered_is_committed(
+    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    wait.repeated(lambda: sink.commit(committable))
+    wait.repeated(lambda: sink.complete(0, [committable]))
+    cluster.set(0, wait)
+    wait.repeated(lambda: sink.commit(committable))
+    assert topic.visible() == ["a"]
+
+
+def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
+    cluster: Cluster, topic: Any, make_sink: Any, wait: Any, tmp_path: Path
+) -> None:
+    sink = make_sink(topic, log_id=None)
+    lowered: list[int] = []
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant({"orders": sink}, round, partition=0) as participant:
+            participant.write("orders", pa.record_batch({"value": [str(round.batch_id)]}))
+            vote = participant.pre_commit()
+        lost = Participant({"orders": sink}, round, partition=1)  # for the sweep
+        lost.write("orders", pa.record_batch({"value": ["lost"]}))
+        lost.pre_commit()
+        version = (2, 0, 0, 1, 0, 2)[round.batch_id]
+        cluster.set(version, wait)
+        lowered.append(version)
+        return [vote]
+
+    with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
+        for batch_id in range(6):
+            coordinator.run(batch_id, phase_one)
+    assert lowered == [2, 0, 0, 1, 0, 2]
+    topic.becomes([str(batch_id) for batch_id in range(6)])
+    assert topic.has_no_open_transaction()
+
+
+@pytest.mark.parametrize("raised", [0, 1])
+def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_get_over(
+    raised: int,
+    cluster: Cluster,
+    topic: Any,
+    make_sink: Any,
+    pre_commit: Any,
+    wait: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sink_module, "STUCK_S", 0.5)
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    cluster.set(0, wait)
+    assert ended(sink, committable, commit=True) == "UNSUPPORTED_VERSION"
+    for process in (sink, make_sink(topic)):
+        with pytest.raises(OperatorRequired, match=rf"{committable.transaction_id}: transaction\.version was lowered"):
+            process.commit(committable)
+    cluster.set(raised, wait)
+    cluster.restart()
+    wait.repeated(lambda: make_sink(topic).commit(committable))
+    topic.becomes(["a"])
+
+
+def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_look_at_it_and_the_commit(
+    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    cluster.set(0, wait)
+
+    async def looked_too_early(*_: object) -> int:
+        return 2
+
+    monkeypatch.setattr(sink._control, "_transaction_version", looked_too_early)
+    with pytest.raises(OperatorRequired, match=r"transaction\.version was lowered below 1"):
+        sink.commit(committable)
+    cluster.restart()
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
+    version: int,
+    cluster: Cluster,
+    topic: Any,
+    make_sink: Any,
+    pre_commit: Any,
+    wait: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As seen when the version is lowered amid the markers: they are all written, and it stays like that."""
+    monkeypatch.setattr(sink_module, "STUCK_S", 0.2)
+    monkeypatch.setattr(sink_module, "MARKERS_TIMEOUT_S", 0.2)
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    sink.commit(committable)
+    cluster.set(version, wait)
+    of: Any = committable.handle
+    stuck = TransactionState("PrepareCommit", of["producer_id"], of["producer_epoch"] + 1, {})
+    monkeypatch.setattr(Control, "describe", lambda *_: {committable.transaction_id: stuck})
+    expected = OperatorRequired if version == 0 else Retriable
+    with pytest.raises(expected, match=r"transaction\.version"):
+        sink.complete(0, [committable])
+    monkeypatch.setattr(Control, "end", lambda *_, **__: "PRODUCER_FENCED")
+    with pytest.raises(expected, match=r"transaction\.version"):
+        sink.commit(committable)
+
+
+def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
+    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+) -> None:
+    sink = make_sink(topic)
+    pre_commit(sink, ["a"])
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 1))
+    sink.write(transaction, pa.record_batch({"value": ["b"]}))
+    cluster.set(0, wait)
+    sink.abort(transaction)
+    for open_ in sink.recover():
+        wait.repeated(lambda o=open_: sink.abort(o))
+    topic.stays_empty()

@@ -1,0 +1,104 @@
+"""What Kafka's answers mean: every combination, against the table of facts that was measured on a broker."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from twopc_kafka.answers import ANSWERS, Answer, Outcome, TransactionState, hangs, outcome
+
+PRODUCER, EPOCH = 7, 40
+STATES = (
+    "Empty",
+    "Ongoing",
+    "PrepareCommit",
+    "PrepareAbort",
+    "CompleteCommit",
+    "CompleteAbort",
+    "PrepareEpochFence",
+    "Dead",
+    "SomethingOfKafka9",
+)
+EPOCHS_SINCE = (-1, 0, 1, 2, 30)
+VERSIONS = (0, 4, 5, 6)
+
+ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+
+
+def known(version: int) -> dict[tuple[str, int], Outcome]:
+    """(state, epochs since) → the outcome. What is not here can't be told."""
+    told = {("Ongoing", 0): Outcome.ONGOING}
+    told |= {(state, since): Outcome.ENDING for state in ENDING for since in (0, 1)}
+    # A commit up to version 4 leaves the epoch alone, a later one raises it by one; unless the cluster's version of
+    # transactions was lowered, and it was committed by 4.
+    told |= {("CompleteCommit", since): Outcome.COMMITTED for since in ((0,) if version <= 4 else (0, 1))}
+    # Rolled back by its own writer: the epoch stays. By a time-out, or an abort of version 5: one more.
+    told |= {("CompleteAbort", since): Outcome.ROLLED_BACK for since in (0, 1)}
+    return told
+
+
+@pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))
+def test_the_outcome_follows_from_state_epoch_and_version(state: str, since: int, version: int) -> None:
+    described = TransactionState(state, PRODUCER, EPOCH + since)
+    expected = known(version).get((state, since), Outcome.UNKNOWN)
+    assert outcome(described, PRODUCER, EPOCH, version) is expected
+
+
+@pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))
+def test_nothing_is_known_of_a_transaction_whose_id_has_another_producer(state: str, since: int, version: int) -> None:
+    described = TransactionState(state, PRODUCER + 1, EPOCH + since)
+    assert outcome(described, PRODUCER, EPOCH, version) is Outcome.UNKNOWN
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_id_is_used_again_only_after_a_commit(state: str) -> None:
+    assert TransactionState(state, PRODUCER, EPOCH).may_go_on is (state == "CompleteCommit")
+
+
+@pytest.mark.parametrize(
+    ("producer", "since", "expected"), [(PRODUCER, 1, True), (PRODUCER, 2, False), (PRODUCER, 0, False), (8, 0, True)]
+)
+def test_a_description_of_the_past_is_noticed_by_the_epoch_of_the_beginning(
+    producer: int, since: int, expected: bool
+) -> None:
+    assert TransactionState("CompleteCommit", PRODUCER, EPOCH).precedes(producer, EPOCH + since) is expected
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nothing_is_known_of_a_transaction_whose_id_has_expired(version: int) -> None:
+    assert outcome(None, PRODUCER, EPOCH, version) is Outcome.UNKNOWN
+
+
+def test_only_no_error_ends_a_transaction_without_a_further_question() -> None:
+    assert [error for error, answer in ANSWERS.items() if answer is Answer.DONE] == ["NO_ERROR"]
+
+
+@pytest.mark.parametrize(
+    "error", ["INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"]
+)
+def test_an_error_that_follows_a_roll_back_as_well_as_a_commit_means_describe(error: str) -> None:
+    assert ANSWERS[error] is Answer.DESCRIBE
+
+
+def test_a_version_that_kafka_began_to_end_a_transaction_by_and_could_not_leaves_it_stuck() -> None:
+    assert [error for error, answer in ANSWERS.items() if answer is Answer.STUCK] == ["UNSUPPORTED_VERSION"]
+
+
+def test_markers_that_are_being_written_mean_the_same_call_again() -> None:
+    assert ANSWERS["CONCURRENT_TRANSACTIONS"] is Answer.REPEAT
+
+
+def test_an_error_that_is_not_listed_means_describe() -> None:
+    # What the sink makes of it is in test_settling.py; here: the table has no catch-all of its own.
+    assert ANSWERS.get("AN_ERROR_OF_KAFKA_9", Answer.DESCRIBE) is Answer.DESCRIBE
+
+
+@pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))
+def test_only_what_was_surely_rolled_back_hangs(state: str, since: int, version: int) -> None:
+    rolled_back = state == "CompleteAbort" and since in (0, 1)
+    initialised_since = state in ("Empty", "Ongoing") and since == 1
+    another_committed_since = state == "CompleteCommit" and since == 1 and version <= 4
+    two_epochs_since = since >= 2
+    expected = rolled_back or initialised_since or another_committed_since or two_epochs_since
+    assert hangs(TransactionState(state, PRODUCER, EPOCH + since), EPOCH, version) is expected

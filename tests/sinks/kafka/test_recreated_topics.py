@@ -1,0 +1,276 @@
+"""A topic that is deleted, and maybe created again, while there is a transaction with records in it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc_kafka import KafkaSink
+from twopc_kafka.client.leaders import Leaders
+from twopc_kafka.options import WRITERS
+
+pytestmark = pytest.mark.kafka
+
+
+def deleted(topic: Any, wait: Any, kafka_broker: Any, *, and_created_again: bool = True) -> None:
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    admin.delete_topics([topic.name])[topic.name].result(timeout=15)
+    wait.until("the topic is gone", lambda: topic.name not in admin.list_topics(timeout=10).topics)
+    if and_created_again:
+        kafka_broker.create_topic(topic.name)
+
+
+@pytest.fixture
+def recreate(wait: Any, kafka_broker: Any) -> Callable[..., None]:
+    return lambda topic, **how: deleted(topic, wait, kafka_broker, **how)
+
+
+def text(value: str, topic: str | None = None) -> pa.RecordBatch:
+    return pa.record_batch({"value": [value]} if topic is None else {"value": [value], "topic": [topic]})
+
+
+@pytest.mark.parametrize("by", ["option", "column"])
+@pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_batch_whose_topic_is_deleted_while_it_is_written_fails_before_its_decision(
+    writer: str, again: bool, by: str, topic: Any, make_sink: Any, recreate: Any, kafka_broker: Any, tmp_path: Path
+) -> None:
+    named = topic.name if by == "column" else None
+    sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
+    value = "before"
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant({"orders": sink}, round, partition=0) as participant:
+            participant.write("orders", text(value, named))
+            return [participant.pre_commit()]
+
+    def phase_one_and_then(round: Round) -> list[Any]:
+        votes = phase_one(round)
+        recreate(topic, and_created_again=again)
+        return votes
+
+    with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
+        coordinator.run(0, phase_one)
+        value = "gone"
+        with pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"):
+            coordinator.run(1, phase_one_and_then)
+        if not again:
+            kafka_broker.create_topic(topic.name)
+        assert topic.visible() == []
+        value = "after"
+        coordinator.run(1, phase_one)
+    assert topic.visible() == ["after"]
+
+
+@pytest.mark.parametrize("by", ["option", "column"])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_so_does_the_first_batch_that_a_query_writes_to_the_topic(
+    writer: str, by: str, topic: Any, make_sink: Any, recreate: Any, tmp_path: Path
+) -> None:
+    named = topic.name if by == "column" else None
+    sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant({"orders": sink}, round, partition=0) as participant:
+            participant.write("orders", text("gone", named))
+            vote = participant.pre_commit()
+        recreate(topic)
+        return [vote]
+
+    with (
+        Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator,
+        pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"),
+    ):
+        coordinator.run(0, phase_one)
+
+
+def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
+    topic: Any, make_sink: Any, recreate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_kafka.sink.RECENT_S", 0.0)  # as if the query had rested
+    sink = make_sink(topic, log_id=None)
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant({"orders": sink}, round, partition=0) as participant:
+            participant.write("orders", text(str(round.batch_id)))
+            return [participant.pre_commit()]
+
+    with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
+        coordinator.run(0, phase_one)
+        recreate(topic)
+        coordinator.run(1, phase_one)
+    assert topic.visible() == ["1"]
+
+
+def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_too(
+    topic: Any, make_sink: Any, recreate: Any
+) -> None:
+    """As with ``format("twopc")``: what was known before the tasks travels with their votes."""
+    before_tasks = make_sink(topic)
+    in_task: KafkaSink = pickle.loads(pickle.dumps(before_tasks))  # noqa: S301  # our own
+    with Participant({"orders": in_task}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", text("gone"))
+        vote = participant.pre_commit()["orders"]
+    recreate(topic)
+    with pytest.raises(RoundAborted, match="was deleted while the batch was written"):
+        make_sink(topic).seal([Committable.from_json(json.loads(json.dumps(vote.to_json())))], age_s=0)
+    before_tasks.abort(vote)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
+def test_what_was_decided_and_not_committed_before_its_topic_was_deleted_is_lost(
+    again: bool, topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, kafka_broker: Any, wait: Any
+) -> None:
+    committable = pre_commit(make_sink(topic), ["gone"])
+    recreate(topic, and_created_again=again)
+    sink = make_sink(topic)
+    sink._leaders._topics.clear()  # another process
+    with pytest.raises(TransactionLost, match=rf"topic '{topic.name}' was deleted since.*Nothing of it is committed"):
+        wait.repeated(lambda: sink.commit(committable))
+    assert sink.recover() == []
+    if again:
+        topic.stays_empty()
+
+
+def test_what_was_decided_is_written_again_from_its_copy_into_the_new_topic(
+    topic: Any, make_sink: Any, recreate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> tuple[KafkaSink, Coordinator]:
+        sink = make_sink(topic, log_id=None, two_phase_commit="off")
+        stage = f"file://{tmp_path}/stage"
+        return sink, Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query", replay_copies=stage)
+
+    sink, coordinator = start()
+
+    def phase_one(round: Round) -> list[Any]:
+        with Participant({"orders": sink}, round, partition=0) as participant:
+            participant.write("orders", text("a"))
+            return [participant.pre_commit()]
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as dying:
+        dying.setattr(KafkaSink, "commit", die)
+        with pytest.raises(Killed):
+            coordinator.run(0, phase_one)
+    recreate(topic)
+    sink._leaders._topics.clear()  # another process
+    _, coordinator = start()
+    coordinator.recover()
+    assert topic.visible() == ["a"]
+    coordinator.close()
+
+
+def test_a_batch_that_was_committed_when_its_topic_was_deleted_stops_the_query_loudly(
+    topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, wait: Any
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["seen or not"])
+    wait.repeated(lambda: sink.commit(committable))
+    recreate(topic)
+    told = rf"{committable.transaction_id} .* and committed, but topic '{topic.name}' was deleted since"
+    with pytest.raises(OutcomeUnknown, match=told):
+        sink.complete(0, [committable])
+    with pytest.raises(OutcomeUnknown, match=told):  # so that 'twopc abandon' finds it
+        make_sink(topic).commit(committable)
+
+
+def test_a_decision_of_before_topics_were_noted_is_committed(topic: Any, make_sink: Any, pre_commit: Any) -> None:
+    sink = make_sink(topic)
+    noted = pre_commit(sink, ["a"])
+    committable = replace(noted, handle={key: noted.handle[key] for key in noted.handle if key != "topic_ids"})
+    sink.commit(committable)
+    sink.complete(0, [committable])
+    assert topic.visible() == ["a"]
+
+
+def test_an_interpreter_that_ends_and_starts_no_threads_can_still_decide_and_commit(
+    topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def submit(*_: object) -> None:
+        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+
+    monkeypatch.setattr("twopc_kafka.sink.ThreadPoolExecutor.submit", submit)
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    wait.repeated(lambda: sink.commit(committable))
+    wait.repeated(lambda: sink.complete(0, [committable]))
+    assert topic.visible() == ["a"]
+
+
+class Told:
+    """Brokers, each with what it says of a topic: its id's first byte; 0: there is none; None: no answer; "no id": it
+    is there; "denied"."""
+
+    def __init__(self, *told: int | str | None) -> None:
+        self._told = told
+
+    def brokers(self) -> range:
+        return range(len(self._told))
+
+    async def metadata_of(self, node: int, topics: list[str]) -> Any:
+        import uuid
+
+        import kafka.errors
+        from kafka.protocol.metadata import MetadataResponse
+
+        told = self._told[node]
+        if told is None:
+            raise kafka.errors.RequestTimedOutError
+        of_topic = MetadataResponse.MetadataResponseTopic
+        if told in ("no id", "denied"):
+            topic = of_topic(name=topics[0], topic_id=None, error_code=0 if told == "no id" else 29)
+            return MetadataResponse(topics=[topic])
+        assert isinstance(told, int)
+        topic = of_topic(name=topics[0], topic_id=uuid.UUID(int=told << 120), error_code=0 if told else 3)
+        return MetadataResponse(topics=[topic])
+
+    def run(self, asked: Any, *args: object) -> Any:
+        import asyncio
+
+        return asyncio.run(asked(*args))
+
+
+@pytest.mark.parametrize(
+    ("told", "believed"),
+    [
+        ((1,), 1),
+        ((0,), 0),
+        ((1, 1, 2), 1),
+        ((2, 1, 1), 1),
+        ((0, 1, 1), 1),
+        ((1, 0, 0), 0),
+        ((1, None, 1), 1),
+        ((1, 2), None),
+        ((1, 2, 0), None),
+        ((0, None, None), None),
+        ((None,), None),
+        (("no id", "no id", "no id"), None),
+        (("denied", "denied", 1), None),
+        (("denied", 1, 1), 1),
+    ],
+)
+def test_a_topic_is_another_one_by_the_word_of_most_brokers_alone(
+    told: tuple[int | str | None, ...], believed: int | None
+) -> None:
+    leaders = Leaders(Told(*told))  # type: ignore[arg-type]
+    if believed is None:
+        with pytest.raises(Retriable, match="don't agree"):
+            leaders.topic_ids_of_most(["orders"])
+    else:
+        [id] = leaders.topic_ids_of_most(["orders"]).values()
+        assert id == {0: "", 1: "AQAAAAAAAAAAAAAAAAAAAA", 2: "AgAAAAAAAAAAAAAAAAAAAA"}[believed]

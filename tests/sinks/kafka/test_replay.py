@@ -1,0 +1,156 @@
+"""The data-loss scenario of Kafka's transactions, closed: decided, and then rolled back by a time-out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc import Coordinator, Participant, Round, Vote
+from twopc.errors import ConfigurationError, RoundAborted, TransactionLost
+from twopc.events import Event, PhaseEntered, TransactionReplayed
+from twopc.phases import Phase
+from twopc_kafka import KafkaSink
+
+pytestmark = pytest.mark.kafka
+
+TIMEOUT_MS = 2000
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+
+
+class Kill:
+    """Kills the driver at a moment, once."""
+
+    def __init__(self) -> None:
+        self.at: object = None
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        moment = event.phase if isinstance(event, PhaseEntered) else type(event)
+        if moment is self.at:
+            self.at = None
+            raise Killed
+
+
+@pytest.fixture
+def kill() -> Iterator[Kill]:
+    kill = Kill()
+    twopc.register_observer(kill)
+    yield kill
+    twopc.unregister_observer(kill)
+
+
+@pytest.fixture
+def run(second_broker: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> Any:
+    """One batch of two partitions, by a driver that has just started; with the topic that it writes to."""
+    topic = make_topic(on=second_broker.broker)
+    options = {"transaction.timeout.ms": TIMEOUT_MS, "commit.margin.ms": 1}
+
+    def one_batch(stage: Path | None = tmp_path / "stage") -> None:
+        sink: KafkaSink = make_sink(topic, log_id=None, **options)
+        coordinator = Coordinator(
+            {"orders": sink}, f"{tmp_path}/log", owner="query", replay_copies=str(stage) if stage else None
+        )
+
+        def phase_one(round: Round) -> Iterator[Vote]:
+            for partition in range(2):
+                with Participant({"orders": sink}, round, partition=partition) as participant:
+                    participant.write("orders", pa.record_batch({"value": [f"{partition}-{n}" for n in range(3)]}))
+                    yield participant.pre_commit()
+
+        coordinator.run(0, phase_one)
+
+    one_batch.topic = topic  # type: ignore[attr-defined]
+    return one_batch
+
+
+ALL = [f"{partition}-{n}" for partition in range(2) for n in range(3)]
+
+
+def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy(
+    run: Any, kill: Kill, wait: Any
+) -> None:
+    kill.at = Phase.COMMITTING
+    with pytest.raises(Killed):
+        run()
+    wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
+    run()
+    run.topic.becomes(ALL)
+
+
+def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
+    run: Any, kill: Kill, wait: Any, tmp_path: Path
+) -> None:
+    for moment in (Phase.COMMITTING, TransactionReplayed):
+        kill.at = moment
+        with pytest.raises(Killed):
+            run()
+        wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
+    run()
+    run.topic.becomes(ALL)
+    assert run.topic.has_no_open_transaction()
+    assert list((tmp_path / "stage").iterdir()) == []
+
+
+def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Kill, wait: Any) -> None:
+    kill.at = Phase.COMMITTING
+    with pytest.raises(Killed):
+        run(stage=None)
+    wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
+    for _ in range(2):
+        with pytest.raises(TransactionLost, match=r"3 records.*transaction\.timeout\.ms"):
+            run(stage=None)
+    assert run.topic.visible() == []
+
+
+# Before it hurts. -------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_with_too_little_time_left_is_not_decided(topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic, **{"transaction.timeout.ms": 60_000, "commit.margin.ms": 20_000})
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        committables = list(participant.pre_commit().values())
+    with pytest.raises(RoundAborted, match=r"19000 ms are left.*'commit\.margin\.ms' = 20000"):
+        sink.seal(committables, age_s=41)
+    sink.seal(committables, age_s=39)
+
+
+def test_more_than_half_of_the_time_is_warned_of(topic: Any, make_sink: Any, caplog: pytest.LogCaptureFixture) -> None:
+    sink = make_sink(topic, **{"transaction.timeout.ms": 60_000})
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        committables = list(participant.pre_commit().values())
+    warning = "more than half of 'transaction.timeout.ms'"
+    sink.seal(committables, age_s=29)
+    assert warning not in caplog.text
+    sink.seal(committables, age_s=31)
+    assert warning in caplog.text
+
+
+def test_the_longest_time_out_that_the_broker_grants_is_asked_for(topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic)
+    sink.open()
+    largest_ms = sink._control.largest_timeout_ms()
+    assert sink._options.transaction_timeout_ms == largest_ms == 900_000
+
+
+def test_a_time_out_that_the_broker_does_not_grant_is_refused_before_anything_is_written(
+    topic: Any, make_sink: Any, tmp_path: Path
+) -> None:
+    sink = make_sink(topic, log_id=None, **{"transaction.timeout.ms": 900_001})
+    with pytest.raises(ConfigurationError, match=r"'transaction\.timeout\.ms' = 900001.*transaction\.max\.timeout\.ms"):
+        Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query").run(0, lambda _: [])
+
+
+@pytest.mark.parametrize("margin", ["-1", "60000", "soon"])
+def test_a_margin_that_leaves_no_time_is_refused(margin: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'commit\.margin\.ms'.*60000"):
+        KafkaSink({"bootstrap.servers": "x:1", "transaction.timeout.ms": 60_000, "commit.margin.ms": margin})

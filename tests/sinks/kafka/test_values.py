@@ -1,0 +1,528 @@
+"""Records that can never be written: both writers refuse them, in every delivery mode, in the same words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from twopc import Coordinator, Participant, Round, Vote
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
+from twopc_kafka.options import parse_options
+from twopc_kafka.values import check_values
+from twopc_kafka.writers import librdkafka as writer_module
+from twopc_kafka.writers.encoding.batches import Encoder
+from twopc_kafka.writers.encoding.compression import Compression
+from twopc_kafka.writers.encoding.records import records_of
+from twopc_kafka.writers.librdkafka import ProducerIdentity, Writer
+from twopc_kafka.writers.settings import Limits
+from twopc_kafka_broker import KafkaBroker
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SECRET = "hunter2-is-the-value"  # noqa: S105  # what no message may show
+
+MODES = (
+    ("arrow", "exactly-once"),
+    ("librdkafka", "exactly-once"),
+    ("librdkafka", "at-least-once"),
+    ("librdkafka", "none"),
+)
+REPORTING = MODES[:-1]
+"""'none' does not wait for what the brokers say."""
+
+
+def one(topic: str, highest: int) -> int:
+    """How many partitions a topic has."""
+    return 1
+
+
+def text_that_is_none(*values: bytes) -> pa.Array:
+    """Text as Spark hands it over, which does not look whether it is UTF-8."""
+    column = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(values), column.buffers())
+
+
+def headers(*of_second: Any) -> pa.Array:
+    return pa.array([[{"key": "fine", "value": b"1"}, {"key": "fine", "value": None}], list(of_second)], HEADERS)
+
+
+def headers_with(key: bytes) -> pa.Array:
+    fields = [text_that_is_none(b"fine", b"fine", key), pa.array([SECRET.encode()] * 3)]
+    of_all = pa.StructArray.from_arrays(fields, ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array([0, 2, 3], pa.int32()), of_all)
+
+
+def times(second: int, unit: str = "us") -> pa.Array:
+    return pa.array([1_000_000_000, second], pa.timestamp(unit))
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A batch of two records, of which the second can't be written.
+
+    Attributes:
+        name: of the case.
+        columns: beside 'value' and 'key'.
+        said: what the message says.
+        where: attributes of the error, beside the record's position.
+        options: of the sink; ``_`` in a name stands for a dot.
+    """
+
+    name: str
+    columns: dict[str, Any]
+    said: str
+    where: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+IN_COLUMN = {"topic": None}
+
+BY_VALUE = (
+    Bad("null topic", {"topic": ["{topic}", None]}, "it is null, and", {"column": "topic"}, IN_COLUMN),
+    *(
+        Bad(f"topic {name!r}", {"topic": ["{topic}", name]}, "no topic can have this", {"column": "topic"}, IN_COLUMN)
+        for name in ("a b", "a\0b", "", ".", "..", "x" * 250, "ä")
+    ),
+    Bad(
+        "topic of Kafka's own",
+        {"topic": ["{topic}", "__consumer_offsets"]},
+        "it is a topic of Kafka's own",
+        {"column": "topic", "topic": "__consumer_offsets"},
+        IN_COLUMN,
+    ),
+    Bad(
+        "topic that is not there",
+        {"topic": ["{topic}", "no-such-topic"]},
+        "does not exist at {servers}: create it",
+        {"column": "topic", "topic": "no-such-topic"},
+        {**IN_COLUMN, "topic_metadata_propagation_max_ms": 300},
+    ),
+    *(
+        Bad(
+            f"partition {number}",
+            {"partition": pa.array([0, number], pa.int32())},
+            "it has 2 (0 to 1)",
+            {"column": "partition", "topic": "{topic}", "partition": number},
+        )
+        for number in (2, 7, -1, -7, 2**31 - 1)
+    ),
+    Bad("null header", {"headers": headers(None)}, "a header without a key", {"column": "headers"}),
+    Bad("header without a key", {"headers": headers({"key": None})}, "a header without a key", {"column": "headers"}),
+    Bad("NUL in a header's key", {"headers": headers_with(b"a\0b")}, "with a NUL in its key", {"column": "headers"}),
+    Bad("header's key not UTF-8", {"headers": headers_with(b"\xff")}, "that is not UTF-8", {"column": "headers"}),
+    *(
+        Bad(f"1969, {unit}", {"timestamp": times(-1, unit)}, "before 1970", {"column": "timestamp"})
+        for unit in ("s", "ms", "us", "ns")
+    ),
+    Bad("time beyond 64 bits", {"timestamp": times(2**60, "s")}, "too far ahead", {"column": "timestamp"}),
+    Bad("large value", {"value": [SECRET, SECRET * 100_000]}, "it is too large: it takes 2000"),
+    Bad("large key", {"key": [SECRET, SECRET * 100_000]}, "it is too large: it takes 2000"),
+    Bad(
+        "large headers",
+        {"headers": headers(*[{"key": "k" * 900, "value": b"v" * 100}] * 1000)},
+        "it is too large: it takes 100",
+    ),
+    Bad("large for the option", {"value": ["a", "b" * 950]}, "'message.max.bytes' = 1000.", {}, {
+        "message_max_bytes": 1000
+    }),
+)  # fmt: skip
+
+NO_ROOM = "Raise the topic's max.message.bytes; or lower the sink's 'batch.size'"
+
+BY_BROKER: tuple[tuple[dict[str, str], Bad], ...] = (
+    (
+        {"cleanup.policy": "compact"},
+        Bad("no key for a compacted topic", {"key": ["k", None]}, "INVALID_RECORD. The topic does not take such"),
+    ),
+    ({}, Bad("time too far ahead", {"timestamp": times(2**60)}, "INVALID_TIMESTAMP. Column 'timestamp' is too far")),
+    ({"max.message.bytes": "2000"}, Bad("large for the topic", {"value": ["a", SECRET * 200]}, NO_ROOM)),
+    ({"max.message.bytes": "2000"}, Bad("together large for the topic", {"value": [SECRET * 50] * 2}, NO_ROOM)),
+    (
+        {"segment.bytes": str(1 << 20), "max.message.bytes": "3000000"},
+        Bad(
+            "large for a segment",
+            {"value": ["a", SECRET * 60_000]},
+            "RECORD_LIST_TOO_LARGE. A batch is larger than the topic's segment.bytes",
+            options={"message_max_bytes": 2_000_000, "batch_size": 2_000_000},
+        ),
+    ),
+)  # fmt: skip
+
+
+def record_batch(topic: str, columns: dict[str, Any]) -> pa.RecordBatch:
+    columns = {"value": [SECRET] * 2, "key": [SECRET] * 2} | columns
+    if isinstance(columns.get("topic"), list):
+        columns["topic"] = pa.array([each and each.format(topic=topic) for each in columns["topic"]], pa.string())
+    return pa.record_batch(columns)
+
+
+def told(refused: BaseException) -> tuple[object, ...]:
+    return type(refused), str(refused), vars(refused)
+
+
+# One place that looks at values. --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [each for each in BY_VALUE if "large" not in each.name], ids=lambda bad: bad.name)
+def test_a_value_is_refused_by_its_position_in_the_batch_and_in_a_slice_of_one(bad: Bad) -> None:
+    options = parse_options({"bootstrap.servers": "broker:9092", **({} if "topic" in bad.options else {"topic": "t"})})
+    whole = pa.Table.from_batches([record_batch("t", bad.columns)] * 3).combine_chunks().to_batches()[0]
+
+    def partitions(topic: str, highest: int) -> int:
+        return 0 if topic == "no-such-topic" else 2
+
+    for start, stop, position in ((0, 6, 1), (2, 6, 1), (3, 4, 0), (1, 2, 0)):
+        with pytest.raises(RecordRefused) as refused:
+            check_values(whole.slice(start, stop - start), options, partitions)
+        assert refused.value.record == position
+    check_values(whole.slice(2, 1), options, partitions)
+
+
+def test_of_several_times_near_1970_the_one_before_it_is_named() -> None:
+    options = parse_options({"bootstrap.servers": "broker:9092", "topic": "t"})
+    column = pa.array([None, 0, 999, -1, 0], pa.timestamp("us"))
+    with pytest.raises(RecordRefused, match=r"^record 3, column 'timestamp': the time is before 1970"):
+        check_values(pa.record_batch({"value": ["a"] * 5, "timestamp": column}), options, one)
+
+
+@pytest.mark.parametrize("name", ["value", "key", "headers"])
+@pytest.mark.parametrize("length", [*range(60, 68), *range(8180, 8200)])
+def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_and_the_limit(name: str, length: int) -> None:
+    given = [{"key": "k", "value": b"v" * length}] if name == "headers" else "x" * length
+    large = {"value": "v", "key": None, "headers": None} | {name: given}
+    columns = {"value": ["v", large["value"]], "key": pa.array([None, large["key"]], pa.string())}
+    batch = pa.record_batch(columns | {"headers": pa.array([None, large["headers"]], HEADERS)})
+
+    def check(limit: int) -> None:
+        options = parse_options({"bootstrap.servers": "x:1", "topic": "t", "message.max.bytes": max(limit, 1000)})
+        check_values(batch, replace(options, properties={**options.properties, "message.max.bytes": limit}), one)
+
+    size = len(encoded_alone(batch.slice(1)))
+    check(size)
+    with pytest.raises(RecordRefused, match=rf"record 1: it is too large: it takes {size} bytes .* = {size - 1}\."):
+        check(size - 1)
+
+
+def encoded_alone(batch: pa.RecordBatch) -> memoryview:
+    encoder = Encoder(ProducerIdentity(1, 0), Limits(1_000_000, 1_000_000), Compression("none"))
+    [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)})
+    return encoded.data
+
+
+def test_a_topic_is_looked_up_again_for_a_partition_that_it_did_not_have() -> None:
+    options = parse_options({"bootstrap.servers": "broker:9092"})
+    asked: list[tuple[str, int]] = []
+
+    def partitions(topic: str, highest: int) -> int:
+        asked.append((topic, highest))
+        return 9
+
+    batch = pa.record_batch(
+        {"value": ["a"] * 4, "topic": ["x", "y", "x", "z"], "partition": pa.array([3, 8, None, None], pa.int32())}
+    )
+    check_values(batch, options, partitions)
+    assert sorted(asked) == [("x", 3), ("y", 8), ("z", 0)]
+
+
+# Both writers, on a real broker that creates topics by itself. --------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def kafka_broker() -> Iterator[KafkaBroker]:
+    with KafkaBroker(properties={"auto.create.topics.enable": True}) as broker:
+        yield broker
+
+
+def refusals(
+    make_sink: Any, topic: Any, bad: Bad, modes: tuple[tuple[str, str], ...]
+) -> Iterator[tuple[Any, RecordRefused]]:
+    """What each mode says of a task's third and fourth record, of which the fourth is bad."""
+    for writer, delivery in modes:
+        options = {"writer": writer, "delivery": delivery, **bad.options}
+        if writer == "librdkafka":
+            options["linger_ms"] = 200  # so that both records are in one batch
+        sink = make_sink(topic, log_id=f"{writer}-{delivery}", **options)
+        fine = record_batch(topic.name, {"topic": ["{topic}"] * 2} if "topic" in bad.options else {})
+        with pytest.raises(RecordRefused) as refused:
+            written(sink, fine, record_batch(topic.name, bad.columns))
+        yield sink, refused.value
+
+
+def written(sink: Any, *batches: pa.RecordBatch) -> Any:
+    """The vote of a task, its sixth, that wrote ``batches``, one after the other has arrived."""
+    with Participant({"orders": sink}, Round(1, 0), partition=5) as participant:
+        for number, batch in enumerate(batches):
+            if number:
+                arrived(participant)
+            participant.write("orders", batch)
+        return participant.pre_commit()["orders"]
+
+
+def write_directly(sink: Any, batch: pa.RecordBatch) -> None:
+    """What a task does whose sink was validated on the coordinator."""
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    try:
+        sink.write(transaction, batch)
+        sink.pre_commit(transaction)
+    finally:
+        sink.abort(transaction)
+
+
+def arrived(participant: Any) -> None:
+    writer = participant._transactions["orders"].writer
+    if isinstance(writer, Writer):
+        writer._producer.flush(10)
+    else:
+        writer._sending.drain()
+
+
+def filled(expected: dict[str, Any], topic: Any) -> dict[str, Any]:
+    return {name: topic.name if value == "{topic}" else value for name, value in expected.items()}
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("bad", BY_VALUE, ids=lambda bad: bad.name)
+def test_what_can_never_be_written_is_refused_alike_whatever_writes_it(
+    bad: Bad, make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic(partitions=2)
+    found = []
+    for sink, refused in refusals(make_sink, topic, bad, MODES):
+        found.append(told(refused))
+        assert list(sink.recover()) == []
+    assert found == found[:1] * len(found)
+    message = str(found[0][1])
+    assert bad.said.format(servers=topic.servers) in message
+    assert SECRET not in message
+    where = {"sink": "orders", "task": 5, "record": 3} | filled(bad.where, topic)
+    assert where.items() <= vars(refused).items()
+    assert message.startswith("sink 'orders', task 5, record 3")
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("config", "bad"), BY_BROKER, ids=lambda each: getattr(each, "name", ""))
+def test_what_the_brokers_will_always_refuse_is_refused_alike_whatever_writes_it(
+    config: dict[str, str], bad: Bad, make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic(config=config)
+    found = []
+    for sink, refused in refusals(make_sink, topic, bad, REPORTING):
+        found.append(told(refused))
+        assert list(sink.recover()) == []
+    assert found == found[:1] * len(found)
+    message = str(found[0][1])
+    assert f"the brokers at {topic.servers} refuse records: " in message
+    assert bad.said in message
+    assert SECRET not in message
+    assert (refused.sink, refused.topic, refused.partition) == ("orders", topic.name, 0)
+
+
+@pytest.mark.kafka
+def test_a_supervisor_sees_that_to_run_the_batch_again_is_in_vain(
+    make_topic: Any, make_sink: Any, tmp_path: Any
+) -> None:
+    topic = make_topic()
+    sinks = {"orders": make_sink(topic, log_id=None)}
+
+    def phase_one(round: Round) -> list[Vote]:
+        with Participant(sinks, round, partition=0) as participant:
+            participant.write("orders", record_batch(topic.name, {"timestamp": times(-1)}))
+            return [participant.pre_commit()]
+
+    with Coordinator(sinks, str(tmp_path / "log"), owner="query") as coordinator:
+        with pytest.raises(RecordRefused, match=r"^sink 'orders', task 0, record 1, column 'timestamp': .*before 1970"):
+            coordinator.run(0, phase_one)
+        topic.stays_empty()
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_time(
+    unit: str, make_topic: Any, make_sink: Any, wait: Any
+) -> None:
+    topic = make_topic()
+    batch = record_batch(topic.name, {"timestamp": pa.array([1_000_000_000, 0], pa.timestamp(unit))})
+    for delivery in ("exactly-once", "at-least-once", "none"):
+        sink = make_sink(topic, log_id=delivery, writer="librdkafka", delivery=delivery)
+        with (
+            pytest.raises(RecordRefused, match=r"record 1, column 'timestamp': .*'writer' = 'arrow', which writes it"),
+            Participant({"orders": sink}, Round(1, 0), partition=0) as participant,
+        ):
+            participant.write("orders", batch)
+    sink = make_sink(topic, writer="arrow")
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", batch.slice(1))
+        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
+    wait.repeated(lambda: sink.commit(sealed))
+    wait.until("it is of 1970", lambda: [record.timestamp for record in topic.records()] == [0])
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+def test_bytes_that_are_no_text_arrive_as_they_are(
+    writer: str, delivery: str, make_topic: Any, make_sink: Any, wait: Any
+) -> None:
+    topic = make_topic()
+    odd = text_that_is_none(b"\xff\x00", b"\xc3\x28")
+    with Participant(
+        {"orders": make_sink(topic, writer=writer, delivery=delivery)}, Round(1, 0), partition=0
+    ) as participant:
+        participant.write("orders", pa.record_batch({"value": odd, "key": odd}))
+        participant.pre_commit()
+    wait.until("both are there", lambda: len(topic.records("read_uncommitted")) == 2)
+    found = {(record.key, record.value) for record in topic.records("read_uncommitted")}
+    assert found == {(each, each) for each in (b"\xff\x00", b"\xc3\x28")}
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "none"])
+def test_a_record_that_librdkafkas_queue_has_no_room_for_is_refused_and_waits_for_nothing(
+    delivery: str, make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic()
+    sink = make_sink(topic, writer="librdkafka", delivery=delivery, queue_buffering_max_kbytes=5)
+    with (
+        pytest.raises(RecordRefused, match=r"record 1: it is larger than 'queue.buffering.max.kbytes' = 5"),
+        Participant({"orders": sink}, Round(1, 0), partition=0) as participant,
+    ):
+        participant.write("orders", pa.record_batch({"value": ["a", SECRET * 500]}))
+
+
+# Topics are not created. ----------------------------------------------------------------------------------------------
+
+
+def topics_of(servers: str) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": servers}).list_topics(timeout=10).topics)
+
+
+def add_partition(topic: Any) -> None:
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    admin.create_partitions([NewPartitions(topic.name, 2)])[topic.name].result(10)
+
+
+def delete(topic: Any) -> None:
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    admin.delete_topics([topic.name])[topic.name].result(10)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+@pytest.mark.parametrize("by", ["option", "column"])
+def test_a_misspelt_topic_is_refused_and_not_created_where_brokers_create_topics(
+    by: str, writer: str, delivery: str, make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic()
+    name = f"misspelt-{topic.name}"
+    options = {"writer": writer, "delivery": delivery, "topic_metadata_propagation_max_ms": 300}
+    columns: dict[str, Any] = {"value": ["a"]} if by == "option" else {"value": ["a", "b"], "topic": [topic.name, name]}
+    sink = make_sink(topic, topic=name if by == "option" else None, **options)
+    expected = ConfigurationError if by == "option" else RecordRefused
+    with pytest.raises(expected, match=f"{name}'.* does not exist") as refused:
+        write_directly(sink, pa.record_batch(columns))
+    assert getattr(refused.value, "record", 1) == 1
+    if by == "option":
+        with pytest.raises(ConfigurationError, match=f"'{name}' \\(the option 'topic'\\) does not exist") as validated:
+            sink.validate(pa.schema([("value", pa.string())]))
+        assert str(validated.value) == str(refused.value)
+    assert name not in topics_of(topic.servers)
+
+
+@pytest.mark.kafka
+def test_a_topic_that_was_deleted_since_it_was_seen_is_not_created_again(
+    make_topic: Any, make_sink: Any, wait: Any
+) -> None:
+    topic = make_topic()
+    options = {"writer": "librdkafka", "delivery": "at-least-once", "topic_metadata_propagation_max_ms": 300}
+
+    def written() -> None:
+        write_directly(make_sink(topic, **options), pa.record_batch({"value": ["a"]}))
+
+    written()
+    delete(topic)
+    wait.until("it is gone", lambda: topic.name not in topics_of(topic.servers))
+    with pytest.raises((RoundAborted, ConfigurationError), match="does not exist"):
+        written()
+    assert topic.name not in topics_of(topic.servers)
+
+
+@pytest.mark.kafka
+def test_a_process_looks_for_a_topic_once_in_a_while_and_for_a_new_partition_at_once(
+    make_topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, looked = writer_module.Writer._look_up, []
+
+    def look_up(self: Any, topic: str) -> int:
+        looked.append(topic)
+        return real(self, topic)
+
+    monkeypatch.setattr(writer_module.Writer, "_look_up", look_up)
+    topic = make_topic()
+
+    def written(partition: int) -> None:
+        sink = make_sink(topic, writer="librdkafka", delivery="at-least-once")
+        with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+            participant.write(
+                "orders", pa.record_batch({"value": ["a"], "partition": pa.array([partition], pa.int32())})
+            )
+            participant.pre_commit()
+
+    for _ in range(3):
+        written(0)
+    assert looked == [topic.name]
+    add_partition(topic)
+    wait.until("it has another partition", lambda: takes(lambda: written(1)))
+    monkeypatch.setattr(writer_module, "KNOWN_TOPIC_S", 0.0)
+    before = len(looked)
+    written(0)
+    assert len(looked) == before + 1
+
+
+def takes(write: Callable[[], None]) -> bool:
+    try:
+        write()
+    except RecordRefused:
+        return False
+    return True
+
+
+@pytest.mark.kafka
+def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
+    make_topic: Any, make_sink: Any, wait: Any
+) -> None:
+    topic = make_topic()
+    sink = make_sink(topic, writer="arrow")
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+
+        def written(partition: int) -> None:
+            participant.write(
+                "orders", pa.record_batch({"value": ["a"], "partition": pa.array([partition], pa.int32())})
+            )
+
+        written(0)
+        add_partition(topic)
+        wait.until("it has another partition", lambda: takes(lambda: written(1)))
+        written(0)
+        assert participant.pre_commit()["orders"].records == 3
+
+
+# A broker that does not say. ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("delivery", ["at-least-once", "none"])
+def test_a_topic_that_no_broker_can_be_asked_for_makes_the_vote_no_within_message_timeout(
+    delivery: str, make_topic: Any, make_sink: Any
+) -> None:
+    sink = make_sink(
+        make_topic(), writer="librdkafka", delivery=delivery, bootstrap_servers="127.0.0.1:1", message_timeout_ms=1000
+    )
+    started = time.monotonic()
+    with pytest.raises(RoundAborted, match=r"to find topic .*127.0.0.1:1 failed for 1000 ms.*Is the broker up"):
+        write_directly(sink, pa.record_batch({"value": ["a"]}))
+    assert time.monotonic() - started < 10

@@ -1,0 +1,59 @@
+"""The PostgreSQL sink keeps the contract of every sink, on a real server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.typed_records import typed
+from twopc.testing import SinkContract
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tests.sinks.postgres.conftest import Place
+    from twopc_postgres import PostgresSink
+
+
+COLUMNS = {
+    "value": "text",
+    "whole": "bigint",
+    "fraction": "float8",
+    "flag": "boolean",
+    "tags": "text[]",
+    "at": "timestamptz",
+    "day": "date",
+    "amount": "numeric(12,2)",
+    "raw": "bytea",
+}
+
+
+class TestAppend(SinkContract):
+    upsert_by = ""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
+
+    def make_sink(self) -> PostgresSink:
+        return self.place.unbound(upsert_by=self.upsert_by)
+
+    def visible(self) -> list[str]:
+        return self.place.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        rows = self.place.ask("SELECT * FROM {}")
+        return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+
+
+class TestUpsert(TestAppend):
+    upsert_by = "value"
+
+    @pytest.fixture(autouse=True)
+    def _key(self, _place: None) -> None:
+        self.place.ask("ALTER TABLE {} ADD PRIMARY KEY (value)")

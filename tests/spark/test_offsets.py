@@ -1,0 +1,240 @@
+"""How far a query has read from Kafka, in a consumer group: with its output, and never ahead of it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import pytest
+from kafka import KafkaAdminClient
+from kafka.errors import RetriableError
+from pyspark.errors import StreamingQueryException
+
+import twopc
+from twopc.errors import ConfigurationError
+from twopc.events import Event, PhaseEntered, TransactionCommitted
+from twopc.phases import Phase
+from twopc.spark import ForeachBatch, foreach_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.spark.conftest import Pipeline, Topic
+    from twopc_kafka_broker import KafkaBroker
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+PARTITIONS = 2
+Place = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+
+
+class Killed(BaseException):
+    """The driver is dead: nothing that handles errors sees it."""
+
+
+class At:
+    """Kills the driver in a batch, when it enters a phase or has committed a transaction of a sink; once."""
+
+    def __init__(self, batch_id: int, moment: str) -> None:
+        self._moment: tuple[int | None, str] | None = (batch_id, moment)
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        match event:
+            case PhaseEntered(phase, batch_id):
+                self._die_at((batch_id, phase.value))
+            case TransactionCommitted(sink, batch_id, _, _):
+                self._die_at((batch_id, f"{sink} committed"))
+            case _:
+                pass
+
+    def _die_at(self, moment: tuple[int | None, str]) -> None:
+        if moment == self._moment:
+            self._moment = None
+            raise Killed
+
+
+def mortal(writer: ForeachBatch) -> Callable[[DataFrame, int], None]:
+    """``writer`` for a query of this process, which goes on when the driver is dead."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        try:
+            writer(batch, batch_id)
+        except Killed as killed:
+            raise RuntimeError("the driver was killed") from killed
+
+    return write
+
+
+@dataclass(frozen=True)
+class FromKafka:
+    """A query that copies topics to a topic, and its consumer group. A record's value is where it was read."""
+
+    spark: SparkSession
+    folder: Path
+    target: Topic
+    group: str
+
+    @property
+    def progress(self) -> Any:
+        options = {"bootstrap.servers": self.target.servers, "transactional.id.prefix": self.target.prefix}
+        return twopc.create_sink("kafka-offsets", {**options, "group.id": self.group})
+
+    def writer(self) -> ForeachBatch:
+        sinks = {"orders": (self.target.sink(), ["value"])}
+        return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.progress)
+
+    def source(self, topic: str, records_a_batch: int) -> DataFrame:
+        return (
+            self.spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.target.servers)
+            .option("subscribe", topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", records_a_batch)
+            .load()
+            .selectExpr("concat_ws(' ', topic, partition, offset) AS value")
+        )
+
+    def run(self, plan: DataFrame, write: Callable[[DataFrame, int], None] | None = None) -> None:
+        """Run it to the end of what there is. Raises StreamingQueryException."""
+        query = plan.writeStream.foreachBatch(write or self.writer()).trigger(availableNow=True)
+        query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
+
+    def dies(self, plan: DataFrame, batch_id: int, moment: str) -> None:
+        """Run it until the driver is killed."""
+        at = At(batch_id, moment)
+        twopc.register_observer(at)
+        try:
+            with pytest.raises(StreamingQueryException, match="the driver was killed"):
+                self.run(plan, mortal(self.writer()))
+        finally:
+            twopc.unregister_observer(at)
+
+    def place(self) -> dict[Place, int]:
+        """The group's offsets, as a lag tool sees them."""
+        with contextlib.closing(KafkaAdminClient(bootstrap_servers=self.target.servers)) as admin:
+            found = admin.list_group_offsets(self.group).get(self.group, {})
+        return {(place.topic, place.partition): at.offset for place, at in found.items()}
+
+    def place_is_known(self) -> bool:
+        try:
+            self.place()
+        except RetriableError:
+            return False
+        return True
+
+    def is_behind_its_output(self) -> bool:
+        """Whether all that the group has read is there, for a committed reader who comes later."""
+        place = self.place()
+        seen = set(self.target.values())
+        return all(f"{topic} {number} {n}" in seen for (topic, number), end in place.items() for n in range(end))
+
+
+@pytest.fixture
+def query(spark: SparkSession, tmp_path: Path, topic: Topic) -> FromKafka:
+    query = FromKafka(spark, tmp_path, topic, f"group-{uuid.uuid4().hex[:8]}")
+    while not query.place_is_known():  # a broker that has just started has nobody yet to keep groups
+        time.sleep(0.1)
+    return query
+
+
+@pytest.fixture
+def make_source(kafka_broker: KafkaBroker) -> Callable[[int], str]:
+    def make(records: int) -> str:
+        """A topic with so many records in each partition."""
+        name = f"source-{uuid.uuid4().hex[:8]}"
+        kafka_broker.create_topic(name, PARTITIONS)
+        producer = confluent_kafka.Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+        for number in range(PARTITIONS * records):
+            producer.produce(name, str(number), partition=number % PARTITIONS)
+        assert producer.flush(30) == 0
+        return name
+
+    return make
+
+
+@pytest.fixture
+def watched(query: FromKafka) -> Iterator[list[bool]]:
+    """Looks all the while; whether the group was behind its output each time."""
+    looks: list[bool] = []
+    stop = threading.Event()
+
+    def watch() -> None:
+        while not stop.is_set():
+            looks.append(query.is_behind_its_output())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield looks
+    stop.set()
+    watcher.join()
+
+
+def everywhere(records: int, *topics: str) -> dict[Place, int]:
+    return {(topic, number): records for topic in topics for number in range(PARTITIONS)}
+
+
+MOMENTS = ["deciding", "committing", "orders committed", "progress committed"]
+"""In one batch after the other."""
+
+
+def test_the_group_is_never_ahead_of_the_output_however_the_driver_dies_and_has_no_lag_in_the_end(
+    query: FromKafka, make_source: Callable[[int], str], watched: list[bool]
+) -> None:
+    records = len(MOMENTS) + 1
+    source = make_source(records)
+    plan = query.source(source, records_a_batch=PARTITIONS)
+    for batch_id, moment in enumerate(MOMENTS):
+        query.dies(plan, batch_id, moment)
+        if moment != "progress committed":  # of which the broker may still be writing the markers
+            assert sum(query.place().values()) == PARTITIONS * batch_id
+    query.run(plan)
+
+    assert query.place() == everywhere(records, source)
+    assert query.target.shows([f"{source} {number} {n}" for number in range(PARTITIONS) for n in range(records)])
+    assert query.target.ongoing() == []
+    assert len(watched) > 5
+    assert all(watched)
+
+
+def test_all_kafka_sources_of_a_query_are_in_the_group_and_no_other(
+    query: FromKafka, pipeline: Pipeline, make_source: Callable[[int], str]
+) -> None:
+    first, second = make_source(4), make_source(2)
+    pipeline.add_batch([{"id": 1, "name": "from a file"}])
+    files = query.spark.readStream.schema("name STRING").json(str(pipeline.folder / "source"))
+    kafka = query.source(first, 4).union(query.source(second, 100))
+    query.run(kafka.union(files.selectExpr("name AS value")))
+    assert query.place() == {**everywhere(4, first), **everywhere(2, second)}
+    assert "from a file" in query.target.values()
+
+
+def test_of_a_topic_that_two_sources_read_the_one_behind_counts(
+    query: FromKafka, make_source: Callable[[int], str]
+) -> None:
+    topic = make_source(4)
+    plan = query.source(topic, 2 * PARTITIONS).union(query.source(topic, PARTITIONS))
+    query.dies(plan, 1, Phase.PRE_COMMITTING.value)
+    assert query.place() == everywhere(1, topic)
+    query.run(plan)
+    assert query.place() == everywhere(4, topic)
+
+
+def test_a_query_that_does_not_read_from_kafka_is_refused(query: FromKafka, pipeline: Pipeline) -> None:
+    pipeline.add_batch([{"id": 1, "name": "a"}])
+    with pytest.raises(StreamingQueryException, match=r"'progress' is for queries that read from Kafka.*FileStream"):
+        pipeline.run(query.writer(), lambda source: source.selectExpr("name AS value"))
+    assert (query.target.values(), query.target.ongoing(), query.place()) == ([], [], {})
+
+
+def test_no_other_sink_has_the_name_of_the_progress(query: FromKafka) -> None:
+    with pytest.raises(ConfigurationError, match="'progress' is the name"):
+        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.progress)

@@ -1,0 +1,34 @@
+"""The pages of the documentation, and the code on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = [*ROOT.glob("*.md"), *DOCS.glob("**/*.md"), *ROOT.glob("plugins/*/*.md")]
+
+_FILE = re.compile(r"^```\w+\n# (?P<name>\S+\.\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+"""A block of code whose first line names its file."""
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    """The text of the page's blocks of code in ``language``, in order."""
+    block = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    yield from block.findall(page.read_text(encoding="utf-8"))
+
+
+def installations(page: Path) -> list[str]:
+    """What the page tells to install of this project: the arguments of each ``pip install``."""
+    lines = re.findall(r"pip install ([^`\n#&]+)", page.read_text(encoding="utf-8"))
+    return [line.strip() for line in lines if "twopc" in line]
+
+
+def write_files(page: Path, folder: Path) -> list[str]:
+    """Write the files of the page into ``folder``. Returns their names."""
+    files = {found["name"]: found["text"] for found in _FILE.finditer(page.read_text(encoding="utf-8"))}
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return sorted(files)

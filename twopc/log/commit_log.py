@@ -1,0 +1,254 @@
+"""The commit log: the ordered, durable record of decisions. An append is the commit point for all sinks together.
+
+Entries (``entries``) are small JSON files, each created by put-if-absent in the slot after the tail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Mapping
+
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
+from twopc.log.entries import (
+    Decision,
+    Entry,
+    abandoned,
+    amended,
+    closed,
+    completed,
+    decided,
+    opened,
+    parse,
+    renamed,
+    serialise,
+)
+from twopc.log.store import LogStore, entry_name, warn_of_late_listings
+from twopc.transaction import Committable, JsonValue
+
+logger = logging.getLogger(__name__)
+
+ENTRIES_KEPT = 32
+"""How many entries stay behind the tail, for people to read and to repair a checkpoint from; recovery needs the tail
+alone."""
+
+STARTS_KEPT = 32
+"""How many times as many stay while a query is started again and again and appends nothing else."""
+
+
+def read_tail(store: LogStore) -> tuple[int, Entry] | None:
+    """The newest slot and its entry, or None where the log is empty."""
+    while slots := store.slots():
+        newest = slots[-1]
+        # Gone, or overtaken: the slot may have been pruned between the listing and the read, and filled by a zombie
+        # whose entry never counted. The tail is never pruned, so what is the newest before and after is the log's own.
+        with contextlib.suppress(FileNotFoundError):
+            entry = parse(store.read(newest), _where(store, newest))
+            if store.slots()[-1:] == [newest]:
+                return newest, entry
+    return None
+
+
+def read_decision(store: LogStore, batch_id: int) -> Entry | None:
+    """The newest kept entry of which ``batch_id`` is the newest decided batch, or None where it is pruned."""
+    for slot in reversed(store.slots()):
+        with contextlib.suppress(FileNotFoundError):  # pruned since, as all before it
+            entry = parse(store.read(slot), _where(store, slot))
+            if entry.decided is None or entry.decided < batch_id:
+                break
+            if entry.decided == batch_id:
+                return entry
+    return None
+
+
+def _where(store: LogStore, slot: int) -> str:
+    return f"{store.url.rstrip('/')}/{entry_name(slot)}"
+
+
+class CommitLog:
+    """An open commit log: one incarnation of one coordinator.
+
+    Upholds: of two coordinators at most one decides a slot, and the older one learns that it is fenced.
+    """
+
+    def __init__(self, store: LogStore, slot: int, tail: Entry) -> None:
+        self._store = store
+        self._slot = slot
+        self.tail = tail
+
+    @classmethod
+    def open(cls, store: LogStore, owner: str, sinks: Mapping[str, str] | None = None) -> CommitLog:
+        """Start a new incarnation, which fences every older one. ``sinks``: see ``opened``.
+
+        Raises:
+            LogMismatch, CorruptLog: nothing was changed.
+            InDoubt: the store did not say whether the entry was written; open again.
+        """
+        warn_of_late_listings(store)
+        while True:
+            newest = read_tail(store)
+            slot, tail = newest or (-1, None)
+            entry = opened(tail, owner, sinks)
+            try:
+                entry = _append(store, slot + 1, entry, after=tail)
+            except Fenced:
+                continue  # another coordinator opened at the same moment; the newer of the two goes on
+            # A query that is refused and started again decides nothing, and its repair needs what was decided.
+            has_stopped_at_once = tail is not None and tail.kind == "open"
+            _prune(store, slot + 1, ENTRIES_KEPT * (STARTS_KEPT if has_stopped_at_once else 1))
+            return cls(store, slot + 1, entry)
+
+    @classmethod
+    def resume(cls, store: LogStore, log_id: str, incarnation: int) -> CommitLog:
+        """Go on with an incarnation that another process opened in the log of that id.
+
+        Raises:
+            Fenced: it is not the log's newest.
+            CorruptLog: nothing was changed.
+        """
+        newest = read_tail(store)
+        if newest is None or (newest[1].log_id, newest[1].incarnation) != (log_id, incarnation):
+            raise Fenced(
+                f"incarnation {incarnation} can't go on at {store.url}: a newer coordinator has opened the log, or the"
+                " log was removed or replaced. What this one had not decided was not and will not be committed."
+                " Make sure that only one driver runs the query; the newer one goes on."
+            )
+        return cls(store, *newest)
+
+    @property
+    def incarnation(self) -> int:
+        return self.tail.incarnation
+
+    def decide(self, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> None:
+        """Append the decision of a batch that read ``reads``: the commit point.
+
+        Raises:
+            Fenced: a newer coordinator has the log; the decision is not in it and never will be.
+            InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
+        """
+        self._append(decided(self.tail, decision, committed_through, reads))
+
+    def amend(self, decision: Decision) -> None:
+        """Append an amended decision: from here on its committables count. Raises like ``decide``."""
+        self._append(amended(self.tail, decision))
+
+    def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
+        """Append that a person gives up decided transactions. Raises like ``abandoned`` and ``decide``."""
+        self._append(abandoned(self.tail, batch_id, given_up, by))
+
+    def complete(self) -> None:
+        """Record that all that is decided is committed. Raises like ``decide``."""
+        self._append(completed(self.tail))
+
+    def close(self) -> None:
+        """Record a clean stop. Raises like ``decide``."""
+        self._append(closed(self.tail))
+
+    def verify(self) -> None:
+        """Make sure that no newer coordinator has opened. Upholds: a zombie rolls back nothing that is not its own.
+
+        Raises:
+            Fenced: one has.
+            Retriable: the log could not be read.
+        """
+        try:
+            newest = read_tail(self._store)
+        except TwoPhaseCommitError:
+            raise
+        except Exception as error:
+            raise Retriable(f"{self._store.url} could not be read: {type(error).__name__}: {error}") from error
+        if newest is None or newest[1].entry_id != self.tail.entry_id:
+            raise _fenced(self._store, self._slot, self.tail)
+
+    def _append(self, entry: Entry) -> None:
+        self.tail = _append(self._store, self._slot + 1, entry, after=self.tail)
+        self._slot += 1
+        if self._slot % ENTRIES_KEPT == 0:
+            _prune(self._store, self._slot, ENTRIES_KEPT)
+
+
+def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> Entry:
+    """The entry as it stands in the log: a repeated put gives it another id."""
+    entry = _put(store, slot, entry)
+    # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
+    # is compared because another zombie may have filled the pruned slot before this one.
+    if not (_is_alone(store, slot) if after is None else _at(store, slot - 1, after)):
+        raise _fenced(store, slot, entry)
+    return entry
+
+
+def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
+    """Put the entry if the slot is free. An unknown outcome is settled by putting once more: either the entry is
+    written now, or the slot is taken, and its entry tells by whom. The second has an id of its own: should the first
+    land when both slot and entry are long pruned, it must not pass for the entry that counted."""
+    tried = [entry]
+    try:
+        try:
+            return _put_once(store, slot, entry)
+        except _UnknownOutcome:
+            tried.append(renamed(entry))
+            return _put_once(store, slot, tried[-1])
+    except FileExistsError:
+        if own := _at(store, slot, *tried):  # the first may have been written after all
+            return own
+        raise _fenced(store, slot, entry) from None
+    except _UnknownOutcome as unknown:
+        raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__
+
+
+class _UnknownOutcome(Exception):
+    pass
+
+
+def _put_once(store: LogStore, slot: int, entry: Entry) -> Entry:
+    try:
+        store.put_if_absent(slot, serialise(entry))
+    except (FileExistsError, ConfigurationError):
+        raise
+    except Exception as error:
+        raise _UnknownOutcome from error
+    return entry
+
+
+def _at(store: LogStore, slot: int, *entries: Entry) -> Entry | None:
+    """That of ``entries`` which stands in the slot, if any."""
+    try:
+        data = store.read(slot)
+    except FileNotFoundError:
+        return None
+    except Exception as error:
+        raise _in_doubt(store, slot, error) from error
+    found = parse(data, _where(store, slot)).entry_id
+    return next((entry for entry in entries if entry.entry_id == found), None)
+
+
+def _is_alone(store: LogStore, slot: int) -> bool:
+    try:
+        return store.slots() == [slot]
+    except Exception as error:
+        raise _in_doubt(store, slot, error) from error
+
+
+def _in_doubt(store: LogStore, slot: int, error: BaseException | None) -> InDoubt:
+    return InDoubt(
+        f"an append to the commit log failed at {_where(store, slot)} ({type(error).__name__}: {error}): whether the"
+        " entry was or will be written is not known here. Start again: recovery reads it from the log."
+    )
+
+
+def _fenced(store: LogStore, slot: int, entry: Entry) -> Fenced:
+    return Fenced(
+        f"incarnation {entry.incarnation} of query {entry.owner} can't go on at {_where(store, slot)}: a newer"
+        " coordinator has opened the log. What this one had not decided was not and will not be committed."
+        " Make sure that only one driver runs the query; the newer one goes on."
+    )
+
+
+def _prune(store: LogStore, tail: int, kept: int) -> None:
+    """Remove what lies far behind the tail, oldest first. A failure costs room, nothing else."""
+    try:
+        for slot in store.slots():
+            if slot < tail - kept:
+                store.delete(slot)
+    except Exception as error:  # noqa: BLE001  # whatever the store's client raises
+        logger.warning("could not prune the commit log at %s: %s", store.url, error)

@@ -1,0 +1,1 @@
+"""``format("twopc")``: a sink as a data source of Spark's."""
