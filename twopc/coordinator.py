@@ -370,8 +370,7 @@ class Coordinator:
         return {
             name: self._until_answered(
                 f"{round}: seal of sink {name!r}",
-                _sealed,
-                sink,
+                sink.sealed,
                 [vote[name] for vote in votes if name in vote],
                 started,
                 patience_s=SEAL_PATIENCE_S,
@@ -766,17 +765,6 @@ def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
         TransactionalIdPool(sink.prefix, "log", name)
 
 
-def _sealed(
-    sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable], started: float
-) -> tuple[Committable, ...]:
-    """What ``seal`` returns, if it is what it was given. ``started``: a reading of ``time.perf_counter``."""
-    sealed = tuple(sink.seal(committables, time.perf_counter() - started))
-    same = [one.is_same_transaction(other) for one, other in zip(sealed, committables, strict=False)]
-    if len(sealed) != len(committables) or not all(same):  # what was left out would be swept away
-        raise ConfigurationError(f"seal of sink {_name(sink)!r} must return the transactions that it is given")
-    return sealed
-
-
 def _of_batch(sink: TwoPhaseCommitSink[Any], batch_id: int) -> tuple[Committable, ...]:
     return next((batch.committables for batch in sink.pending if batch.batch_id == batch_id), ())
 
@@ -815,7 +803,7 @@ def _written_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Roun
         if transaction.records != lost.records:
             raise DamagedCopy(f"it has {transaction.records} records")
         vote = replace(sink.pre_commit(transaction), replay_copy=lost.replay_copy, bytes=lost.bytes)
-        [sealed] = _sealed(sink, [vote], started)
+        [sealed] = sink.sealed([vote], started)
         return sealed
     except Exception as error:
         if transaction is not None:

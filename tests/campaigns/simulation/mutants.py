@@ -101,7 +101,7 @@ MUTANTS = (
                 f"{COORDINATOR}._run",
                 "self._enter(Phase.COMMITTING, round.batch_id)",
                 """for name, sink in self._sinks.items():
-            _sealed(sink, committables[name], started)
+            sink.sealed(committables[name], started)
         self._enter(Phase.COMMITTING, round.batch_id)""",
             ),
         ),
