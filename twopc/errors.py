@@ -19,6 +19,13 @@ TwoPhaseCommitError
 ```
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 class TwoPhaseCommitError(Exception):
     """Root of every error that twopc raises."""
@@ -132,3 +139,8 @@ class OutcomeUnknown(OperatorRequired):
 
 class CorruptLog(OperatorRequired):
     """An entry of the commit log is not what a coordinator writes. Nothing was changed."""
+
+
+def worst_of(errors: Sequence[Exception]) -> Exception:
+    """Return the error that is the least likely to go away by itself."""
+    return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))

@@ -1,58 +1,50 @@
-"""The pending-transaction ordered map: what is decided and not yet known to be committed."""
+"""The pending-transaction ordered map: transactions that are decided and not yet known to be committed."""
 
 from __future__ import annotations
 
-import time
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 
 from twopc.transaction import Committable
 
 
-@dataclass(frozen=True, slots=True)
-class PendingBatch:
-    """The pre-committed transactions of one batch. ``since_s`` is a reading of this process's monotonic clock."""
+class PendingTransactions(Mapping[int, tuple[Committable, ...]]):
+    """Batch id → pre-committed transactions of one sink, oldest batch first.
 
-    batch_id: int
-    committables: tuple[Committable, ...]
-    since_s: float
-
-
-class PendingTransactions:
-    """Batch id → pre-committed transactions, oldest batch first.
-
-    Committing batch *n* commits every pending batch up to *n*, in order, because the word that *n* is decided may
-    be late or skip a batch (Flink's TwoPhaseCommitSinkFunction keeps the same map).
+    Phase two commits *through* a batch: every pending batch up to it, in order. A crash may have left older batches
+    decided and uncommitted. (Flink's ``TwoPhaseCommitSinkFunction`` keeps the same map.)
     """
 
     def __init__(self) -> None:
-        self._batches: OrderedDict[int, PendingBatch] = OrderedDict()
+        self._batches: dict[int, tuple[Committable, ...]] = {}
 
     def add(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Remember a decided batch. Batches are added in ascending order.
+        """Remember a decided batch.
 
         Raises:
-            ValueError: ``batch_id`` is not newer than every pending one.
+            ValueError: ``batch_id`` is not newer than every pending batch.
         """
         if self._batches and batch_id <= next(reversed(self._batches)):
             raise ValueError(f"batch {batch_id} is not newer than the pending {list(self._batches)}")
-        self._batches[batch_id] = PendingBatch(batch_id, tuple(committables), time.monotonic())
+        self._batches[batch_id] = tuple(committables)
 
-    def through(self, batch_id: int) -> tuple[PendingBatch, ...]:
-        """The pending batches up to and including ``batch_id``, oldest first."""
-        return tuple(batch for batch in self._batches.values() if batch.batch_id <= batch_id)
+    def through(self, batch_id: int) -> tuple[int, ...]:
+        """Return the ids of the pending batches up to and including ``batch_id``, oldest first."""
+        return tuple(pending for pending in self._batches if pending <= batch_id)
 
-    def replace(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Put what was decided instead in the place of a pending batch's transactions."""
-        self._batches[batch_id] = replace(self._batches[batch_id], committables=tuple(committables))
+    def amend(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        """Replace the transactions of a pending batch by those of the amended decision."""
+        assert batch_id in self._batches
+        self._batches[batch_id] = tuple(committables)
 
     def settle(self, batch_id: int) -> None:
-        """Forget a batch of which every transaction is known to be committed. A batch not pending is ignored."""
+        """Forget a batch whose every transaction is known to be committed. A batch that is not pending is ignored."""
         self._batches.pop(batch_id, None)
 
-    def __iter__(self) -> Iterator[PendingBatch]:
-        return iter(tuple(self._batches.values()))
+    def __getitem__(self, batch_id: int) -> tuple[Committable, ...]:
+        return self._batches[batch_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(tuple(self._batches))
 
     def __len__(self) -> int:
         return len(self._batches)

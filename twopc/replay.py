@@ -1,44 +1,50 @@
-"""Copies of what participants wrote, kept until their batch is known to be complete.
+"""Replay copies: what participants wrote, kept until its batch is known to be complete.
 
-A target that gives up on a transaction after its decision (Kafka, when a time-out runs out) would take the records with
-it. From the copy they are written again, in a new transaction, and the decision is amended to name that one. A copy is
-an Arrow IPC stream, named by the exact transactional id of the attempt that wrote it.
+A target system that rolls back a decided transaction (Kafka, after a timeout) would lose the records. They are written
+again from the copy in a new transaction, and the decision is amended to name that one. A copy is an Arrow IPC stream,
+named by the exact transactional id of the attempt that wrote it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
 from twopc.log.store import make_folder, names_in, sync_folder
 from twopc.places import canonical, parsed_place
-from twopc.transactional_ids import TransactionId
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import Round, TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from twopc.log.commit_log import CommitLog
+    from twopc.sink import TwoPhaseCommitSink
 
 _SUFFIX = ".arrow"
 
 
 class DamagedCopy(Exception):
-    """A copy does not have the records that were written to it: its store has lost some."""
+    """A copy lacks records that were written to it: its store has lost some."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayCopies:
-    """A folder of copies at any URL that fsspec opens. A value: it travels to the participants with its sink.
+    """A folder of replay copies at any URL that fsspec opens. A value: it travels to the participants with its sink.
 
     Attributes:
         url: the folder.
-        storage_options: what fsspec's client takes, such as ``endpoint_url``. What is not given comes from fsspec's
-            configuration where the participant runs, which is the place for credentials.
+        storage_options: options of fsspec's client, such as ``endpoint_url``. Others come from fsspec's configuration
+            where the participant runs, which is the place for credentials.
     """
 
     url: str
@@ -52,11 +58,11 @@ class ReplayCopies:
         return ReplayCopy(self, f"{transaction_id.exact}{_SUFFIX}", schema)
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
-        """The records of a copy, as they were written. A copy may end too early and look whole: count them.
+        """Yield the records of a copy as they were written. A truncated copy may look complete, so count them.
 
         Raises:
-            FileNotFoundError: there is none.
-            DamagedCopy: it can't be read.
+            FileNotFoundError: there is no such copy.
+            DamagedCopy: the copy can't be read.
         """
         import pyarrow as pa
 
@@ -72,13 +78,13 @@ class ReplayCopies:
             raise DamagedCopy(str(error)) from error
 
     def names(self) -> list[tuple[str, str]]:
-        """Every copy that is there: (name, exact transactional id)."""
+        """Return the name and the exact transactional id of every copy in the folder."""
         fs, folder = self._open()
         names = [name for name in names_in(fs, folder) if name.endswith(_SUFFIX)]
         return sorted((name, name.removesuffix(_SUFFIX)) for name in names)
 
     def remove(self, name: str) -> None:
-        """Remove a copy, or do nothing where there is none."""
+        """Remove a copy, or do nothing if it is gone."""
         fs, path = self._locate(name)
         with contextlib.suppress(FileNotFoundError):
             fs.rm_file(path)
@@ -88,13 +94,13 @@ class ReplayCopies:
         return fs, f"{folder.rstrip('/')}/{name}"
 
     def _open(self) -> tuple[Any, str]:
-        """A file system that keeps no listings: the sweep must see the copies of other processes."""
+        """Return a file system that caches no listings: the sweep must see the copies of other processes."""
         fs, folder = url_to_fs(self.url, **{**self.storage_options, "use_listings_cache": False})
         return fs, folder
 
 
 class ReplayCopy:
-    """A copy that is being written."""
+    """A replay copy while its participant writes it."""
 
     def __init__(self, replay_copies: ReplayCopies, name: str, schema: pa.Schema) -> None:
         import pyarrow as pa
@@ -109,14 +115,14 @@ class ReplayCopy:
         self._stream = pa.ipc.new_stream(self._file, schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append the records that were handed to the sink."""
+        """Append a record batch that was written to the sink."""
         self._stream.write_batch(batch)
 
     def finish(self) -> str:
         """Make the copy durable.
 
         Returns:
-            Its name, which goes into the committable.
+            Its name, for the committable.
         """
         self._stream.close()
         self._file.flush()
@@ -128,8 +134,79 @@ class ReplayCopy:
         return self.name
 
     def discard(self) -> None:
-        """Remove what there is of it. Where the store does not let it, the coordinator's sweep does."""
+        """Remove what was written so far. If the store refuses, the coordinator's sweep removes it later."""
         with contextlib.suppress(Exception):
             self._file.close()
         with contextlib.suppress(Exception):
             self._replay_copies.remove(self.name)
+
+
+def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
+    """Write the records of the replay copy of ``lost`` in a new transaction, pre-commit it and seal it.
+
+    Raises:
+        Retriable: the records could not be written now. The batch is decided, so its caller must not run it again.
+        OperatorRequired: the records can't be written any more.
+    """
+    assert sink.replay_copies is not None
+    assert lost.replay_copy is not None
+    began_s = time.perf_counter()
+    transaction: Transaction | None = None
+    try:
+        transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
+        for batch in sink.replay_copies.read(lost.replay_copy):
+            sink.write(transaction, batch)
+            transaction.records += batch.num_rows
+        if transaction.records != lost.records:
+            raise DamagedCopy(f"it has {transaction.records} records")
+        vote = replace(sink.pre_commit(transaction), replay_copy=lost.replay_copy, bytes=lost.bytes)
+        [sealed] = sink.sealed([vote], began_s)
+        return sealed
+    except Exception as error:
+        if transaction is not None:
+            with contextlib.suppress(Exception):  # the sweep rolls back what stays open
+                sink.abort(transaction)
+        if failure := _failure(error, lost, round, sink.replay_copies.url):
+            raise failure from error
+        raise
+
+
+def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exception | None:
+    """Return what ``error`` means for a decided transaction, or None if it means the same as anywhere else."""
+    what = (
+        f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by its"
+        " target system"
+    )
+    restore = "Restore the copy and start again, or write the records by other means."
+    match error:
+        case FileNotFoundError():
+            return TransactionLost(f"{what}, and its copy {lost.replay_copy} is no longer in {url}. {restore}")
+        case DamagedCopy():
+            return TransactionLost(f"{what}, and its copy {lost.replay_copy} in {url} is damaged: {error}. {restore}")
+        case RoundAborted():
+            return Retriable(f"{what}; writing it again failed: {error}")
+        case Refused():
+            return OperatorRequired(f"{what}, which now refuses its records: {error} Correct that and start again.")
+    return None
+
+
+def remove_copies(sinks: Collection[TwoPhaseCommitSink[Any]], log: CommitLog) -> None:
+    """Remove the copies of batches that are known to be complete, and of rounds that are not decided.
+
+    The order upholds that a zombie removes nothing of a newer coordinator: list, re-read the log, remove what was
+    listed.
+    """
+    listed = [
+        (sink.replay_copies, name)
+        for sink in sinks
+        if sink.replay_copies
+        for name, transaction_id in sink.replay_copies.names()
+        if sink.transactional_ids.owns_exact(transaction_id)
+    ]
+    if not listed:
+        return
+    log.verify()
+    needed = {c.replay_copy for sink in sinks for committables in sink.pending.values() for c in committables}
+    for replay_copies, name in listed:
+        if name not in needed:
+            replay_copies.remove(name)

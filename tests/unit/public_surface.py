@@ -74,13 +74,19 @@ def _names(module: ModuleType) -> list[str]:
 def _described(name: str, value: Any) -> Iterator[str]:
     if inspect.isclass(value):
         yield f"class {name}({', '.join(base.__name__ for base in value.__bases__)}){_made_by(value)}"
-        for member in sorted(vars(value)):
+        for member in sorted({member for kind in _with_private_bases(value) for member in vars(kind)}):
             if not member.startswith(("_", "test_")):
                 yield from _member(f"{name}.{member}", inspect.getattr_static(value, member))
     elif inspect.isroutine(value):
         yield f"{name}{_signature(value)}"
     else:
         yield f"{name}: {type(value).__name__}"
+
+
+def _with_private_bases(kind: type) -> Iterator[type]:
+    """The class, and its bases that lie in a private module: to a user, what they define is the class's own."""
+    yield kind
+    yield from (base for base in kind.__bases__ if base.__module__.startswith("twopc._"))
 
 
 def _made_by(kind: type) -> str:

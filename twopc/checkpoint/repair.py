@@ -25,8 +25,8 @@ from twopc.checkpoint.source_files import (
     with_files,
 )
 from twopc.errors import LogMismatch, Refused
+from twopc.log.batch_identity import ABSENT, Difference, differences, shown
 from twopc.log.entries import Entry
-from twopc.log.reads import ABSENT, Difference, differences, told
 from twopc.transaction import JsonValue
 
 UNCHANGED = "Nothing was changed."
@@ -278,7 +278,7 @@ def _noted_otherwise(compared: Comparison, decided: int) -> bool:
         if mismatch.batch_id < decided:
             raise Refused(
                 f"Spark has noted batch {mismatch.batch_id} as done, with other input than it was decided with:"
-                f" {told(mismatch.found)}. {UNCHANGED} The query has gone on from there, so what lies between the two"
+                f" {shown(mismatch.found)}. {UNCHANGED} The query has gone on from there, so what lies between the two"
                 " was lost or written twice: compare the source with the target there, and mend the target by other"
                 " means."
             )

@@ -11,7 +11,7 @@ from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import ATTEMPTS, History, read_history
 from twopc.cli.report import Document, Report
 from twopc.errors import Refused
-from twopc.log.reads import ABSENT
+from twopc.log.batch_identity import ABSENT
 from twopc.transaction import JsonValue
 
 ASIDE = "twopc-put-aside"

@@ -178,7 +178,7 @@ class Recovery:
     @property
     def stuck(self) -> int | None:
         """The batch at which ``run`` failed: everything older is committed. None where all batches are."""
-        return min((batch.batch_id for sink in self._sinks.values() for batch in sink.pending), default=None)
+        return min((batch_id for sink in self._sinks.values() for batch_id in sink.pending), default=None)
 
     def lost(self, batch_id: int) -> list[Lost]:
         """What can't be committed of a batch, after ``run`` failed. All else of it is committed on return, or will be

@@ -69,6 +69,7 @@ COORDINATOR = "twopc.coordinator:Coordinator"
 KAFKA = "twopc_kafka.sink:KafkaSink"
 FILES = "twopc_files.stores.local:Local"
 LOG = "twopc.log.commit_log"
+SWEEP = "twopc.sweep"
 LEASES = "twopc.leases"
 
 PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
@@ -85,24 +86,27 @@ MUTANTS = (
         "the decision comes before the seal",
         (
             Edit(
-                f"{COORDINATOR}._run",
+                f"{COORDINATOR}.run",
                 "committables = self._seal(round, votes, started)",
-                """self._enter(Phase.SEALING, round.batch_id)
-            committables = {
-                name: tuple(
-                    replace(vote[name], handle={**vote[name].handle, "end_txn_version": 5, "partitions": {}})
-                    for vote in votes
-                    if name in vote
-                )
-                for name in self._sinks
-            }""",
+                """import dataclasses
+                self._enter(Phase.SEALING, batch_id)
+                committables = {
+                    name: tuple(
+                        dataclasses.replace(
+                            vote[name], handle={**vote[name].handle, "end_txn_version": 5, "partitions": {}}
+                        )
+                        for vote in votes
+                        if name in vote
+                    )
+                    for name in self._sinks
+                }""",
             ),
             Edit(
-                f"{COORDINATOR}._run",
-                "self._enter(Phase.COMMITTING, round.batch_id)",
+                f"{COORDINATOR}.run",
+                "self._enter(Phase.COMMITTING, batch_id)",
                 """for name, sink in self._sinks.items():
-            sink.sealed(committables[name], started)
-        self._enter(Phase.COMMITTING, round.batch_id)""",
+                sink.sealed(committables[name], started)
+            self._enter(Phase.COMMITTING, batch_id)""",
             ),
         ),
     ),
@@ -114,12 +118,12 @@ MUTANTS = (
         "a commit comes before the decision",
         (
             Edit(
-                f"{COORDINATOR}._run",
+                f"{COORDINATOR}.run",
                 "self._decide(Decision(round, committables), reads)",
                 """for name, sink in self._sinks.items():
-            for committable in committables[name]:
-                sink.commit(committable)
-        self._decide(Decision(round, committables), reads)""",
+                for committable in committables[name]:
+                    sink.commit(committable)
+            self._decide(Decision(round, committables), reads)""",
             ),
         ),
     ),
@@ -130,11 +134,11 @@ MUTANTS = (
     ),
     Mutant(
         "a decided batch is written again",
-        (Edit("twopc.coordinator:is_decided", "return batch_id == newest", "return False"),),
+        (Edit("twopc.log.batch_identity:is_decided", "return batch_id == newest", "return False"),),
     ),
     Mutant(
         "phase two is left out",
-        (Edit(f"{COORDINATOR}._run", "self._commit_through(round.batch_id, recovered=False)", "pass"),),
+        (Edit(f"{COORDINATOR}.run", "self._commit_through(batch_id, recovered=False)", "pass"),),
     ),
     Mutant(
         "recovery commits nothing",
@@ -144,8 +148,8 @@ MUTANTS = (
         "the sweep after a batch is forgotten",
         (
             Edit(
-                f"{COORDINATOR}._run",
-                'self._until_answered(f"sweep after batch {round.batch_id}", self._sweep, False)',
+                f"{COORDINATOR}.run",
+                'self._until_answered(f"sweep after batch {batch_id}", self._sweep, False)',
                 "",
             ),
         ),
@@ -162,28 +166,28 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep does not read the log's tail again",
-        (Edit(f"{COORDINATOR}._undecided", "self._log.verify()", ""),),
+        (Edit(f"{SWEEP}:_undecided", "log.verify()", ""),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "the sweep reads the log's tail before it lists",
         (
-            Edit(f"{COORDINATOR}._undecided", "self._log.verify()", ""),
-            Edit(f"{COORDINATOR}._undecided", "open_ = list", "self._log.verify()\n        open_ = list"),
+            Edit(f"{SWEEP}:_undecided", "log.verify()", ""),
+            Edit(f"{SWEEP}:_undecided", "listed = list", "log.verify()\n    listed = list"),
         ),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "copies are removed without reading the log's tail again",
-        (Edit(f"{COORDINATOR}._remove_copies", "self._log.verify()", ""),),
+        (Edit(f"{SWEEP}:remove_copies", "log.verify()", ""),),
         (STAGED,),
         in_turn=((Fault.SLEEP_THROUGH,), (Fault.TIME_OUT,), (Fault.PREEMPT,)),
     ),
     Mutant(
         "the sweep does not look again after an abort",
-        (Edit(f"{COORDINATOR}._sweep_sink", "while (undecided", "if (undecided"),),
+        (Edit(f"{SWEEP}:_sweep_sink", "while (undecided", "if (undecided"),),
         (RECURRING,),
         in_turn=((Fault.DRIVER_DIES,), (Fault.MARKER_LEFT_OUT,)),
     ),
@@ -200,10 +204,10 @@ MUTANTS = (
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
                 """self._until_started("sweep at recovery", self._sweep, True)
-        self._commit_through(self._log.tail.decided, recovered=True)""",
+            self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
             Edit(
-                f"{COORDINATOR}._undecided",
+                f"{SWEEP}:_undecided",
                 "if not any(transaction.is_same_transaction",
                 "if not any(False and transaction.is_same_transaction",
             ),
@@ -213,14 +217,14 @@ MUTANTS = (
         "an ambiguous append is followed by an abort",
         (
             Edit(
-                f"{COORDINATOR}._run",
+                f"{COORDINATOR}.run",
                 "self._decide(Decision(round, committables), reads)",
                 """try:
-            self._decide(Decision(round, committables), reads)
-        except Fenced:
-            raise
-        except Exception as error:
-            self._roll_back(round, error)""",
+                self._decide(Decision(round, committables), reads)
+            except Fenced:
+                raise
+            except Exception as error:
+                self._roll_back(round, error)""",
             ),
         ),
         (ONE,),
@@ -239,7 +243,7 @@ MUTANTS = (
     ),
     Mutant(
         "a transaction that is lost is passed over",
-        (Edit(f"{COORDINATOR}._attempt_commits", "_raise_worst(errors)", "pass"),),
+        (Edit(f"{COORDINATOR}._attempt_commits", "raise worst_of(errors)", "pass"),),
     ),
     Mutant(
         "what is committed is committed again after a replay",
@@ -256,7 +260,7 @@ MUTANTS = (
         "a batch is complete before it is committed",
         (
             Edit(
-                f"{COORDINATOR}._commit_in",
+                f"{COORDINATOR}._commit_batch",
                 "while work",
                 """for sink in self._sinks.values():
             sink.complete(batch_id, ())
@@ -293,12 +297,12 @@ MUTANTS = (
     Mutant(
         "a staged copy is removed before its batch is committed",
         (
-            Edit(f"{COORDINATOR}._remove_copies", "if copy not in needed:", "if True:"),
+            Edit(f"{SWEEP}:remove_copies", "if name not in needed:", "if True:"),
             Edit(
                 f"{COORDINATOR}._attach",
                 "self._commit_through(self._log.tail.decided, recovered=True)",
                 """self._until_started("sweep at recovery", self._sweep, True)
-        self._commit_through(self._log.tail.decided, recovered=True)""",
+            self._commit_through(self._log.tail.decided, recovered=True)""",
             ),
         ),
         (STAGED,),
@@ -518,13 +522,19 @@ MUTANTS = (
     ),
     Mutant(
         "a decided batch that comes again is not compared",
-        (Edit("twopc.coordinator:require_same_reads", "if found := list(differences(decided, now)):", "if False:"),),
+        (
+            Edit(
+                "twopc.log.batch_identity:require_same_reads",
+                "if found := list(differences(decided, now)):",
+                "if False:",
+            ),
+        ),
         (TWO,),
         in_turn=(DEAD, BEHIND),
     ),
     Mutant(
         "a new batch may follow another than was decided",
-        (Edit("twopc.coordinator:_require_same_end", "if decided is None or now is None", "if True"),),
+        (Edit("twopc.log.batch_identity:_require_same_end", "if decided is None or now is None", "if True"),),
         (replace(TWO, runs=1),),
         in_turn=(DEAD, (Fault.PLAN_LOST,), DEAD),
     ),

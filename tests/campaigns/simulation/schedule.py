@@ -24,7 +24,7 @@ from tests.campaigns.simulation.records import Records, RowsFormat, rows_between
 from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
-from twopc import _bound_sink, coordinator, leases, participant, pending
+from twopc import _bound_sink, coordinator, leases, participant, replay
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries
 from twopc.log import store as log_store
@@ -195,7 +195,7 @@ def simulated() -> Iterator[None]:
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
         (coordinator, "time", _CLOCK),
         (_bound_sink, "time", _CLOCK),
-        (pending, "time", _CLOCK),
+        (replay, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
         (coordinator, "until_answered", _until_answered),
         (participant, "until_answered", _until_answered),

@@ -19,8 +19,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
-from twopc.coordinator import START_TIMEOUT_S, Coordinator, is_known
+from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import LogMismatch
+from twopc.log.batch_identity import is_known
 from twopc.log.commit_log import CommitLog
 from twopc.log.store import open_store
 from twopc.participant import Participant, Vote

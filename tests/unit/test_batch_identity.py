@@ -1,4 +1,4 @@
-"""What a batch read: how two readings differ, and what a coordinator does with a batch that comes again."""
+"""A batch's identity: how two readings differ, and what a coordinator does with a batch that comes again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.test_coordinator import World, never, write_all
 from twopc.errors import LogMismatch
+from twopc.log.batch_identity import differences, shown
 from twopc.log.commit_log import ENTRIES_KEPT, read_tail
-from twopc.log.reads import differences, told
 from twopc.transaction import JsonValue
 
 AT_100: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7}}], "watermark": 5}
@@ -41,19 +41,19 @@ def decide(world: World, batch_id: int, reads: JsonValue) -> None:
 def test_a_difference_names_its_path_both_sides_and_how_far_apart_numbers_are(
     decided: JsonValue, now: JsonValue, text: str
 ) -> None:
-    assert told(list(differences(decided, now))) == text
+    assert shown(list(differences(decided, now))) == text
 
 
 def test_a_message_of_many_differences_counts_the_rest() -> None:
     found = list(differences({str(n): n for n in range(15)}, {}))
     assert len(found) == 15
-    assert told(found).endswith("; and 5 more")
+    assert shown(found).endswith("; and 5 more")
 
 
 def test_a_message_says_how_far_apart_the_partitions_of_a_topic_are_in_all() -> None:
     decided: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7, "2": 5}}], "watermark": 5}
     now: JsonValue = {"sources": [{"orders": {"0": 90, "1": 47, "2": 5}}], "watermark": 6}
-    assert told(list(differences(decided, now))).endswith("now 6 (+1); sources.0.orders: +30 in all")
+    assert shown(list(differences(decided, now))).endswith("now 6 (+1); sources.0.orders: +30 in all")
 
 
 def test_a_decided_batch_that_comes_again_with_the_same_input_is_not_written_again(world: World) -> None:

@@ -1,0 +1,74 @@
+"""How deep the code is: whoever reads a traceback from a sink's ``commit`` finds few frames of this project in it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.participant import Vote
+from twopc.testing import MemorySink, MemoryTarget
+
+PACKAGE = str(Path(twopc.__file__).parent)
+
+FRAMES_AT_MOST = 5
+
+
+class Deep(MemorySink):
+    """Notes the functions of this project that are on the stack when ``commit`` is called, outermost first."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryTarget())
+        self.stacks: list[list[str]] = []
+
+    def commit(self, committable: Committable) -> None:
+        ours = [frame.function for frame in inspect.stack()[1:] if frame.filename.startswith(PACKAGE)]
+        self.stacks.append(ours[::-1])
+        super().commit(committable)
+
+
+def committed(log: Path, commits_at_once: int) -> list[list[str]]:
+    sink = Deep()
+
+    def phase_one(round: Round) -> list[Vote]:
+        votes = []
+        for partition in range(2):
+            with Participant({"a": sink}, round, partition=partition) as participant:
+                participant.write("a", pa.record_batch({"n": [partition]}))
+                votes.append(participant.pre_commit())
+        return votes
+
+    with Coordinator(
+        {"a": sink}, log, owner="query", commits_at_once=commits_at_once, rest_interval_s=None
+    ) as coordinator:
+        coordinator.run(0, phase_one)
+    return sink.stacks
+
+
+def test_few_frames_lie_between_run_and_commit(tmp_path: Path) -> None:
+    for stack in committed(tmp_path, commits_at_once=1):
+        between = stack[stack.index("run") + 1 :]
+        assert len(between) <= FRAMES_AT_MOST, between
+
+
+def test_few_frames_lie_between_run_and_a_commit_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitting: list[list[str]] = []
+
+    class Pool(twopc.coordinator.ThreadPoolExecutor):  # type: ignore[name-defined,misc]
+        def map(self, *arguments: object) -> object:
+            ours = [frame.function for frame in inspect.stack()[1:] if frame.filename.startswith(PACKAGE)]
+            submitting.append(ours[::-1])
+            return super().map(*arguments)
+
+    monkeypatch.setattr("twopc.coordinator.ThreadPoolExecutor", Pool)
+    on_threads = committed(tmp_path, commits_at_once=2)
+    [stack] = submitting
+    between = stack[stack.index("run") + 1 :]
+    assert len(on_threads) == 2
+    for on_thread in on_threads:
+        assert "run" not in on_thread
+        assert len(between) + len(on_thread) <= FRAMES_AT_MOST, between + on_thread
