@@ -42,7 +42,7 @@ from twopc.log.batch_identity import is_known
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision, Entry
 from twopc.log.store import LogStore, store_of
-from twopc.metrics import Figures
+from twopc.metrics import Metrics
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
@@ -122,7 +122,7 @@ class Coordinator:
         self._start_timeout_s = start_timeout_s
         self._gives_up = gives_up
         self._phase = Phase.CLOSED
-        self._figures = Figures()
+        self._metrics = Metrics()
         self._one_at_a_time = threading.Lock()
         self._batch_or_rest = threading.Lock()
         self._waits = Waits()
@@ -185,7 +185,7 @@ class Coordinator:
             TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
         """
         with self._alone(f"batch {batch_id}", waits=False):
-            self._figures = Figures()
+            self._metrics = Metrics()
             if self._phase is Phase.CLOSED:
                 self._open()
             if is_known(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
@@ -266,7 +266,7 @@ class Coordinator:
         except Fenced:
             raise
         except BaseException:
-            self._phase = Phase.CLOSED
+            self._fail()
             raise
         finally:
             self._batch_or_rest.release()
@@ -300,8 +300,7 @@ class Coordinator:
             with self._batch_or_rest:
                 yield
         except BaseException:
-            self._phase = Phase.CLOSED
-            self._post(None)
+            self._fail()
             raise
         finally:
             self._running_in = None
@@ -486,10 +485,17 @@ class Coordinator:
     # What is told. ----------------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase, batch_id: int | None = None, now_s: float | None = None) -> None:
-        self._phase = advance(self._phase, phase)
-        self._figures.enter(phase, time.perf_counter() if now_s is None else now_s)
+        left, self._phase = self._phase, advance(self._phase, phase)
+        self._metrics.leave(left, time.perf_counter() if now_s is None else now_s)
         self._post(None)
         self._tell(PhaseEntered(phase, batch_id))
+
+    def _fail(self) -> None:
+        """Close after an error, so that the next call recovers first."""
+        if self._phase is Phase.CLOSED:
+            self._post(None)
+        else:
+            self._enter(Phase.CLOSED)
 
     def _until_answered(
         self,
@@ -518,7 +524,7 @@ class Coordinator:
             ) from error
 
     def _tell(self, event: Event) -> None:
-        self._figures.count(event)
+        self._metrics.count(event)
         notify(event)
         if isinstance(event, CallRetried):
             if self._gives_up(event):
@@ -541,7 +547,7 @@ class Coordinator:
     def _finished(
         self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
     ) -> BatchFinished:
-        batch = self._figures.finished(self._owner, batch_id, already_decided, committables)
+        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables)
         logger.info("%s", batch)
         self._tell(batch)
         return batch

@@ -1,4 +1,4 @@
-"""The figures of one batch, added up while it runs."""
+"""The metrics of one batch, added up while it runs."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from twopc.phases import Phase
 from twopc.transaction import Committable
 
 
-class Figures:
-    """Counts what a coordinator tells and times its phases, from the call that brings a batch to its end."""
+class Metrics:
+    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end.
+
+    Attributes:
+        phases_ms: the time in each phase that the batch has left, by the phase's name.
+    """
 
     def __init__(self) -> None:
-        self._phases_ms: dict[str, float] = {}
+        self.phases_ms: dict[str, float] = {}
         self._retries = 0
         self._recovered = 0
-        self._phase = Phase.IDLE
         self._since_s = 0.0
-        self._lock = threading.Lock()  # phase two tells from several threads
+        self._lock = threading.Lock()  # phase two reports from several threads
 
-    def enter(self, phase: Phase, now_s: float) -> None:
-        """``now_s``: a reading of ``time.perf_counter``."""
-        if self._phase is not Phase.IDLE:
-            self._phases_ms[self._phase.value] = (now_s - self._since_s) * 1000
-        self._phase, self._since_s = phase, now_s
+    def leave(self, phase: Phase, now_s: float) -> None:
+        """Count the time since the last phase was left. ``now_s`` is a reading of ``time.perf_counter``."""
+        if phase not in (Phase.CLOSED, Phase.IDLE):
+            self.phases_ms[phase.value] = (now_s - self._since_s) * 1000
+        self._since_s = now_s
 
     def count(self, event: Event) -> None:
         with self._lock:
@@ -38,7 +41,7 @@ class Figures:
     def finished(
         self, owner: str, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
     ) -> BatchFinished:
-        """``committables``: those of the decision by sink, or none where it is an earlier one."""
+        """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
         return BatchFinished(
             owner=owner,
             batch_id=batch_id,
@@ -46,7 +49,7 @@ class Figures:
             records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},
             bytes={name: sum(c.bytes or 0 for c in of_sink) for name, of_sink in committables.items()},
             transactions={name: len(of_sink) for name, of_sink in committables.items()},
-            phases_ms=self._phases_ms,
+            phases_ms=self.phases_ms,
             retries=self._retries,
             recovered=self._recovered,
         )
