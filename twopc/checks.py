@@ -59,5 +59,5 @@ class CheckResult:
         try:
             until_answered(what, call, patience_s=PATIENCE_S)
         except (TwoPhaseCommitError, OSError) as error:
-            return cls.failed(what, str(error))
+            return cls.failed(what, error.message if isinstance(error, TwoPhaseCommitError) else str(error))
         return cls.passed(what)

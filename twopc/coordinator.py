@@ -34,6 +34,8 @@ from twopc.errors import (
     Retriable,
     RoundAborted,
     TransactionLost,
+    TwoPhaseCommitError,
+    located,
     worst_of,
 )
 from twopc.events import BatchFinished, CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
@@ -184,7 +186,7 @@ class Coordinator:
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
         """
-        with self._alone(f"batch {batch_id}", waits=False):
+        with self._alone(f"batch {batch_id}", waits=False, batch_id=batch_id):
             self._metrics = Metrics()
             if self._phase is Phase.CLOSED:
                 self._open()
@@ -241,7 +243,9 @@ class Coordinator:
             if self._phase is Phase.CLOSED:
                 self._tail_when_closed = _newest_entry(self._store)
             for name, schema in schemas.items():
-                self._until_started(f"look at what sink {name!r} writes to", self._sinks[name].require_valid, schema)
+                what = f"look at what sink {name!r} writes to"
+                with located(sink=name):
+                    self._until_started(what, self._sinks[name].require_valid, schema)
             self._post(None)
 
     def rest(self) -> None:
@@ -265,8 +269,8 @@ class Coordinator:
             logger.warning("between batches: %s", error)
         except Fenced:
             raise
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error)
             raise
         finally:
             self._batch_or_rest.release()
@@ -289,7 +293,7 @@ class Coordinator:
                     sink.close()
 
     @contextlib.contextmanager
-    def _alone(self, what: str, waits: bool) -> Iterator[None]:
+    def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
         """One call at a time. After any error the coordinator is closed, and the next call recovers first."""
         within = self._running_in == threading.get_ident()
         if within or not self._one_at_a_time.acquire(blocking=waits):
@@ -299,8 +303,8 @@ class Coordinator:
         try:
             with self._batch_or_rest:
                 yield
-        except BaseException:
-            self._fail()
+        except BaseException as error:
+            self._fail(error, batch_id)
             raise
         finally:
             self._running_in = None
@@ -325,16 +329,13 @@ class Coordinator:
         strangers = {name for vote in votes for name in vote} - self._sinks.keys()
         if strangers:
             raise ConfigurationError(f"there are votes for {', '.join(sorted(strangers))}: this log has no such sink")
-        return {
-            name: self._until_answered(
-                f"{round}: seal of sink {name!r}",
-                sink.sealed,
-                [vote[name] for vote in votes if name in vote],
-                started,
-                patience_s=SEAL_PATIENCE_S,
-            )
-            for name, sink in self._sinks.items()
-        }
+        sealed = {}
+        for name, sink in self._sinks.items():
+            of_sink = [vote[name] for vote in votes if name in vote]
+            what = f"{round}: seal of sink {name!r}"
+            with located(sink=name):
+                sealed[name] = self._until_answered(what, sink.sealed, of_sink, started, patience_s=SEAL_PATIENCE_S)
+        return sealed
 
     def _roll_back(self, round: Round, error: Exception) -> NoReturn:
         """Abort the round, which no entry of the log has decided, and raise what its failure means."""
@@ -349,7 +350,9 @@ class Coordinator:
             raise error
         raise RoundAborted(
             f"{round} failed before its decision ({type(error).__name__}: {error}). Nothing of it is visible."
-            " Run the batch again; a restarted query does."
+            " Run the batch again; a restarted query does.",
+            sink=getattr(error, "sink", None),
+            transaction_id=getattr(error, "transaction_id", None),
         ) from error
 
     def _decide(self, decision: Decision, reads: JsonValue) -> None:
@@ -377,7 +380,8 @@ class Coordinator:
             work = self._attempt_commits(work, batch_id, recovered)
         for sink in sinks:
             what = f"batch {batch_id} is committed; its completion in sink {_name(sink)!r}"
-            self._until_answered(what, sink.complete, batch_id, sink.pending[batch_id])
+            with located(sink=_name(sink), batch_id=batch_id):
+                self._until_answered(what, sink.complete, batch_id, sink.pending[batch_id])
             sink.pending.settle(batch_id)
 
     def _attempt_commits(self, work: Sequence[InSink], batch_id: int, recovered: bool) -> list[InSink]:
@@ -412,6 +416,8 @@ class Coordinator:
         errors: list[Exception] = []
         for (sink, committable), raised in failed:
             error = _verdict(raised, sink, committable, recovered)
+            if isinstance(error, TwoPhaseCommitError):
+                error.fill_in(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id)
             logger.error("batch %d, sink %r: %s", batch_id, _name(sink), error)
             if isinstance(error, TransactionLost) and sink.replay_copies and committable.replay_copy:
                 lost.append((sink, committable))
@@ -445,7 +451,8 @@ class Coordinator:
         replaced = {name: dict[str, Committable]() for name in self._sinks}
         for sink, committable in lost:
             what = f"batch {batch_id} is decided; writing {committable.transaction_id} again"
-            replacement = self._until_answered(what, write_again, sink, committable, round)
+            with located(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id):
+                replacement = self._until_answered(what, write_again, sink, committable, round)
             replaced[_name(sink)][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement))
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
@@ -476,7 +483,8 @@ class Coordinator:
         self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
-            self._until_started(f"look at the target of sink {name!r}", sink.open)
+            with located(sink=name):
+                self._until_started(f"look at the target of sink {name!r}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         if self._log.tail.decided is not None:
@@ -490,12 +498,14 @@ class Coordinator:
         self._post(None)
         self._tell(PhaseEntered(phase, batch_id))
 
-    def _fail(self) -> None:
+    def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
         """Close after an error, so that the next call recovers first."""
+        if isinstance(error, TwoPhaseCommitError):
+            error.fill_in(batch_id=batch_id, phase=self._phase)
         if self._phase is Phase.CLOSED:
             self._post(None)
         else:
-            self._enter(Phase.CLOSED)
+            self._enter(Phase.CLOSED, batch_id)
 
     def _until_answered(
         self,

@@ -2,80 +2,180 @@
 
 ```text
 TwoPhaseCommitError
-├── Retriable               repeat the same call: the target could not answer now
+├── Retriable               repeat the same call: the target system could not answer now
 ├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
-├── InDoubt                 start again: whether the batch is decided is not known here; recovery reads it from the log
+├── InDoubt                 start again: recovery reads from the log whether the batch is decided
 ├── Fenced                  stop: a newer coordinator has this log and goes on
 ├── Refused                 correct the input and start again: nothing was decided
-│   ├── ConfigurationError  an option, a plugin or a name
-│   ├── SchemaMismatch      a column or a type that a sink can't write
-│   ├── RecordRefused       a record that a sink can't write, however often it is tried
+│   ├── ConfigurationError  an option, a plugin or a name is wrong
+│   ├── SchemaMismatch      a sink can't write a column or a type
+│   ├── RecordRefused       a sink can't write a record, however often it is tried
 │   ├── LogMismatch         the log belongs to another query, or the batch is not the next one
-│   └── PoolExhausted       every transactional id that this batch could use is in doubt
-└── OperatorRequired        call a person: going on could lose or double records
-    ├── TransactionLost     the target rolled back a transaction after it was decided
-    ├── OutcomeUnknown      the target can't say what became of a decided transaction
+│   └── PoolExhausted       transactions in doubt hold every transactional id of the batch
+└── OperatorRequired        call an operator: going on could lose or double records
+    ├── TransactionLost     the target system rolled back a decided transaction
+    ├── OutcomeUnknown      the target system can't report what became of a decided transaction
     └── CorruptLog          an entry of the commit log is not what a coordinator writes
 ```
+
+Each class's docstring is its section in the catalog, ``docs/errors.md``: what happened, then what to do.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from twopc.phases import Phase
+
+__all__ = [
+    "ConfigurationError",
+    "CorruptLog",
+    "Fenced",
+    "InDoubt",
+    "LogMismatch",
+    "OperatorRequired",
+    "OutcomeUnknown",
+    "PoolExhausted",
+    "RecordRefused",
+    "Refused",
+    "Retriable",
+    "RoundAborted",
+    "SchemaMismatch",
+    "TransactionLost",
+    "TwoPhaseCommitError",
+]
+
+CATALOG = "docs/errors.md"
+
+_LINK = re.compile(rf"(; see| See) {re.escape(CATALOG)}#[a-z]+")
+
 
 class TwoPhaseCommitError(Exception):
-    """Root of every error that twopc raises."""
+    """The root of every error that twopc raises.
+
+    Catch it to handle all of them alike. What to do depends on the class below it.
+
+    Attributes:
+        sink: the sink's name in the log.
+        batch_id: the batch.
+        transaction_id: the transaction's name in the target system.
+        phase: the phase that the coordinator was in.
+
+    Each is None where it is unknown. The text ends with a link to the error's section of the catalog.
+    """
+
+    sink: str | None = None
+    batch_id: int | None = None
+    transaction_id: str | None = None
+    phase: Phase | None = None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        sink: str | None = None,
+        batch_id: int | None = None,
+        transaction_id: str | None = None,
+        phase: Phase | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.fill_in(sink=sink, batch_id=batch_id, transaction_id=transaction_id, phase=phase)
+
+    def fill_in(self, **known: Any) -> None:
+        """Set the attributes that are still unknown."""
+        for name, value in known.items():
+            if value is not None and getattr(self, name) is None:
+                setattr(self, name, value)
+
+    @property
+    def message(self) -> str:
+        """The text without links to the catalog, its own and those of errors that it quotes."""
+        return _LINK.sub("", str(next(iter(self.args), "")))
+
+    @property
+    def link(self) -> str:
+        """Where the catalog describes this error. A subclass defined elsewhere has the section of its base."""
+        kind = next(base for base in type(self).__mro__ if base.__module__ == __name__)
+        return f"{CATALOG}#{kind.__name__.lower()}"
+
+    def __str__(self) -> str:
+        message = self.message
+        return f"{message} See {self.link}" if message.endswith((".", "!", "?")) else f"{message}; see {self.link}"
 
 
 class Retriable(TwoPhaseCommitError):
-    """The target could not answer now. The same call may succeed later, and repeating it is safe."""
+    """The target system could not answer now, such as while a broker restarts.
+
+    Repeat the same call: that is safe, and it may succeed later. The coordinator does so by itself.
+    """
 
 
 class RoundAborted(TwoPhaseCommitError):
-    """The round was rolled back before it was decided. Nothing of it is visible; run the batch again."""
+    """The round failed before its decision and was rolled back. Nothing of it is visible.
+
+    Run the batch again. A restarted query does so by itself. Look at the cause if it fails again.
+    """
 
 
 class InDoubt(TwoPhaseCommitError):
-    """An append to the commit log has an unknown outcome. Start again: recovery reads the outcome."""
+    """An append to the commit log failed, and whether its entry was written is not known here.
+
+    Start again: recovery reads from the log whether the batch is decided. Nothing is lost or written twice.
+    """
 
 
 class Fenced(TwoPhaseCommitError):
-    """A newer coordinator has opened the log. This one can decide nothing any more and must stop."""
+    """A newer coordinator has opened the log. This one can decide nothing any more.
+
+    Stop this driver; the newer one goes on. Make sure that only one driver runs the query.
+    """
 
 
 class Refused(TwoPhaseCommitError):
-    """The input was refused before anything was decided. Correct it and start again: the same input fails again."""
+    """The input was refused before anything was decided. The same input fails again.
+
+    Correct what the message names, and start again.
+    """
 
 
 class ConfigurationError(Refused):
-    """An option, a plugin or a name is wrong."""
+    """An option, a plugin or a name is wrong.
+
+    Correct the option that the message names, and start again.
+    """
 
 
 class SchemaMismatch(Refused):
-    """A column is missing, unknown or of a type that the sink can't write."""
+    """A column is missing, unknown or of a type that the sink can't write.
+
+    Select, rename or cast the columns in the query, and start again.
+    """
 
 
 class RecordRefused(Refused):
-    """A record that can't be written as it is, or not to where it is to go. Its message shows no value of it.
+    """A sink can't write a record as it is, or not to its destination, however often it is tried.
 
-    A sink raises it with the record's position in the record batch; the participant adds where that batch comes from.
+    Filter or correct the record in the query, and start again. The attributes locate it; the message shows no value of
+    it.
+
+    A sink raises this error with the record's position in the record batch; the participant adds where that batch comes
+    from.
 
     Args:
         reason: what is wrong, and what to do.
 
     Attributes:
-        sink: the name of the sink.
-        task: which of the batch's partitions held the record.
-        record: its position among the records that this task wrote to the sink, from 0.
-        topic: where it was to go.
-        partition: which partition of the topic.
-        column: what holds the value at fault.
-
-    Each is None where it is not known.
+        task: the number of the batch's partition that held the record.
+        record: the record's position among those that this task wrote to the sink, from 0.
+        topic: the record's destination.
+        partition: the partition of the topic.
+        column: the column with the offending value.
     """
 
     def __init__(
@@ -89,8 +189,7 @@ class RecordRefused(Refused):
         partition: int | None = None,
         column: str | None = None,
     ) -> None:
-        super().__init__(reason)
-        self.sink = sink
+        super().__init__(reason, sink=sink)
         self.task = task
         self.record = record
         self.topic = topic
@@ -102,43 +201,76 @@ class RecordRefused(Refused):
         self.sink, self.task = sink, task
         self.record = None if self.record is None else before + self.record
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> str:
+        """The record's place as far as it is known, and the reason."""
         names = ("sink", "task", "record", "topic", "partition", "column")
         where = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
-        return f"{', '.join(where)}: {self.args[0]}" if where else str(self.args[0])
+        return f"{', '.join(where)}: {super().message}" if where else super().message
 
 
 class LogMismatch(Refused):
-    """The commit log belongs to another query, or the batch is neither the last decided nor the next."""
+    """The commit log belongs to another query, or the batch is neither the last decided one nor the next. Nothing was
+    written.
+
+    Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
+    ``twopc checkpoint repair``.
+    """
 
 
 class PoolExhausted(Refused):
-    """Every transactional id that the batch could use is held by a transaction in doubt."""
+    """Transactions in doubt hold every transactional id that the batch could use. Nothing was written.
+
+    Run fewer tasks at once, and start again: recovery ends the transactions that hold the ids.
+    """
 
 
 class OperatorRequired(TwoPhaseCommitError):
-    """Going on could lose or double records. A person decides."""
+    """Going on could lose or double records.
+
+    Follow the message. The query stays stopped until an operator has decided.
+    """
 
 
 class TransactionLost(OperatorRequired):
-    """The target rolled back a transaction that had been decided. Its records are not visible."""
+    """The target system rolled back a transaction that had been decided. Its records are not visible.
+
+    With replay copies the records are written again: start the query with the ``replay_copies`` that it had. Without,
+    write the records by other means, then give the transaction up with ``twopc abandon``.
+    """
 
 
 class OutcomeUnknown(OperatorRequired):
-    """The target can't say whether a decided transaction was committed or rolled back.
+    """The target system can't report whether a decided transaction was committed or rolled back.
+
+    Read the target system to see whether the records are there. If they are, give the transaction up with
+    ``twopc abandon``; if not, write them by other means first.
 
     Attributes:
-        was_refused_at_first: this process has asked for the commit once, and the target refused it. So the transaction
-            was rolled back, if no other process can have asked for its commit.
+        was_refused_at_first: this process has asked for the commit once, and the target system refused it. So the
+            transaction was rolled back, unless another process can have asked for its commit.
     """
 
-    def __init__(self, message: str = "", *, was_refused_at_first: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "", *, was_refused_at_first: bool = False, **known: Any) -> None:
+        super().__init__(message, **known)
         self.was_refused_at_first = was_refused_at_first
 
 
 class CorruptLog(OperatorRequired):
-    """An entry of the commit log is not what a coordinator writes. Nothing was changed."""
+    """An entry of the commit log is not what a coordinator writes. Nothing was changed.
+
+    Restore the entry from a backup or another version of the file, or find the program that writes to the log's folder.
+    """
+
+
+@contextlib.contextmanager
+def located(**known: Any) -> Iterator[None]:
+    """Fill in what is known of an error that passes. Takes the attributes of ``TwoPhaseCommitError``."""
+    try:
+        yield
+    except TwoPhaseCommitError as error:
+        error.fill_in(**known)
+        raise
 
 
 def worst_of(errors: Sequence[Exception]) -> Exception:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from twopc.errors import RecordRefused, Retriable, RoundAborted
+from twopc.errors import RecordRefused, Retriable, RoundAborted, located
 from twopc.replay import ReplayCopy
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -49,7 +49,7 @@ class Participant:
         serial: int | None = None,
     ) -> None:
         self._sinks = sinks
-        self._attempt = (round, partition, serial)
+        self._round, self._partition, self._serial = round, partition, serial
         self._transactions: dict[str, Transaction] = {}
         self._copies: dict[str, ReplayCopy] = {}
         self._schemas: dict[str, pa.Schema] = {}
@@ -78,14 +78,16 @@ class Participant:
         """The round has no decision yet, so a target that can't answer is waited for with patience, not for ever."""
         what = f"look at what sink {name!r} writes to"
         try:
-            until_answered(what, self._sinks[name].require_valid, schema, patience_s=VALIDATE_PATIENCE_S)
+            with located(sink=name, batch_id=self._round.batch_id):
+                until_answered(what, self._sinks[name].require_valid, schema, patience_s=VALIDATE_PATIENCE_S)
         except Retriable as error:
-            raise RoundAborted(f"could not {what}: {error}") from error
+            raise RoundAborted(f"could not {what}: {error}", sink=name, batch_id=self._round.batch_id) from error
 
     def _begin(self, name: str, schema: pa.Schema) -> None:
         sink = self._sinks[name]
-        transaction_id = sink.transactional_ids.allocate(*self._attempt)
-        self._transactions[name] = sink.begin(transaction_id)
+        transaction_id = sink.transactional_ids.allocate(self._round, self._partition, self._serial)
+        with located(sink=name, batch_id=self._round.batch_id):
+            self._transactions[name] = sink.begin(transaction_id)
         if sink.replay_copies is not None and self._transactions[name].may_time_out:
             self._copies[name] = sink.replay_copies.create(transaction_id, schema)
 
@@ -101,11 +103,12 @@ class Participant:
 
     @contextlib.contextmanager
     def _locating(self, sink: str) -> Iterator[None]:
-        """Complete a ``RecordRefused`` of ``sink`` by what only the participant knows."""
+        """Add to an error of ``sink`` what only the participant knows."""
         try:
-            yield
+            with located(sink=sink, batch_id=self._round.batch_id):
+                yield
         except RecordRefused as refused:
-            refused.locate(sink, self._attempt[1], self._transactions[sink].records)
+            refused.locate(sink, self._partition, self._transactions[sink].records)
             raise
 
     def __enter__(self) -> Self:

@@ -49,7 +49,7 @@ def until_answered(
 
     def told(state: tenacity.RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()
-        reason = str(error or "")
+        reason = error.message if isinstance(error, Retriable) else str(error or "")
         event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, state.seconds_since_start or 0.0)
         waits.log(among or what, event)
         tell(event)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from twopc.errors import Fenced, Retriable, worst_of
+from twopc.errors import Fenced, Retriable, located, worst_of
 from twopc.events import TransactionAborted
 from twopc.log.commit_log import CommitLog
 from twopc.replay import remove_copies
@@ -35,7 +35,8 @@ def sweep(
     errors: list[Exception] = []
     for sink in sinks:
         try:
-            _sweep_sink(sink, log, recovered, tell)
+            with located(sink=sink.transactional_ids.sink):
+                _sweep_sink(sink, log, recovered, tell)
         except Fenced:
             raise
         except Exception as error:  # noqa: BLE001  # raised below, when all sinks are swept
@@ -55,7 +56,8 @@ def _sweep_sink(
     aborted: list[Committable] = []
     while (undecided := _undecided(sink, log)) and undecided != aborted:
         for transaction in undecided:
-            sink.abort(transaction)
+            with located(transaction_id=transaction.transaction_id):
+                sink.abort(transaction)
             tell(TransactionAborted(sink.transactional_ids.sink, transaction, recovered))
         aborted = undecided
 

@@ -177,7 +177,7 @@ def test_a_bucket_given_as_a_path_is_not_taken_for_a_local_folder() -> None:
 def test_what_is_no_folder_is_refused_with_what_to_give(given: Any, told: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_store(given)
-    assert str(refused.value) == (
+    assert refused.value.message == (
         f"the commit log must be a folder, given as path or URL such as /data/log or s3://bucket/log, not {told}"
     )
     with pytest.raises(ConfigurationError, match="the folder of replay copies must be a folder, given as path or URL"):

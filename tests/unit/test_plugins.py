@@ -92,7 +92,7 @@ def test_a_short_name_is_found_in_the_name_of_its_distribution(install: Install,
 
 
 def test_a_distribution_that_is_not_installed_is_named_once(install: Install) -> None:
-    with pytest.raises(ConfigurationError, match=r"Is its distribution, such as twopc-cocoa, installed here\?$"):
+    with pytest.raises(ConfigurationError, match=r"Is its distribution, such as twopc-cocoa, installed here\? See "):
         create_sink("twopc-cocoa", {})
 
 
