@@ -6,26 +6,18 @@ import time
 from typing import Any
 
 import kafka.errors
-from kafka.protocol.admin.cluster import DescribeClusterRequest
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest
-from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, AddPartitionsToTxnRequest
 
 from twopc.checks import CheckResult
 from twopc.errors import OperatorRequired
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity
+from twopc_kafka.client import requests
 from twopc_kafka.client.control import Control
 from twopc_kafka.options import DEFAULTS, KafkaOptions
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 
 TRANSACTION_LOG = "__transaction_state"
 
 LARGEST_SKEW_S = 5.0
 """More than a network that is worth a query delays an answer. Less is of no consequence: no clock decides anything."""
-
-_TOPIC = 2  # DescribeConfigs' type of resource
-_ALTER = 7  # an operation, by its number in the protocol
-_CLIENTS_ADD = 3  # the last version of AddPartitionsToTxn that clients use
 
 
 def replication(control: Control, topic: str) -> CheckResult:
@@ -50,12 +42,10 @@ def replication(control: Control, topic: str) -> CheckResult:
 
 
 async def _replication(control: Control, topic: str) -> tuple[int, int]:
-    wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
-    response = await control.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
-    [found] = response.topics
+    [found] = (await control.metadata([topic])).topics
     if found.error_code:
         raise kafka.errors.for_code(found.error_code)(topic)
-    in_sync = await control.setting("min.insync.replicas", _TOPIC, topic)
+    in_sync = await control.setting("min.insync.replicas", requests.TOPIC, topic)
     return min(len(partition.replica_nodes) for partition in found.partitions), in_sync or 1
 
 
@@ -85,8 +75,8 @@ def may_write_markers(control: Control) -> CheckResult:
 
 
 async def _may_alter(control: Control) -> bool:
-    response = await control.send(DescribeClusterRequest(include_cluster_authorized_operations=True))
-    return _ALTER in (response.authorized_operations or ())
+    response = await control.send(requests.operations())
+    return requests.ALTER in (response.authorized_operations or ())
 
 
 def timeout(options: KafkaOptions) -> CheckResult:
@@ -126,26 +116,12 @@ def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic:
     Returns:
         How far ahead the broker's clock is, in seconds.
     """
-    topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])]
-    request = AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=producer.producer_id,
-        v3_and_below_producer_epoch=producer.producer_epoch,
-        v3_and_below_topics=topics,
-        max_version=_CLIENTS_ADD,
-    )
-    return control.run(_added, control, request, name)
+    return control.run(_added, control, requests.add_partitions(name, producer, {topic: [0]}), name)
 
 
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
     """Add the offsets of a consumer group, likewise."""
-    request = AddOffsetsToTxnRequest(
-        transactional_id=name,
-        producer_id=producer.producer_id,
-        producer_epoch=producer.producer_epoch,
-        group_id=group,
-    )
-    return control.run(_added, control, request, name)
+    return control.run(_added, control, requests.add_offsets(name, producer, group), name)
 
 
 async def _added(control: Control, request: Any, name: str) -> float:
@@ -156,7 +132,7 @@ async def _added(control: Control, request: Any, name: str) -> float:
     for code in _codes(response):
         if code:
             raise kafka.errors.for_code(code)(name)
-    described = await control.send(DescribeTransactionsRequest(transactional_ids=[name]), node)
+    described = await control.send(requests.describe_transactions([name]), node)
     [state] = described.transaction_states
     began_s: float = state.transaction_start_time_ms / 1000
     return max(began_s - after_s, 0.0) + min(began_s - before_s, 0.0)

@@ -16,9 +16,9 @@ from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError, SchemaMismatch, TwoPhaseCommitError
 from twopc.transaction import Committable
 from twopc_kafka import checks
+from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.options import ARROW
 from twopc_kafka.sink import KafkaSink
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 from twopc_kafka.writers.offsets import COLUMNS, OffsetsWriter
 
 if TYPE_CHECKING:

@@ -24,21 +24,26 @@ from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_kafka import checks
 from twopc_kafka.answers import (
-    ANSWERS,
     EPOCH_BUMPING_END_TXN,
     Answer,
+    NotCommitted,
     Outcome,
+    ProducerIdentity,
     TransactionState,
+    denied,
     hangs,
     outcome,
+    timeout_refused,
+    to_end,
 )
-from twopc_kafka.client.control import Control, connect, denied
-from twopc_kafka.client.leaders import RECENT_S, Away, Leaders, OpenInPartition, Partitions, TopicPartition
+from twopc_kafka.client.control import Control, connect
+from twopc_kafka.client.leaders import RECENT_S, Away, Leaders, OpenInPartition, TopicPartition
+from twopc_kafka.client.requests import Partitions
 from twopc_kafka.columns import check_columns
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.values import no_such_topic
 from twopc_kafka.writers.arrow import ArrowWriter
-from twopc_kafka.writers.librdkafka import NotCommitted, ProducerIdentity, Writer, timeout_refused
+from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import OffsetsWriter
 
 if TYPE_CHECKING:
@@ -368,7 +373,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         is_first = identity not in self._asked_to_commit
         self._asked_to_commit.add(identity)
         error = self._control.end(name, *identity, commit=True, version=version)
-        match ANSWERS.get(error, Answer.DESCRIBE):
+        match to_end(error):
             case Answer.DONE:
                 self._asked_to_commit.discard(identity)
                 return
@@ -403,7 +408,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 answer = self._control.end(
                     self._name(committable), *_identity(committable), commit=False, version=_version(committable)
                 )
-                if ANSWERS.get(answer) is not Answer.DONE:
+                if to_end(answer) is not Answer.DONE:
                     raise Retriable(f"{deleted}; to roll back what is left of {committable.transaction_id}: {answer}")
                 raise TransactionLost(f"{decided}, but {deleted}. Nothing of it is committed. {self.if_lost}")
             case Outcome.ENDING:
@@ -533,7 +538,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return
         version = _version(committable, self._control.end_txn_version)
         error = self._control.end(name, *_identity(committable), commit=False, version=version)
-        match ANSWERS.get(error, Answer.DESCRIBE):
+        match to_end(error):
             case Answer.DONE:
                 return
             case Answer.DENIED:

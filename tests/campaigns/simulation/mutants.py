@@ -436,8 +436,8 @@ MUTANTS = (
         (
             Edit(
                 f"{KAFKA}.commit",
-                "match ANSWERS.get(error, Answer.DESCRIBE):",
-                'match Answer.DONE if error == "PRODUCER_FENCED" else ANSWERS.get(error, Answer.DESCRIBE):',
+                "match to_end(error):",
+                'match Answer.DONE if error == "PRODUCER_FENCED" else to_end(error):',
             ),
         ),
         (Scenario(sinks="k", end_txn_version=4),),

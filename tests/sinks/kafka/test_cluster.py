@@ -180,7 +180,7 @@ def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query
     name, of = one.transaction_id, one.handle
     control = stale.sink._control
     with monkeypatch.context() as reached:
-        reached.setattr(control._manager, "by_load", lambda: [stale.node])
+        reached.setattr(control.manager, "by_load", lambda: [stale.node])
         wait.repeated(lambda: control.describe([name]))
         assert control.describe([name]) == {}
         answer = control.end(name, of["producer_id"], of["producer_epoch"], True, of["end_txn_version"])

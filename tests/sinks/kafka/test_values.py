@@ -14,13 +14,14 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
+from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.options import parse_options
 from twopc_kafka.values import check_values
 from twopc_kafka.writers import librdkafka as writer_module
 from twopc_kafka.writers.encoding.batches import Encoder
 from twopc_kafka.writers.encoding.compression import Compression
 from twopc_kafka.writers.encoding.records import records_of
-from twopc_kafka.writers.librdkafka import ProducerIdentity, Writer
+from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.settings import Limits
 from twopc_kafka_broker import KafkaBroker
 

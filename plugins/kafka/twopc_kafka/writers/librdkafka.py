@@ -13,15 +13,22 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 
-from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.retry import until_answered
+from twopc_kafka.answers import (
+    UNKNOWN_TOPIC,
+    Answer,
+    ProducerIdentity,
+    failure,
+    meaning,
+    records_refused,
+    timeout_refused,
+)
 from twopc_kafka.client.control import connect
-from twopc_kafka.client.error_codes import UNKNOWN_TOPIC, Answer, failure, meaning, records_refused
 from twopc_kafka.columns import records
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
@@ -45,26 +52,6 @@ LOOK_UP_TIMEOUT_S = 5.0
 
 PAUSE_S = 0.1
 """How long to wait for room in the queue, or before the next look for a topic."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerIdentity:
-    """What names a transaction at the broker, besides its transactional id."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-class NotCommitted(RoundAborted):
-    """The last transaction of an id that is to be used again was not committed, or nobody says so.
-
-    The id is given up. Kafka may leave out a marker when it rolls a transaction back (KAFKA-20734), wherever that wrote
-    and whoever ends it, and what hangs then becomes visible with the next commit of its producer. What is committed is
-    not said to be complete before all its markers are there. Upholds: nothing undecided is ever visible.
-    """
-
-    def __init__(self, transactional_id: str, state: str) -> None:
-        super().__init__(f"the last transaction of {transactional_id} is not known to be committed: {state}")
 
 
 class _Reports:
@@ -204,7 +191,7 @@ class Writer:
                 raise failure(answer, f"{what} was refused")
             limit = "topic.metadata.propagation.max.ms" if is_brokers else "message.timeout.ms"
             if time.monotonic() - started > int(properties[limit]) / 1000:
-                if answer is UNKNOWN_TOPIC:
+                if answer is meaning(UNKNOWN_TOPIC):
                     return 0
                 raise RoundAborted(
                     f"{what} failed for {properties[limit]} ms: {error.str()} ({error.name()}). Is the broker up?"
@@ -372,11 +359,3 @@ def _advice(error: confluent_kafka.KafkaError) -> str:
         code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
         **dict.fromkeys(_FENCED, "Is another driver of this query running? If not, the batch can be run again."),
     }.get(error.code(), "The batch can be run again.")
-
-
-def timeout_refused(timeout_ms: int) -> ConfigurationError:
-    """The error for a transaction time-out that is longer than the broker grants."""
-    return ConfigurationError(
-        f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
-        " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
-    )
