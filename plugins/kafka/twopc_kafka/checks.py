@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kafka.errors
 
-from twopc.checks import CheckResult
+from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import OperatorRequired
 from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity
 from twopc_kafka.client import requests
@@ -18,6 +19,61 @@ TRANSACTION_LOG = "__transaction_state"
 
 LARGEST_SKEW_S = 5.0
 """More than a network that is worth a query delays an answer. Less is of no consequence: no clock decides anything."""
+
+
+def of_sink(
+    options: Callable[[], KafkaOptions],
+    control: Control,
+    require_grants: Callable[[], None],
+    of_target: Iterator[CheckResult],
+    trial: Callable[[], Iterator[CheckResult]] | None,
+) -> Iterator[CheckResult]:
+    """Check a sink and its cluster.
+
+    Args:
+        options: the sink's, as ``require_grants`` may have changed them.
+        control: to the cluster.
+        require_grants: raises what the brokers don't grant of the options.
+        of_target: the checks of what the sink writes to.
+        trial: begins and rolls back a transaction; None where the sink's delivery has none.
+    """
+    is_usable = True
+    for result in _before_the_trial(control, require_grants, of_target):
+        yield result
+        is_usable &= result.result is not CheckStatus.FAILED
+    if trial is None:
+        advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
+        yield CheckResult.warned(f"'delivery' is {options().delivery!r}", advice)
+    elif is_usable:
+        yield timeout(options())
+        clocks: list[CheckResult] = []
+        what = "this principal may begin, write and roll back a transaction, tried without a record"
+        yield CheckResult.of(what, lambda: clocks.extend(trial()))
+        yield from clocks[-1:]  # the trial may have been repeated
+        yield replication(control, TRANSACTION_LOG)
+    yield may_write_markers(control)
+
+
+def _before_the_trial(
+    control: Control, require_grants: Callable[[], None], of_target: Iterator[CheckResult]
+) -> Iterator[CheckResult]:
+    yield CheckResult.of("the brokers grant what the options ask of transactions", require_grants)
+    yield version(control)
+    yield from of_target
+
+
+def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
+    """Check the topic of the sink's options, if they have one."""
+    if topic is None:
+        advice = "Whether these are there, and may be written, is seen when they are written. Create them before."
+        yield CheckResult.warned("records name their topics in the column 'topic'", advice)
+        return
+    exists = CheckResult.of(f"topic {topic!r} is there", require_topic)
+    yield exists
+    if exists.result is CheckStatus.PASSED:
+        yield leaders(control, topic)
+        yield replication(control, topic)
+        yield hanging(control, topic)
 
 
 def replication(control: Control, topic: str) -> CheckResult:

@@ -103,7 +103,7 @@ class KafkaProgressSink(KafkaSink):
                 " reads by it, whose place would be lost. Nothing was written. Name a group of the query's own."
             )
 
-    def _examined_target(self) -> Iterator[CheckResult]:
+    def _check_target(self) -> Iterator[CheckResult]:
         yield CheckResult.of(f"consumer group {self._group!r} has no members", self._require_own_group)
 
     def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:

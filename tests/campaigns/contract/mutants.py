@@ -593,10 +593,10 @@ KAFKA = (
         "an abort ends whatever has the name now",
         "sink.py",
         (
-            "        error = self._control.end(name, *_identity(committable), commit=False, version=version)",
+            "        error = self._control.end(name, *identity_of(committable), commit=False, version=version)",
             (
                 "        found = self._control.describe([name]).get(name)\n"
-                "        now = (found.producer_id, found.producer_epoch) if found else _identity(committable)\n"
+                "        now = (found.producer_id, found.producer_epoch) if found else identity_of(committable)\n"
                 "        error = self._control.end(name, *now, commit=False, version=version)"
             ),
         ),
@@ -610,8 +610,8 @@ KAFKA = (
         "recover finds nothing",
         "sink.py",
         (
-            "return open_ if is_seen and not open_ else [*open_, *self._hanging()]",
-            "return self._hanging()",
+            "        if self._hanging.take_nothing_hung() and not open_:",
+            "        open_ = []\n        if self._hanging.take_nothing_hung():",
         ),
     ),
     _kafka(

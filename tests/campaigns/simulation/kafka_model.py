@@ -20,6 +20,7 @@ from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, NotCommitted, ProducerIde
 from twopc_kafka.client.control import Control
 from twopc_kafka.client.leaders import Leaders, OpenInPartition, Seen
 from twopc_kafka.client.requests import Partitions
+from twopc_kafka.hanging import Hanging
 from twopc_kafka.options import parse_options
 from twopc_kafka.sink import KafkaSink
 from twopc_kafka.writers.librdkafka import Writer
@@ -467,9 +468,8 @@ class SimulatedKafkaSink(KafkaSink):
         self.prefix = _OPTIONS.prefix
         self._broker = broker
         self._to_model = ModelControl(broker)
-        self._written_to = {}
+        self._hanging = Hanging(_OPTIONS.topic)
         self._visible = ()
-        self._away = frozenset()
         self._asked_to_commit = set()
 
     @property

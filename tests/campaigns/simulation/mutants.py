@@ -67,6 +67,7 @@ class Mutant:
 
 COORDINATOR = "twopc.coordinator:Coordinator"
 KAFKA = "twopc_kafka.sink:KafkaSink"
+HANGING = "twopc_kafka.hanging:Hanging"
 FILES = "twopc_files.stores.local:Local"
 LOG = "twopc.log.commit_log"
 LEASES = "twopc.leases"
@@ -108,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "seal vetoes nothing",
-        (Edit(f"{KAFKA}.seal", "if state is None or not _is_ongoing(", "if False and (state,"),),
+        (Edit(f"{KAFKA}.seal", "if state is None or not is_ongoing(", "if False and (state,"),),
     ),
     Mutant(
         "a commit comes before the decision",
@@ -189,7 +190,7 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep does not wait for what is being rolled back",
-        (Edit(f"{KAFKA}._hanging", "if not ending:", "if True:"),),
+        (Edit(f"{HANGING}.found", "if not ending:", "if True:"),),
         (RECURRING,),
         in_pairs=(Fault.DELAYED, Fault.MARKER_LEFT_OUT_LATE),
     ),
@@ -271,12 +272,12 @@ MUTANTS = (
     ),
     Mutant(
         "what was rolled back and hangs is not swept",
-        (Edit(f"{KAFKA}.recover", "else [*open_, *self._hanging()]", "else open_"),),
+        (Edit(f"{KAFKA}.recover", "[*open_, *self._hanging.found(self._control, self._of_producers)]", "open_"),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(
         "what hangs is ended at its coordinator and not in its partition",
-        (Edit(f"{KAFKA}._abort", "isinstance(hanging := committable.handle.get(_HANGING), dict)", "False"),),
+        (Edit(f"{KAFKA}._abort", "(open_ := hanging.where(committable)) is not None", "False"),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(

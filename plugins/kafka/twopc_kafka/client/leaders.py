@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import kafka.errors
 from kafka.protocol.consumer.offsets import IsolationLevel
 
-from twopc.errors import OperatorRequired, Retriable
-from twopc_kafka.answers import UNKNOWN_TOPIC, meaning
+from twopc.errors import Retriable
+from twopc_kafka.answers import INVALID_TOPIC, UNKNOWN_TOPIC, meaning
 from twopc_kafka.client import requests
 from twopc_kafka.client.requests import Partitions
 
@@ -35,9 +35,6 @@ TopicPartition: TypeAlias = "tuple[str, int]"
 RECENT_S = 1.0
 """How old metadata may be for finding leaders: a sweep follows right after the batch is complete. Who does not lead any
 more says so, and is looked up anew."""
-
-_BY_KAFKAS_TOOL = "Or have kafka-transactions.sh abort it there."
-_UNLESS_COMMITTED = "Don't have kafka-transactions.sh abort it: its records would be lost."
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
@@ -147,34 +144,6 @@ class Leaders:
     def may_read(self, topic: str) -> bool:
         """Whether this principal may READ it, on which ``open_transactions`` depends."""
         return self._control.run(self._may_read, topic)
-
-    def end(self, transaction: OpenInPartition, name: str, commit: bool) -> None:
-        """Write the marker that is missing. Its epoch lets it end this transaction and no later one.
-
-        Raises:
-            OperatorRequired: the brokers deny it.
-        """
-        error = self.write_marker(transaction, commit)
-        ended = "committed" if commit else "rolled back"
-        match error:
-            case "NO_ERROR":
-                logger.warning(
-                    "wrote a marker that Kafka had left out (KAFKA-20734): %s is %s in %s, too",
-                    name,
-                    ended,
-                    transaction,
-                )
-            case "INVALID_PRODUCER_EPOCH" | "PRODUCER_FENCED":
-                pass  # its producer has gone on there, so it was ended
-            case "CLUSTER_AUTHORIZATION_FAILED":
-                raise OperatorRequired(
-                    f"Kafka has left out a marker (KAFKA-20734): transaction {name} is {ended} and hangs in"
-                    f" {transaction}, where it holds back readers, and the brokers deny this principal to write the"
-                    " marker. Grant it ALTER on the cluster, if only while 'twopc resolve' runs as it, and start again."
-                    f" {_UNLESS_COMMITTED if commit else _BY_KAFKAS_TOOL}"
-                )
-            case _:
-                raise Retriable(f"the marker of {name} in {transaction} was not written: {error}")
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         """Write a marker with the epoch after the transaction's.
@@ -363,7 +332,7 @@ def _may_describe(topic: Any) -> bool:
     return True
 
 
-_IS_SURE = (0, kafka.errors.UnknownTopicOrPartitionError.errno)
+_IS_SURE = (0, UNKNOWN_TOPIC, INVALID_TOPIC)
 
 
 def topic_id(topic: Any) -> str | None:
