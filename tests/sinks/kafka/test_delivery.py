@@ -333,7 +333,6 @@ def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str,
 # Within bounded time. -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.kafka
 def test_a_topic_that_a_broker_does_not_know_yet_is_asked_for_again(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

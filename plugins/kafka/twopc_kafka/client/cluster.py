@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from twopc.errors import RoundAborted
 from twopc_kafka.answers import (
     INVALID_TRANSACTION_TIMEOUT,
     TRANSACTIONAL_ID_NOT_FOUND,
+    UNKNOWN_TOPIC,
     Meaning,
     NotCommitted,
     ProducerIdentity,
@@ -72,6 +73,19 @@ class OpenTransaction:
     transactional_id: str
     producer: ProducerIdentity
     implicit: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """A topic that was looked up.
+
+    Attributes:
+        leaders: the broker that leads each partition, -1 for none now. Empty if the topic does not exist.
+        id: Kafka's, which changes when the topic is deleted and created again; None where the brokers have no ids.
+    """
+
+    leaders: Sequence[int] = ()
+    id: str | None = None
 
 
 class Cluster:
@@ -241,15 +255,34 @@ class Cluster:
 
     # Questions that any broker can answer. --------------------------------------------------------------------------
 
-    async def leaders(self, topic: str) -> tuple[Meaning, list[int], str | None]:
-        """The broker that leads each partition of ``topic`` (-1: none now), and the id of it. Asking creates no topic.
+    async def find(self, topic: str, unknown_ms: int, timeout_ms: int, asked: Awaitable[Any] | None = None) -> Found:
+        """Look a topic up. It counts as one that does not exist when it has been unknown for ``unknown_ms``, as brokers
+        learn of a new topic in their own time. ``asked``: a call of ``leaders`` that is under way already.
+
+        Raises:
+            RoundAborted: no broker answered for ``timeout_ms``.
+            ConfigurationError: the brokers refuse the name.
+            OperatorRequired: they deny the topic.
+        """
+        deadline, first = time.monotonic() + unknown_ms / 1000, [] if asked is None else [asked]
+
+        async def ask() -> tuple[Meaning, Found]:
+            answer, found = await (first.pop() if first else self.leaders(topic))
+            if answer is meaning(UNKNOWN_TOPIC) and time.monotonic() > deadline:
+                return _NONE, Found()
+            return answer, found
+
+        return await until_accepted(Patience(f"to find topic {topic!r} at {self.servers}", timeout_ms), ask, self.sleep)
+
+    async def leaders(self, topic: str) -> tuple[Meaning, Found]:
+        """Look a topic up once. Asking creates none.
 
         Raises:
             NotSent: no broker answered.
         """
         [found] = (await self._answered(self._control.metadata([topic]))).topics
         partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
-        return meaning(found.error_code), [partition.leader_id for partition in partitions], topic_id(found)
+        return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """An error code, and the broker that coordinates a transactional id, or a consumer group."""

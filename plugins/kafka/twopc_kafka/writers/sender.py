@@ -27,7 +27,6 @@ from twopc_kafka.answers import (
     NO_LEADER,
     NOT_LEADER,
     OPERATION_NOT_ATTEMPTED,
-    UNKNOWN_TOPIC,
     Answer,
     Meaning,
     failure,
@@ -36,7 +35,7 @@ from twopc_kafka.answers import (
 )
 from twopc_kafka.client import requests
 from twopc_kafka.client.cluster import CHECK_INTERVAL_S, Cluster, OpenTransaction
-from twopc_kafka.client.retry import NotSent, Patience, Unanswered, pause_s, until_accepted
+from twopc_kafka.client.retry import NotSent, Unanswered, pause_s
 from twopc_kafka.writers.encoding.batches import RecordBatch
 from twopc_kafka.writers.settings import Settings
 
@@ -76,7 +75,7 @@ class Sending:
         self._transaction = transaction
         self._settings = settings
         self.topic_ids: dict[str, str] = {}  # before each was first written to
-        self._leaders: dict[str, list[int]] = {}
+        self._leaders: dict[str, Sequence[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._stopped = False
@@ -90,12 +89,14 @@ class Sending:
     # What the task asks for. -----------------------------------------------------------------------------------
 
     def partitions(self, topic: str) -> int:
-        """How many partitions ``topic`` has; 0 if it does not exist.
-
-        Raises:
-            RoundAborted: no broker said.
-        """
-        return int(self._cluster.run(self._partitions, topic))
+        """Return how many partitions ``topic`` has, 0 if it does not exist. Raises like ``Cluster.find``."""
+        limits_ms = self._settings.topic_timeout_ms, self._settings.timeout_ms
+        found = self._cluster.run(self._cluster.find, topic, *limits_ms, self._asked.pop(topic, None))
+        if found.id:
+            self.topic_ids.setdefault(topic, found.id)
+        if found.leaders:
+            self._leaders[topic] = found.leaders
+        return len(found.leaders)
 
     def put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         """Hand batches over. Waits while more are held than the sink may hold.
@@ -153,22 +154,6 @@ class Sending:
         except BaseException:
             self._fail(RoundAborted(f"the sending of transaction {self._transaction.transactional_id} was canceled"))
             raise
-
-    async def _partitions(self, topic: str) -> int:
-        what = f"to find topic {topic!r} at {self._cluster.servers}"
-        patience = Patience(what, self._settings.topic_timeout_ms, "topic.metadata.propagation.max.ms")
-
-        async def ask() -> tuple[Meaning, int]:
-            answer, leaders, id = await (self._asked.pop(topic, None) or self._cluster.leaders(topic))
-            if answer is meaning(UNKNOWN_TOPIC) and patience.is_over:
-                return meaning(0), 0
-            if answer.answer is Answer.DONE:
-                if id:
-                    self.topic_ids.setdefault(topic, id)
-                self._leaders[topic] = leaders
-            return answer, len(leaders)
-
-        return await until_accepted(patience, ask, self._cluster.sleep)
 
     async def _accept(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         for batch in batches:
@@ -271,11 +256,11 @@ class Sending:
         await self._cluster.sleep(pause_s(max(lane.repeats for lane in lanes)))
         for topic, _ in _by_topic(lanes):
             try:
-                answer, leaders, _ = await self._cluster.leaders(topic)
+                answer, found = await self._cluster.leaders(topic)
             except NotSent:
                 continue  # the leaders known before are as good as any
-            if answer.answer is Answer.DONE and len(leaders) >= len(self._leaders[topic]):
-                self._leaders[topic] = leaders
+            if answer.answer is Answer.DONE and len(found.leaders) >= len(self._leaders[topic]):
+                self._leaders[topic] = found.leaders
         for lane in lanes:
             lane.is_ready = True
         self._dispatch()
