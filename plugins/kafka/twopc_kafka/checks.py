@@ -3,29 +3,77 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import kafka.errors
-from kafka.protocol.admin.cluster import DescribeClusterRequest
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest
-from kafka.protocol.metadata import MetadataRequest
-from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, AddPartitionsToTxnRequest
 
-from twopc.checks import CheckResult
+from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import OperatorRequired
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity
+from twopc_kafka.client import requests
 from twopc_kafka.client.control import Control
 from twopc_kafka.options import DEFAULTS, KafkaOptions
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 
 TRANSACTION_LOG = "__transaction_state"
 
 LARGEST_SKEW_S = 5.0
 """More than a network that is worth a query delays an answer. Less is of no consequence: no clock decides anything."""
 
-_TOPIC = 2  # DescribeConfigs' type of resource
-_ALTER = 7  # an operation, by its number in the protocol
-_CLIENTS_ADD = 3  # the last version of AddPartitionsToTxn that clients use
+
+def of_sink(
+    options: Callable[[], KafkaOptions],
+    control: Control,
+    require_grants: Callable[[], None],
+    of_target: Iterator[CheckResult],
+    trial: Callable[[], Iterator[CheckResult]] | None,
+) -> Iterator[CheckResult]:
+    """Check a sink and its cluster.
+
+    Args:
+        options: the sink's, as ``require_grants`` may have changed them.
+        control: to the cluster.
+        require_grants: raises what the brokers don't grant of the options.
+        of_target: the checks of what the sink writes to.
+        trial: begins and rolls back a transaction; None where the sink's delivery has none.
+    """
+    is_usable = True
+    for result in _before_the_trial(control, require_grants, of_target):
+        yield result
+        is_usable &= result.result is not CheckStatus.FAILED
+    if trial is None:
+        advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
+        yield CheckResult.warned(f"'delivery' is {options().delivery!r}", advice)
+    elif is_usable:
+        yield timeout(options())
+        clocks: list[CheckResult] = []
+        what = "this principal may begin, write and roll back a transaction, tried without a record"
+        yield CheckResult.of(what, lambda: clocks.extend(trial()))
+        yield from clocks[-1:]  # the trial may have been repeated
+        yield replication(control, TRANSACTION_LOG)
+    yield may_write_markers(control)
+
+
+def _before_the_trial(
+    control: Control, require_grants: Callable[[], None], of_target: Iterator[CheckResult]
+) -> Iterator[CheckResult]:
+    yield CheckResult.of("the brokers grant what the options ask of transactions", require_grants)
+    yield version(control)
+    yield from of_target
+
+
+def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
+    """Check the topic of the sink's options, if they have one."""
+    if topic is None:
+        advice = "Whether these are there, and may be written, is seen when they are written. Create them before."
+        yield CheckResult.warned("records name their topics in the column 'topic'", advice)
+        return
+    exists = CheckResult.of(f"topic {topic!r} is there", require_topic)
+    yield exists
+    if exists.result is CheckStatus.PASSED:
+        yield leaders(control, topic)
+        yield replication(control, topic)
+        yield hanging(control, topic)
 
 
 def replication(control: Control, topic: str) -> CheckResult:
@@ -50,12 +98,10 @@ def replication(control: Control, topic: str) -> CheckResult:
 
 
 async def _replication(control: Control, topic: str) -> tuple[int, int]:
-    wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
-    response = await control.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
-    [found] = response.topics
+    [found] = (await control.metadata([topic])).topics
     if found.error_code:
         raise kafka.errors.for_code(found.error_code)(topic)
-    in_sync = await control.setting("min.insync.replicas", _TOPIC, topic)
+    in_sync = await control.setting("min.insync.replicas", requests.TOPIC, topic)
     return min(len(partition.replica_nodes) for partition in found.partitions), in_sync or 1
 
 
@@ -85,8 +131,8 @@ def may_write_markers(control: Control) -> CheckResult:
 
 
 async def _may_alter(control: Control) -> bool:
-    response = await control.send(DescribeClusterRequest(include_cluster_authorized_operations=True))
-    return _ALTER in (response.authorized_operations or ())
+    response = await control.send(requests.operations())
+    return requests.ALTER in (response.authorized_operations or ())
 
 
 def timeout(options: KafkaOptions) -> CheckResult:
@@ -126,26 +172,12 @@ def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic:
     Returns:
         How far ahead the broker's clock is, in seconds.
     """
-    topics = [AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])]
-    request = AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=producer.producer_id,
-        v3_and_below_producer_epoch=producer.producer_epoch,
-        v3_and_below_topics=topics,
-        max_version=_CLIENTS_ADD,
-    )
-    return control.run(_added, control, request, name)
+    return control.run(_added, control, requests.add_partitions(name, producer, {topic: [0]}), name)
 
 
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
     """Add the offsets of a consumer group, likewise."""
-    request = AddOffsetsToTxnRequest(
-        transactional_id=name,
-        producer_id=producer.producer_id,
-        producer_epoch=producer.producer_epoch,
-        group_id=group,
-    )
-    return control.run(_added, control, request, name)
+    return control.run(_added, control, requests.add_offsets(name, producer, group), name)
 
 
 async def _added(control: Control, request: Any, name: str) -> float:
@@ -156,7 +188,7 @@ async def _added(control: Control, request: Any, name: str) -> float:
     for code in _codes(response):
         if code:
             raise kafka.errors.for_code(code)(name)
-    described = await control.send(DescribeTransactionsRequest(transactional_ids=[name]), node)
+    described = await control.send(requests.describe_transactions([name]), node)
     [state] = described.transaction_states
     began_s: float = state.transaction_start_time_ms / 1000
     return max(began_s - after_s, 0.0) + min(began_s - before_s, 0.0)

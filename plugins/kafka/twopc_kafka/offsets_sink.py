@@ -16,9 +16,9 @@ from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError, SchemaMismatch, TwoPhaseCommitError
 from twopc.transaction import Committable
 from twopc_kafka import checks
+from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.options import ARROW
 from twopc_kafka.sink import KafkaSink
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 from twopc_kafka.writers.offsets import COLUMNS, OffsetsWriter
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class KafkaProgressSink(KafkaSink):
                 " reads by it, whose place would be lost. Nothing was written. Name a group of the query's own."
             )
 
-    def _examined_target(self) -> Iterator[CheckResult]:
+    def _check_target(self) -> Iterator[CheckResult]:
         yield CheckResult.of(f"consumer group {self._group!r} has no members", self._require_own_group)
 
     def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:

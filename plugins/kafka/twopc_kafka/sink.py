@@ -1,44 +1,45 @@
 """Kafka as a two-phase-commit sink: one transaction per task attempt, ended from the coordinator.
 
-A participant writes through a producer of its own (``writer``) and hands back producer id and epoch. Any process then
-commits or aborts exactly that transaction with them (``control``); no task needs to be alive.
+A participant writes through a producer of its own (``writers``) and hands back producer id and epoch. Any process then
+commits or aborts exactly that transaction with them (``client.control``); no task needs to be alive.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from twopc.checks import CheckResult, CheckStatus
-from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.checks import CheckResult
+from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
-from twopc_kafka import checks
+from twopc_kafka import checks, hanging, topics
 from twopc_kafka.answers import (
-    ANSWERS,
-    EPOCH_BUMPING_END_TXN,
     Answer,
+    NotCommitted,
     Outcome,
+    ProducerIdentity,
     TransactionState,
-    hangs,
+    denied,
     outcome,
+    timeout_refused,
+    to_end,
 )
-from twopc_kafka.client.control import Control, connect, denied
-from twopc_kafka.client.leaders import RECENT_S, Away, Leaders, OpenInPartition, Partitions, TopicPartition
+from twopc_kafka.client.control import Control, connect
+from twopc_kafka.client.leaders import RECENT_S, Leaders
 from twopc_kafka.columns import check_columns
+from twopc_kafka.ending import IF_IT_STAYS, refuse_stuck, stuck, wait_for_markers
+from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.values import no_such_topic
 from twopc_kafka.writers.arrow import ArrowWriter
-from twopc_kafka.writers.librdkafka import NotCommitted, ProducerIdentity, Writer, timeout_refused
+from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import OffsetsWriter
 
 if TYPE_CHECKING:
@@ -46,20 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MARKERS_TIMEOUT_S = 1.0
-"""They take 1 to 3 ms. A person is told of what takes this long, and the call repeated."""
-
-MARKERS_INTERVAL_S = 0.001
-
-STUCK_S = 10.0
-"""How long a transaction that may never end is watched before a person is called, who must act before its time-out."""
-
-_MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
-_IF_IT_STAYS = f"If it stays so: if transaction.version was lowered below 1 lately, {_MEND}"
-
-_HANGING = "hanging"  # in the handle of what hangs: where
-
-_LARGEST = {"producer_id": 2**63 - 1, "producer_epoch": 2**15 - 1, "end_txn_version": 2**15 - 1}  # Kafka's types
+UNKNOWN_TOPIC_S = 2.0
+"""How long a topic may be unknown before most brokers are asked. They lag for milliseconds after its creation."""
 
 
 class KafkaTransaction(Transaction):
@@ -101,10 +90,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
         self.prefix = self._options.prefix
-        self._written_to: dict[str, set[int]] = {}
-        self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when they are
-        self._nothing_hung_s = -math.inf  # the last look that found so, by time.monotonic
-        self._away: frozenset[TopicPartition] = frozenset()
+        self._hanging = hanging.Hanging(self._options.topic)
+        self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
 
     @property
@@ -188,7 +175,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: ``transaction.timeout.ms`` is longer, or none is required and not granted. Nothing was
                 written.
         """
-        self._nothing_hung_s = -math.inf
+        self._hanging.note_nothing_hung(-math.inf)
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
@@ -218,50 +205,28 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._require_topic()
 
     def _require_topic(self) -> None:
-        topic = self._options.topic
-        if topic is not None and self._control.unknown_topics([topic]):
-            raise no_such_topic(topic, self._options.bootstrap_servers)
+        """Upholds: an answer that may be stale is not final. A broker that lags, or is cut off, may not know the topic
+        yet: so it is asked for again, and at last of most brokers."""
+        topic, deadline = self._options.topic, time.monotonic() + UNKNOWN_TOPIC_S
+        while topic is not None and self._control.unknown_topics([topic]):
+            if time.monotonic() > deadline:
+                if self._leaders.topic_ids_of_most([topic])[topic]:
+                    return
+                raise no_such_topic(topic, self._options.bootstrap_servers)
+            time.sleep(UNKNOWN_TOPIC_S / 20)
 
     def check(self) -> Iterator[CheckResult]:
-        is_of_use = True
-        for look in self._looked_at():
-            yield look
-            is_of_use &= look.result is not CheckStatus.FAILED
-        if not self._is_transactional:
-            advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
-            yield CheckResult.warned(f"'delivery' is {self._options.delivery!r}", advice)
-        elif is_of_use:
-            yield checks.timeout(self._options)
-            clocks: list[CheckResult] = []
-            what = "this principal may begin, write and roll back a transaction, tried without a record"
-            yield CheckResult.of(what, lambda: clocks.extend(self._try()))
-            yield from clocks[-1:]  # it may have been asked again
-            yield checks.replication(self._control, checks.TRANSACTION_LOG)
-        yield checks.may_write_markers(self._control)
+        trial = self._try if self._is_transactional else None
+        return checks.of_sink(lambda: self._options, self._control, self.open, self._check_target(), trial)
 
-    def _looked_at(self) -> Iterator[CheckResult]:
-        yield CheckResult.of("the brokers grant what the options ask of transactions", self.open)
-        yield checks.version(self._control)
-        yield from self._examined_target()
-
-    def _examined_target(self) -> Iterator[CheckResult]:
-        topic = self._options.topic
-        if topic is None:
-            advice = "Whether these are there, and may be written, is seen when they are written. Create them before."
-            yield CheckResult.warned("records name their topics in the column 'topic'", advice)
-            return
-        is_there = CheckResult.of(f"topic {topic!r} is there", self._require_topic)
-        yield is_there
-        if is_there.result is CheckStatus.PASSED:
-            yield checks.leaders(self._control, topic)
-            yield checks.replication(self._control, topic)
-            yield checks.hanging(self._control, topic)
+    def _check_target(self) -> Iterator[CheckResult]:
+        return checks.of_topic(self._control, self._options.topic, self._require_topic)
 
     def _try(self) -> Iterator[CheckResult]:
         """Begin a transaction as a task does, add to it what a write would, but no record, and roll it back."""
         begun = self.pre_commit(self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0)))
         try:
-            yield from self._try_to_add(begun.transaction_id, ProducerIdentity(*_identity(begun)))
+            yield from self._try_to_add(begun.transaction_id, ProducerIdentity(*identity_of(begun)))
         finally:
             self._abort(begun)
 
@@ -274,28 +239,28 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         repeat must use the same one, and its partitions, which Kafka forgets with its end."""
         if not self._is_transactional or not committables:
             return committables
-        if any(_has_timeout(committable) for committable in committables):
+        if any(has_timeout(committable) for committable in committables):
             self._refuse_too_old(age_s)
         started_s = time.monotonic()
-        with self._looking_up_topics(committables, started_s):
+        with topics.looked_up_meanwhile(self._leaders, committables, started_s):
             described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
         since_s = max(started_s, time.monotonic() - RECENT_S)  # where describing took long, they are asked for again
-        topic_ids = self._topic_ids_to_seal(committables, described.values(), since_s)
+        topic_ids = topics.ids_to_seal(self._leaders, committables, described.values(), since_s)
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
-            if state is None or not _is_ongoing(state, committable):
+            if state is None or not is_ongoing(state, committable):
                 raise RoundAborted(
                     f"transaction {committable.transaction_id} can't be committed any more: it was pre-committed as"
-                    f" (producer id, epoch) {_identity(committable)} and is now {state or 'unknown to the broker'}."
+                    f" (producer id, epoch) {identity_of(committable)} and is now {state or 'unknown to the broker'}."
                     " A longer 'transaction.timeout.ms' helps if it timed out."
                 )
             sealing: dict[str, JsonValue] = {
                 "end_txn_version": version,
                 "partitions": {topic: list(numbers) for topic, numbers in state.partitions.items()},
                 "topic_ids": {
-                    **_topic_ids(committable),
+                    **topic_ids_of(committable),
                     **{topic: topic_ids[topic] for topic in state.partitions if topic in topic_ids},
                 },
             }
@@ -305,43 +270,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
         """A state that would be a veto is proven: better to ask again than to run the batch again."""
         described = self._control.describe([committable.transaction_id for committable in committables])
-        doubtful = [c.transaction_id for c in committables if not _is_ongoing(described.get(c.transaction_id), c)]
+        doubtful = [c.transaction_id for c in committables if not is_ongoing(described.get(c.transaction_id), c)]
         for name in doubtful:
             described.pop(name, None)
         return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
-
-    def _topic_ids_to_seal(
-        self, committables: Sequence[Committable], described: Iterable[TransactionState], since_s: float
-    ) -> dict[str, str]:
-        """The ids of the topics that were written to. Veto where one is not the topic that it was when a participant
-        began to write to it, as what was written to that is gone; and so is what was written to one that is not there
-        any more."""
-        topics = {topic for state in described for topic in state.partitions}
-        then = [of_topic for committable in committables for of_topic in _topic_ids(committable).items()]
-        now = self._ids_now(topics, then, since_s)
-        if gone := _gone(then, now):
-            raise RoundAborted(
-                f"topic {gone[0]!r} was deleted while the batch was written, and its records with it. Nothing of the"
-                " batch is visible."
-            )
-        return now
-
-    def _ids_now(self, topics: Collection[str], then: Collection[tuple[str, str]], since_s: float) -> dict[str, str]:
-        """The ids of topics. Of those that are not what they were ``then``, by the word of most brokers."""
-        now = self._leaders.topic_ids(topics, since_s)
-        gone = _gone(then, now)
-        return now | self._leaders.topic_ids_of_most(gone) if gone else now
-
-    @contextlib.contextmanager
-    def _looking_up_topics(self, committables: Iterable[Committable], since_s: float) -> Iterator[None]:
-        """Have a thread look up meanwhile the ids of the topics that were written to. Who needs them afterwards finds
-        them kept, or asks again."""
-        topics = {topic for committable in committables for topic in _topic_ids(committable)}
-        with ThreadPoolExecutor(1) as thread:
-            if topics:
-                with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads
-                    thread.submit(self._leaders.topic_ids, topics, since_s)
-            yield
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
@@ -362,23 +294,23 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def commit(self, committable: Committable) -> None:
         if not committable.handle:
             return  # delivered without a transaction
-        identity, version = _identity(committable), _version(committable)
+        identity, version = identity_of(committable), version_of(committable)
         name = self._name(committable)
         self._refuse_gone_topics(committable, time.monotonic() - RECENT_S)
         is_first = identity not in self._asked_to_commit
         self._asked_to_commit.add(identity)
         error = self._control.end(name, *identity, commit=True, version=version)
-        match ANSWERS.get(error, Answer.DESCRIBE):
+        match to_end(error):
             case Answer.DONE:
                 self._asked_to_commit.discard(identity)
                 return
             case Answer.REPEAT:
-                self._refuse_stuck(committable)
+                refuse_stuck(self._control, committable)
                 raise Retriable(f"the broker answered {error}")
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
             case Answer.STUCK:
-                raise _stuck(name)
+                raise stuck(name)
         self._judge(committable, error, self._state(committable), is_first)
 
     def _refuse_gone_topics(self, committable: Committable, since_s: float) -> None:
@@ -389,21 +321,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             TransactionLost: nothing of it is committed, so it may be written again as a whole.
             OutcomeUnknown: it is committed, and whether readers had its records before can't be known.
         """
-        if _identity(committable) in self._visible:
+        if identity_of(committable) in self._visible:
             return  # what was done to the topic later is nobody's loss
-        then = _topic_ids(committable)
-        gone = _gone(then.items(), self._ids_now(then, then.items(), since_s))
-        if not gone:
+        topic = topics.deleted_since(self._leaders, committable, since_s)
+        if topic is None:
             return
         decided = f"transaction {committable.transaction_id} ({committable.records} records) is decided"
-        deleted = f"topic {gone[0]!r} was deleted since, with the id {then[gone[0]]}, and its records there with it"
-        match outcome(self._state(committable), *_identity(committable), _version(committable)):
+        id = topic_ids_of(committable)[topic]
+        deleted = f"topic {topic!r} was deleted since, with the id {id}, and its records there with it"
+        match outcome(self._state(committable), *identity_of(committable), version_of(committable)):
             case Outcome.ONGOING:
                 # Certain by a write alone: the coordinator may tell the past, and an earlier commit may be on its way.
                 answer = self._control.end(
-                    self._name(committable), *_identity(committable), commit=False, version=_version(committable)
+                    self._name(committable), *identity_of(committable), commit=False, version=version_of(committable)
                 )
-                if ANSWERS.get(answer) is not Answer.DONE:
+                if to_end(answer) is not Answer.DONE:
                     raise Retriable(f"{deleted}; to roll back what is left of {committable.transaction_id}: {answer}")
                 raise TransactionLost(f"{decided}, but {deleted}. Nothing of it is committed. {self.if_lost}")
             case Outcome.ENDING:
@@ -419,48 +351,23 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         that it is not yet is asked again; that it is unknown, or was rolled back, may be a word of the past."""
         name = committable.transaction_id
         state = self._control.describe([name]).get(name)
-        if outcome(state, *_identity(committable), _version(committable)) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
+        if outcome(state, *identity_of(committable), version_of(committable)) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
             state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
         return state
-
-    def _refuse_stuck(self, committable: Committable) -> None:
-        """Find out whether ``transaction.version`` was lowered to 0 while Kafka was ending a transaction by a version
-        of EndTxn that needs more. Its coordinator then stays where it was: before the end, or with all markers written
-        and unable to note it.
-
-        Raises:
-            OperatorRequired: it was. Nothing but what the message says helps, and the transaction may time out.
-        """
-        if _version(committable, 0) < EPOCH_BUMPING_END_TXN or self._control.transaction_version > 0:
-            return
-        name, deadline = committable.transaction_id, time.monotonic() + STUCK_S
-        while self._is_stuck(committable, self._control.describe([name]).get(name)):
-            if time.monotonic() > deadline:
-                raise _stuck(name)
-            time.sleep(STUCK_S / 10)
-
-    def _is_stuck(self, committable: Committable, state: TransactionState | None) -> bool:
-        match self._outcome(state, committable):
-            case Outcome.ONGOING:
-                return True
-            case Outcome.ENDING:
-                return state is not None and not state.partitions
-            case _:
-                return False
 
     def _judge(self, committable: Committable, error: str, state: TransactionState | None, is_first: bool) -> None:
         name, records = committable.transaction_id, committable.records
         decided = f"transaction {name} ({records} records) is decided"
-        match outcome(state, *_identity(committable), _version(committable)):
+        match outcome(state, *identity_of(committable), version_of(committable)):
             case Outcome.COMMITTED:
                 return
             case Outcome.ONGOING | Outcome.ENDING:
-                self._refuse_stuck(committable)
-                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {_IF_IT_STAYS}")
+                refuse_stuck(self._control, committable)
+                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}")
             case Outcome.ROLLED_BACK:
                 timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
                 why = f"it waited longer for its commit than {timeout}"
-                if not _has_timeout(committable):
+                if not has_timeout(committable):
                     why = "it has no time-out, so somebody has ended it"
                 raise TransactionLost(f"{decided}, but Kafka has rolled it back: {why}. {self.if_lost}")
             case Outcome.UNKNOWN:
@@ -476,45 +383,28 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         ended = [committable for committable in committables if committable.handle]
         if not ended:
             return
-        self._wait_for_markers(ended)
+        wait_for_markers(self._control, ended)
         ended_s = time.monotonic()
-        partitions = _partitions(ended)
-        self._note_written(partitions)
-        names = {_identity(committable): committable.transaction_id for committable in ended}
-        with self._looking_up_topics(ended, ended_s):
-            seen = self._leaders.open_transactions(self._written_to, self._options.topic)
-        self._note(seen.away)
-        for committable in _one_of_each_topic(ended):
+        partitions = partitions_of(ended)
+        self._hanging.note_written(partitions)
+        names = {identity_of(committable): committable.transaction_id for committable in ended}
+        with topics.looked_up_meanwhile(self._leaders, ended, ended_s):
+            seen = self._hanging.look(self._leaders)
+        for committable in topics.one_per_topic(ended):
             self._refuse_gone_topics(committable, ended_s)
         for open_ in seen.open:
             if open_.identity in names:
-                self._leaders.end(open_, names[open_.identity], commit=True)
+                hanging.end(self._leaders, open_, names[open_.identity], commit=True)
         away = {
             (topic, number): why for (topic, number), why in seen.away.items() if number in partitions.get(topic, ())
         }
         if away:
             raise Retriable(
-                f"whether Kafka has written all markers of the batch can't be seen while {_told(away)}. It wrote"
-                " there: bring the brokers of that partition back"
+                f"whether Kafka has written all markers of the batch can't be seen while {hanging.unasked(away)}. It"
+                " wrote there: bring the brokers of that partition back"
             )
         self._visible = frozenset(names)
-        self._nothing_hung_s = -math.inf if seen.open or seen.away else ended_s
-
-    def _wait_for_markers(self, ended: Sequence[Committable]) -> None:
-        deadline = time.monotonic() + MARKERS_TIMEOUT_S
-        while ended := self._without_markers(ended):
-            if time.monotonic() > deadline:
-                self._refuse_stuck(ended[0])
-                name = ended[0].transaction_id
-                raise Retriable(f"Kafka has not written the markers of {name} yet. {_IF_IT_STAYS}")
-            time.sleep(MARKERS_INTERVAL_S)
-
-    def _without_markers(self, ended: Sequence[Committable]) -> list[Committable]:
-        described = self._control.describe([committable.transaction_id for committable in ended]) if ended else {}
-        return [c for c in ended if self._outcome(described.get(c.transaction_id), c) is Outcome.ENDING]
-
-    def _outcome(self, described: TransactionState | None, committable: Committable) -> Outcome:
-        return outcome(described, *_identity(committable), _version(committable, self._control.end_txn_version))
+        self._hanging.note_nothing_hung(-math.inf if seen.open or seen.away else ended_s)
 
     def abort(self, transaction: KafkaTransaction | Committable) -> None:
         if isinstance(transaction, KafkaTransaction):
@@ -528,21 +418,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _abort(self, committable: Committable) -> None:
         """By producer id and epoch: whatever answer says that this transaction is not open any more is a success."""
         name = self._name(committable)
-        if isinstance(hanging := committable.handle.get(_HANGING), dict):
-            self._leaders.end(OpenInPartition(**hanging), name, commit=False)  # type: ignore[arg-type]
+        if (open_ := hanging.where(committable)) is not None:
+            hanging.end(self._leaders, open_, name, commit=False)
             return
-        version = _version(committable, self._control.end_txn_version)
-        error = self._control.end(name, *_identity(committable), commit=False, version=version)
-        match ANSWERS.get(error, Answer.DESCRIBE):
+        version = version_of(committable, self._control.end_txn_version)
+        error = self._control.end(name, *identity_of(committable), commit=False, version=version)
+        match to_end(error):
             case Answer.DONE:
                 return
             case Answer.DENIED:
                 raise denied(f"{error} for {name}")
             case Answer.STUCK:
-                raise _stuck(name)
+                raise stuck(name)
         state = self._control.describe([name]).get(name)
-        if _is_ongoing(state, committable):
-            raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {_IF_IT_STAYS}")
+        if is_ongoing(state, committable):
+            raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}")
 
     def _name(self, committable: Committable) -> str:
         """It. Raises CorruptLog where it is none of this sink's: others' are open on the same brokers."""
@@ -556,144 +446,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
         ongoing = [(name, state) for name, state in listed if state.state == "Ongoing"]
         for _, state in ongoing:  # Kafka forgets with its end where a transaction wrote
-            self._note_written(state.partitions)
+            self._hanging.note_written(state.partitions)
         open_ = [
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})
             for name, state in ongoing
         ]
-        # Only in the sweep right after a completed batch: a later one follows on an abort, or on a lost attempt.
-        is_seen, self._nothing_hung_s = time.monotonic() - self._nothing_hung_s < RECENT_S, -math.inf
-        return open_ if is_seen and not open_ else [*open_, *self._hanging()]
+        if self._hanging.take_nothing_hung() and not open_:
+            return open_
+        return [*open_, *self._hanging.found(self._control, self._of_producers)]
 
-    def _note_written(self, partitions: Partitions) -> None:
-        """Note where to look for what hangs."""
-        for topic, numbers in partitions.items():
-            self._written_to.setdefault(topic, set()).update(numbers)
-
-    def _hanging(self) -> list[Committable]:
-        """What was rolled back but for a partition of which Kafka left out the marker. Upholds: what is not decided is
-        never visible. It would be with the next commit of its producer there."""
-        away: dict[TopicPartition, Away] = {}
-        while open_ := self._open_in_partitions(away):
-            # What is being rolled back may hang when that has ended.
-            ending = [
-                transaction
-                for transaction, state in open_
-                if state.state != "PrepareCommit" and self._outcome(state, transaction) is Outcome.ENDING
-            ]
-            if not ending:
-                break
-            self._wait_for_markers(ending)
-        self._note(away)
-        version = self._control.end_txn_version
-        return [transaction for transaction, state in open_ if hangs(state, _identity(transaction)[1], version)]
-
-    def _open_in_partitions(self, away: dict[TopicPartition, Away]) -> list[tuple[Committable, TransactionState]]:
-        """What this log has open where it may have written, and what its coordinator knew of its id before. Partitions
-        that can't be asked are put into ``away``."""
-        where = self._written_to, self._options.topic
-        before = self._leaders.open_transactions(*where)
-        away |= before.away
-        if not before.open:
-            return []
-        producers = [each.producer_id for each in before.open]
-        listed = self._control.list_of_producers(self.transactional_ids.scope, producers)
-        of_producer = {state.producer_id: (name, state) for name, state in self._owned(listed)}
-        # Once more, as its coordinator must be seen to have ended it before a partition is seen to have it open.
-        after = self._leaders.open_transactions(*where)
-        away |= after.away
-        still_open = set(before.open).intersection(after.open)
-        found = [(each, *of_producer[each.producer_id]) for each in still_open if each.producer_id in of_producer]
-        return [(Committable(name, _handle_of(each)), state) for each, name, state in found]
-
-    def _note(self, away: Mapping[TopicPartition, Away]) -> None:
-        """Tell which partitions can't be asked."""
-        if new := away.keys() - self._away:
-            logger.warning(
-                "%s can't be asked what hangs there: %s. Batches that don't write there go on; those that do wait. Each"
-                " sweep asks again",
-                _named(new),
-                away[min(new)].reason,
-            )
-        if back := self._away - away.keys():
-            logger.warning("%s can be asked again", _named(back))
-        self._away = frozenset(away)
+    def _of_producers(self, producer_ids: Sequence[int]) -> Iterable[tuple[str, TransactionState]]:
+        return self._owned(self._control.list_of_producers(self.transactional_ids.scope, producer_ids))
 
     def _owned(self, listed: Iterable[str]) -> Iterable[tuple[str, TransactionState]]:
         return self._control.describe([name for name in listed if self.transactional_ids.owns_leased(name)]).items()
-
-
-def _stuck(name: str) -> OperatorRequired:
-    return OperatorRequired(
-        f"Kafka can't end transaction {name}: transaction.version was lowered below 1 meanwhile, and its coordinator"
-        f" does not get over that. Nothing is lost yet. Before the transaction times out, {_MEND}, one after the other;"
-        " then start again: recovery goes on where this stopped."
-    )
-
-
-def _is_ongoing(state: TransactionState | None, committable: Committable) -> bool:
-    return state == TransactionState("Ongoing", *_identity(committable))
-
-
-def _identity(committable: Committable) -> tuple[int, int]:
-    return _number(committable, "producer_id"), _number(committable, "producer_epoch")
-
-
-def _topic_ids(committable: Committable) -> dict[str, str]:
-    """Of the topics that it wrote to, where they are known."""
-    known = committable.handle.get("topic_ids")
-    return {topic: str(id) for topic, id in known.items()} if isinstance(known, dict) else {}
-
-
-def _one_of_each_topic(ended: Iterable[Committable]) -> Iterable[Committable]:
-    """As few as name each topic once, with its id."""
-    return {of_topic: committable for committable in ended for of_topic in _topic_ids(committable).items()}.values()
-
-
-def _gone(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
-    """The topics that had another id ``then`` than ``now``, and those that are not there."""
-    changed = [topic for topic, id in then if now.get(topic, id) != id]
-    return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
-
-
-def _handle_of(hanging: OpenInPartition) -> dict[str, JsonValue]:
-    producer_id, epoch = hanging.identity
-    return {"producer_id": producer_id, "producer_epoch": epoch, _HANGING: asdict(hanging)}
-
-
-def _has_timeout(committable: Committable) -> bool:
-    return committable.handle.get("has_timeout") is not False
-
-
-def _version(committable: Committable, default: int | None = None) -> int:
-    known = "end_txn_version" in committable.handle
-    return default if default is not None and not known else _number(committable, "end_txn_version")
-
-
-def _number(committable: Committable, name: str) -> int:
-    value = committable.handle.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST[name]:
-        raise OutcomeUnknown(f"the record of transaction {committable.transaction_id} has no {name}: {value!r}")
-    return value
-
-
-def _told(away: Mapping[TopicPartition, Away]) -> str:
-    return f"{_named(away)} can't be asked: {away[min(away)].reason}"
-
-
-def _named(partitions: Collection[TopicPartition]) -> str:
-    topic, number = min(partitions)
-    others = f" (and {len(partitions) - 1} other partitions)" if len(partitions) > 1 else ""
-    return f"partition {topic}-{number}{others}"
-
-
-def _partitions(ended: Iterable[Committable]) -> dict[str, Collection[int]]:
-    """All that any of them wrote to."""
-    of_topic: dict[str, set[int]] = defaultdict(set)
-    for committable in ended:
-        written_to = committable.handle.get("partitions")
-        if not isinstance(written_to, dict):
-            raise OutcomeUnknown(f"the record of transaction {committable.transaction_id} has no partitions")
-        for topic, numbers in written_to.items():
-            of_topic[topic].update(numbers)  # type: ignore[arg-type]
-    return dict(of_topic)

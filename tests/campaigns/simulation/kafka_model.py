@@ -16,12 +16,14 @@ from tests.campaigns.simulation.records import Records
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, TransactionState
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, NotCommitted, ProducerIdentity, TransactionState
 from twopc_kafka.client.control import Control
-from twopc_kafka.client.leaders import Leaders, OpenInPartition, Partitions, Seen
+from twopc_kafka.client.leaders import Leaders, OpenInPartition, Seen
+from twopc_kafka.client.requests import Partitions
+from twopc_kafka.hanging import Hanging
 from twopc_kafka.options import parse_options
 from twopc_kafka.sink import KafkaSink
-from twopc_kafka.writers.librdkafka import NotCommitted, ProducerIdentity, Writer
+from twopc_kafka.writers.librdkafka import Writer
 
 TOPIC = "simulated"
 TIMEOUT_MS = 900_000
@@ -466,9 +468,8 @@ class SimulatedKafkaSink(KafkaSink):
         self.prefix = _OPTIONS.prefix
         self._broker = broker
         self._to_model = ModelControl(broker)
-        self._written_to = {}
+        self._hanging = Hanging(_OPTIONS.topic)
         self._visible = ()
-        self._away = frozenset()
         self._asked_to_commit = set()
 
     @property

@@ -67,6 +67,7 @@ class Mutant:
 
 COORDINATOR = "twopc.coordinator:Coordinator"
 KAFKA = "twopc_kafka.sink:KafkaSink"
+HANGING = "twopc_kafka.hanging:Hanging"
 FILES = "twopc_files.stores.local:Local"
 LOG = "twopc.log.commit_log"
 SWEEP = "twopc.sweep"
@@ -112,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "seal vetoes nothing",
-        (Edit(f"{KAFKA}.seal", "if state is None or not _is_ongoing(", "if False and (state,"),),
+        (Edit(f"{KAFKA}.seal", "if state is None or not is_ongoing(", "if False and (state,"),),
     ),
     Mutant(
         "a commit comes before the decision",
@@ -193,7 +194,7 @@ MUTANTS = (
     ),
     Mutant(
         "the sweep does not wait for what is being rolled back",
-        (Edit(f"{KAFKA}._hanging", "if not ending:", "if True:"),),
+        (Edit(f"{HANGING}.found", "if not ending:", "if True:"),),
         (RECURRING,),
         in_pairs=(Fault.DELAYED, Fault.MARKER_LEFT_OUT_LATE),
     ),
@@ -275,12 +276,12 @@ MUTANTS = (
     ),
     Mutant(
         "what was rolled back and hangs is not swept",
-        (Edit(f"{KAFKA}.recover", "else [*open_, *self._hanging()]", "else open_"),),
+        (Edit(f"{KAFKA}.recover", "[*open_, *self._hanging.found(self._control, self._of_producers)]", "open_"),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(
         "what hangs is ended at its coordinator and not in its partition",
-        (Edit(f"{KAFKA}._abort", "isinstance(hanging := committable.handle.get(_HANGING), dict)", "False"),),
+        (Edit(f"{KAFKA}._abort", "(open_ := hanging.where(committable)) is not None", "False"),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(
@@ -440,8 +441,8 @@ MUTANTS = (
         (
             Edit(
                 f"{KAFKA}.commit",
-                "match ANSWERS.get(error, Answer.DESCRIBE):",
-                'match Answer.DONE if error == "PRODUCER_FENCED" else ANSWERS.get(error, Answer.DESCRIBE):',
+                "match to_end(error):",
+                'match Answer.DONE if error == "PRODUCER_FENCED" else to_end(error):',
             ),
         ),
         (Scenario(sinks="k", end_txn_version=4),),

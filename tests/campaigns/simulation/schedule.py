@@ -38,6 +38,7 @@ from twopc_files.layout import Layout
 from twopc_files.sink import FileSink
 from twopc_files.stores import local
 from twopc_files.stores.local import Local
+from twopc_kafka import ending, hanging
 from twopc_kafka import sink as kafka_sink
 
 ResultT = TypeVar("ResultT")
@@ -197,6 +198,8 @@ def simulated() -> Iterator[None]:
         (_bound_sink, "time", _CLOCK),
         (replay, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
+        (ending, "time", _CLOCK),
+        (hanging, "time", _CLOCK),
         (coordinator, "until_answered", _until_answered),
         (participant, "until_answered", _until_answered),
         (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # in lines it would not be made in C

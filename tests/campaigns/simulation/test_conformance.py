@@ -20,12 +20,12 @@ from tests.campaigns.simulation.world import Fault, Planned, World
 from tests.sinks.kafka.hanging import write_unnoticed
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
-from twopc_kafka.answers import ANSWERS, Answer
+from twopc_kafka.answers import Answer, ProducerIdentity, to_end
 from twopc_kafka.client.control import Control
 from twopc_kafka.client.leaders import OpenInPartition
 from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka.writers.arrow import ArrowWriter
-from twopc_kafka.writers.librdkafka import ProducerIdentity, Writer
+from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
@@ -153,7 +153,7 @@ class Real:
 
         def ended() -> str | None:
             answer = self._control.end(self._name, identity.producer_id, identity.producer_epoch, commit, version)
-            return None if ANSWERS.get(answer) is Answer.REPEAT else answer
+            return None if to_end(answer) is Answer.REPEAT else answer
 
         answer: str = _eventually(ended)
         return answer

@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from twopc import Committable
 from twopc_kafka import KafkaSink
+from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import OpenTransaction, connect
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.arrow import ArrowWriter
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 from twopc_kafka.writers.sender import Lane, Sending
 from twopc_kafka.writers.settings import settings
 

@@ -170,7 +170,7 @@ def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_i
     def swept() -> bool:
         for transaction in in_doubt(sink, wait):
             wait.repeated(lambda t=transaction: sink.abort(t))
-        return not sink._away
+        return not sink._hanging.away
 
     wait.until("the partition was asked", swept)
     decided = write(sink, "decided", Round(1, 4))

@@ -23,6 +23,7 @@ from tests.support.topic_reader import records_of
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
+from twopc_kafka.client.control import Control
 from twopc_kafka.options import WRITERS
 from twopc_kafka_broker import KafkaBroker
 
@@ -180,7 +181,7 @@ def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query
     name, of = one.transaction_id, one.handle
     control = stale.sink._control
     with monkeypatch.context() as reached:
-        reached.setattr(control._manager, "by_load", lambda: [stale.node])
+        reached.setattr(control.manager, "by_load", lambda: [stale.node])
         wait.repeated(lambda: control.describe([name]))
         assert control.describe([name]) == {}
         answer = control.end(name, of["producer_id"], of["producer_epoch"], True, of["end_txn_version"])
@@ -195,6 +196,39 @@ def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query
         wait.repeated(lambda c=committable: stale.sink.commit(c))
     wait.repeated(lambda: stale.sink.complete(0, stale.sealed))
     assert len(stale.topic.visible()) == 2
+
+
+def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
+    brokers: ThreeBrokers, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lagging, knowing = OTHERS
+    topic = On(brokers.nodes[lagging].bootstrap_servers, f"orders-{uuid.uuid4().hex[:8]}")
+    sink, schema = make_sink(topic), pa.schema({"value": pa.string()})
+    control: Control = sink._control
+    wait.repeated(lambda: control.unknown_topics([topic.name]))  # now it knows the other brokers, too
+
+    async def is_known() -> bool:
+        [answer] = (await control.metadata_of(knowing, [topic.name])).topics
+        return not answer.error_code
+
+    brokers.stand_still(lagging)
+    try:
+        time.sleep(1.0)  # its last question to the controller is answered by then
+        brokers.nodes[CONTROLLER].create_topic(topic.name)
+        wait.until("another broker knows the topic", lambda: control.run(is_known))
+        brokers.stand_still(CONTROLLER)  # else the lagging one learns of it at once
+    finally:
+        brokers.go_on(lagging)
+    try:
+        with monkeypatch.context() as reached:
+            reached.setattr(control.manager, "by_load", lambda: [lagging])
+            wait.repeated(lambda: control.unknown_topics([topic.name]))
+            assert control.unknown_topics([topic.name]) == [topic.name]
+            with pytest.raises(Retriable, match="the brokers don't agree"):
+                sink.validate(schema)
+    finally:
+        brokers.go_on(CONTROLLER)
+    wait.repeated(lambda: sink.validate(schema))
 
 
 @pytest.mark.parametrize("writer", WRITERS)

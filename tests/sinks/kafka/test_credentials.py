@@ -168,8 +168,8 @@ def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, ma
     topic = make_topic(on=second_broker.broker)
     sink = make_sink(topic, client_id=topic.name, **as_user(second_broker, "granted"))  # a connection of its own
     refused = kafka.errors.SaslAuthenticationFailedError("user unknown")
-    [server] = sink._control._manager.cluster.bootstrap_brokers()
-    sink._control._manager._auth_failures[server.node_id] = refused  # kafka-python keeps it
+    [server] = sink._control.manager.cluster.bootstrap_brokers()
+    sink._control.manager._auth_failures[server.node_id] = refused  # kafka-python keeps it
     with pytest.raises(OperatorRequired, match=r"refuse the login.*user unknown"):
         sink.recover()
     assert sink.recover() == []

@@ -22,6 +22,7 @@ from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
 from twopc_kafka import checks
 from twopc_kafka.client import control
+from twopc_kafka.client.control import Control
 from twopc_kafka.writers.librdkafka import Writer
 
 pytestmark = pytest.mark.kafka
@@ -330,6 +331,15 @@ def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str,
 
 
 # Within bounded time. -------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_that_a_broker_does_not_know_yet_is_asked_for_again(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, unknown = Control.unknown_topics, [[topic.name]] * 3
+    monkeypatch.setattr(Control, "unknown_topics", lambda self, names: unknown.pop() if unknown else look(self, names))
+    make_sink(topic).validate(pa.schema({"value": pa.string()}))
+    assert unknown == []
 
 
 def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:

@@ -16,7 +16,7 @@ from kafka.protocol.admin import UpdateFeaturesRequest
 
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import OperatorRequired, Retriable
-from twopc_kafka import sink as sink_module
+from twopc_kafka import ending
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, connect
 from twopc_kafka_broker import KafkaBroker
@@ -152,7 +152,7 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
     wait: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sink_module, "STUCK_S", 0.5)
+    monkeypatch.setattr(ending, "STUCK_S", 0.5)
     sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     cluster.set(0, wait)
@@ -193,8 +193,8 @@ def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As seen when the version is lowered amid the markers: they are all written, and it stays like that."""
-    monkeypatch.setattr(sink_module, "STUCK_S", 0.2)
-    monkeypatch.setattr(sink_module, "MARKERS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(ending, "STUCK_S", 0.2)
+    monkeypatch.setattr(ending, "MARKERS_TIMEOUT_S", 0.2)
     sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     sink.commit(committable)

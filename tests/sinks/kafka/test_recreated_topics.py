@@ -204,7 +204,7 @@ def test_an_interpreter_that_ends_and_starts_no_threads_can_still_decide_and_com
     def submit(*_: object) -> None:
         raise RuntimeError("cannot schedule new futures after interpreter shutdown")
 
-    monkeypatch.setattr("twopc_kafka.sink.ThreadPoolExecutor.submit", submit)
+    monkeypatch.setattr("twopc_kafka.topics.ThreadPoolExecutor.submit", submit)
     sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     wait.repeated(lambda: sink.commit(committable))

@@ -316,13 +316,13 @@ def test_a_coordinator_that_moved_is_found_again(topic: Any, make_sink: Any, pre
 def test_brokers_that_came_back_at_other_addresses_are_found_again(topic: Any, wait: Any) -> None:
     control = Control({"bootstrap_servers": [topic.servers]})
     control.list_ongoing("twopc")
-    [broker] = control._manager.cluster.brokers()
+    [broker] = control.manager.cluster.brokers()
     port, broker.port = broker.port, 1  # as where it was before
-    control._manager._conns.clear()
+    control.manager._conns.clear()
     with pytest.raises(Retriable):
         control.list_ongoing("twopc")
     wait.repeated(lambda: control.list_ongoing("twopc"))
-    assert [broker.port for broker in control._manager.cluster.brokers()] == [port]
+    assert [broker.port for broker in control.manager.cluster.brokers()] == [port]
     control.close()
 
 
@@ -341,7 +341,7 @@ def test_a_broker_that_joined_after_the_connection_was_made_is_asked_too(
     committable = pre_commit(make_sink(topic), ["a"])
     control = Control({"bootstrap_servers": [topic.servers]})
     control.list_ongoing("twopc")
-    control._manager.cluster._brokers.clear()  # as before it joined
+    control.manager.cluster._brokers.clear()  # as before it joined
     found: list[str] = []
     wait.repeated(lambda: found.extend(control.list_ongoing(committable.transaction_id)))
     assert found == [committable.transaction_id]
@@ -355,14 +355,14 @@ def test_coordinators_that_another_thread_forgets_meanwhile_are_known_to_this_on
     names = {pre_commit(make_sink(topic), ["a"], partition=number).transaction_id for number in range(2)}
     control = Control({"bootstrap_servers": [topic.servers]})
     control.describe([min(names)])
-    find = control._find
+    find = control.find
 
     async def found_while_another_call_fails(*asked: Any) -> Any:
         found = await find(*asked)
         control._coordinators.clear()
         return found
 
-    monkeypatch.setattr(control, "_find", found_while_another_call_fails)
+    monkeypatch.setattr(control, "find", found_while_another_call_fails)
     assert control.describe(sorted(names)).keys() == names
     control.close()
     for left in sink.recover():

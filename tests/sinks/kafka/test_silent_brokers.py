@@ -121,12 +121,12 @@ def test_a_process_that_has_met_older_brokers_speaks_to_newer_ones_as_they_do(to
     """They were upgraded one by one while it ran."""
     asked = Control({"bootstrap_servers": [topic.servers]})
     assert asked.unknown_topics([topic.name]) == []
-    newest = asked._manager.broker_version_data.broker_version
-    asked._manager.broker_version_data = BrokerVersionData((3, 0))
+    newest = asked.manager.broker_version_data.broker_version
+    asked.manager.broker_version_data = BrokerVersionData((3, 0))
     [node] = asked.brokers()
-    asked._manager.close(node)
+    asked.manager.close(node)
     assert asked.unknown_topics([topic.name]) == []
-    assert asked._manager._conns[node].broker_version_data.broker_version == newest
+    assert asked.manager._conns[node].broker_version_data.broker_version == newest
     asked.close()
 
 
@@ -136,12 +136,12 @@ def test_of_several_brokers_one_that_answers_is_asked_after_those_that_do_not(
     """What any broker could answer: here the ones that the cluster listed are silent when it is asked."""
     asked = Control({"bootstrap_servers": [topic.servers]})
     assert asked.unknown_topics([topic.name]) == []
-    known = asked._manager.cluster
+    known = asked.manager.cluster
     [broker] = known.brokers()
     for number, server in enumerate(silent_servers, start=2):
         known._brokers[number] = silent = copy.copy(broker)
         silent.node_id, silent.port = number, int(server.split(":")[1])
-    asked._manager.close(broker.node_id)
+    asked.manager.close(broker.node_id)
     known._brokers = dict(reversed(known._brokers.items()))  # the silent ones come first
     started = time.monotonic()
     assert asked.unknown_topics([topic.name]) == []

@@ -1,9 +1,10 @@
-"""The connections to a cluster, kept over tasks, and what a writer asks of it before it sends.
+"""What a task asks of a cluster before it writes, over connections of this process that are kept over tasks.
 
-They are kafka-python's, like those of ``control``: kafka-python connects, logs in and correlates answers. One thread
-per process drives them, whatever the tasks do. It cannot be the task's own: the system's socket buffers take only part
-of a large request at once, a new connection needs several round trips, and each answer has a deadline. None of that
-may wait until a slow plan has its next batch.
+The connections and the questions are ``Control``'s, but this ``Control`` is another one than the commit path's: brokers
+answer the requests of a connection in order, and a commit must not wait behind records on their way. One thread drives
+them, whatever the tasks do. It cannot be the task's own: the system's socket buffers take only part of a large request
+at once, a new connection needs several round trips, and each answer has a deadline. None of that may wait until a slow
+plan has its next batch.
 """
 
 from __future__ import annotations
@@ -12,24 +13,34 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import kafka.errors
 from kafka.future import Future
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest
-from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.metadata import CoordinatorType
 
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
-from twopc_kafka.answers import TransactionState
-from twopc_kafka.client.connection import Loop, OfProcess, close, connections
+from twopc.errors import RoundAborted
+from twopc_kafka.answers import (
+    INVALID_TRANSACTION_TIMEOUT,
+    TRANSACTIONAL_ID_NOT_FOUND,
+    UNKNOWN_TOPIC,
+    Meaning,
+    NotCommitted,
+    ProducerIdentity,
+    TransactionState,
+    lasting,
+    meaning,
+    timeout_refused,
+)
+from twopc_kafka.client import requests
+from twopc_kafka.client.connection import OfProcess
+from twopc_kafka.client.control import Control, key_of, state_of
 from twopc_kafka.client.control import connect as control_of
-from twopc_kafka.client.control import denied, init_producer_id
-from twopc_kafka.client.error_codes import Answer, Meaning, failure, meaning
 from twopc_kafka.client.leaders import topic_id
+from twopc_kafka.client.retry import NotSent, Patience, Unanswered, until_accepted
 from twopc_kafka.client.tokens import require_token
-from twopc_kafka.writers.librdkafka import NotCommitted, ProducerIdentity, timeout_refused
 
 CONTACT_TIMEOUT_MS = 5_000
 """How long a kept connection may take to show that it is alive, before it is made anew."""
@@ -44,20 +55,9 @@ coordinate it any more says so."""
 CHECK_INTERVAL_S = 1.0
 """How often a task that waits for the thread checks that it is alive."""
 
-_IMPLICIT_PARTITIONS = 2  # the level of transaction.version from which a Produce adds its partitions (KIP-890)
-_ONE_COORDINATOR = 3  # the last version of FindCoordinator for one key
-_INVALID_TRANSACTION_TIMEOUT = 50
-_TRANSACTIONAL_ID_NOT_FOUND = 105
+_NONE = meaning(0)
 
 ResultT = TypeVar("ResultT")
-
-
-class NotSent(Exception):
-    """A request did not leave: nothing has come of it."""
-
-
-class Unanswered(Exception):
-    """A request may have left, and its answer did not come."""
 
 
 @dataclass(frozen=True)
@@ -75,35 +75,17 @@ class OpenTransaction:
     implicit: bool
 
 
-class Patience:
-    """How long to go on trying, and how to say that it was in vain."""
+@dataclass(frozen=True)
+class Found:
+    """A topic that was looked up.
 
-    def __init__(self, what: str, timeout_ms: int) -> None:
-        self._what = what
-        self._timeout_ms = timeout_ms
-        self._deadline = time.monotonic() + timeout_ms / 1000
-        self._attempts = 0
+    Attributes:
+        leaders: the broker that leads each partition, -1 for none now. Empty if the topic does not exist.
+        id: Kafka's, which changes when the topic is deleted and created again; None where the brokers have no ids.
+    """
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the next pause would raise."""
-        return time.monotonic() > self._deadline
-
-    def pause_s(self, last: str) -> float:
-        """How long to wait before the next attempt, when the ``last`` one failed like that.
-
-        Raises:
-            RoundAborted: time is up.
-        """
-        if self.is_over:
-            raise RoundAborted(f"{self._what} failed for {self._timeout_ms} ms: {last}")
-        self._attempts += 1
-        return pause_s(self._attempts)
-
-
-def pause_s(attempts: int) -> float:
-    """How long to wait after so many attempts: from what an ending transaction takes to what an election does."""
-    return float(min(1.0, 0.01 * 2**attempts))
+    leaders: Sequence[int] = ()
+    id: str | None = None
 
 
 class Cluster:
@@ -115,23 +97,21 @@ class Cluster:
     def __init__(self, properties: Mapping[str, Any]) -> None:
         self.servers = ", ".join(properties["bootstrap_servers"])
         self._properties = properties
-        self._net = Loop(**properties)
-        self._manager = connections(self._net, properties)
-        self._net.start()
+        self._control = Control(properties, patience_ms=CONTACT_TIMEOUT_MS)
+        self._net, self._manager = self._control.net, self._control.manager
         self._answered_at: dict[int, float] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._contacts: dict[int, Future] = {}
         self._coordinators: dict[str, tuple[int, float]] = {}  # of ids that were begun there, and when
-        self._is_refused = False
 
     @property
     def is_of_use(self) -> bool:
         """Whether the next task may use it. kafka-python does not retry a login that was refused."""
-        return self._net.is_running and not self._is_refused
+        return self._control.is_of_use
 
     def close(self) -> None:
         """Close the connections and end the thread. Tasks that wait for it fail."""
-        close(self._net, self._manager)
+        self._control.close()
 
     def find_brokers(self, timeout_ms: int) -> None:
         """Ask 'bootstrap.servers' for the list of brokers, unless it is known.
@@ -144,14 +124,22 @@ class Cluster:
             return
         try:
             self.run(self._manager.bootstrap_async, timeout_ms)
-        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
-            raise self._refused(error) from error
         except kafka.errors.KafkaError as error:
+            self._raise_refusal(error)
             require_token(self._properties)
             raise RoundAborted(
                 f"no broker answered at {self.servers} within {timeout_ms} ms: {type(error).__name__}: {error}."
                 " Is the broker up, and is 'bootstrap.servers' right? 'message.timeout.ms' bounds the wait."
             ) from error
+
+    def _raise_refusal(self, error: Exception) -> None:
+        """Raise what kafka-python's error means, where the same would be raised again."""
+        if (refusal := lasting(error)) is not None:
+            by_login = kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError
+            self._control.is_refused |= isinstance(error, by_login)
+            raise refusal from error
+
+    # The thread. ------------------------------------------------------------------------------------------------
 
     def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
         """Run a coroutine in the thread and return its result.
@@ -200,6 +188,8 @@ class Cluster:
     async def sleep(self, delay_s: float) -> None:
         await self._net.sleep(delay_s)
 
+    # Requests that must not be repeated, or show that a connection is alive. --------------------------------------
+
     async def send(self, node: int, request: Any, timeout_ms: int | None = None) -> Any:
         """Send ``request`` and return the broker's answer. Waits while the broker throttles this client.
 
@@ -221,9 +211,9 @@ class Cluster:
         self._under_way[node] += 1
         try:
             answer = await self._manager.answer(connection, request, timeout_ms if is_first else None)
-        except kafka.errors.IncompatibleBrokerVersion as error:
-            raise _too_old(error) from error
         except kafka.errors.KafkaError as error:
+            if isinstance(error, kafka.errors.IncompatibleBrokerVersion):  # nothing was sent
+                self._raise_refusal(error)
             self._answered_at.pop(node, None)
             raise Unanswered(f"broker {node}: {type(error).__name__}: {error}") from error
         finally:
@@ -234,14 +224,9 @@ class Cluster:
     async def _connected(self, node: int) -> Any:
         try:
             return await self._manager.get_connection(node)
-        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
-            raise self._refused(error) from error
         except (kafka.errors.KafkaError, OSError) as error:
+            self._raise_refusal(error)
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
-
-    def _refused(self, error: Exception) -> OperatorRequired:
-        self._is_refused = True
-        return denied(str(error))
 
     async def reach(self, node: int) -> None:
         """``contact`` a broker, unless it answered a moment ago or is about to answer another request."""
@@ -263,71 +248,81 @@ class Cluster:
         return await self._contacts[node]
 
     async def _contact(self, node: int) -> Any:
-        request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
         try:
-            return await self.send(node, request, CONTACT_TIMEOUT_MS)
+            return await self.send(node, requests.features(), CONTACT_TIMEOUT_MS)
         except Unanswered as error:
             raise NotSent(str(error)) from error
 
-    async def leaders(self, topic: str) -> tuple[Meaning, list[int], str | None]:
-        """The broker that leads each partition of ``topic`` (-1: none now), and the id of it. Asking creates no topic.
+    # Questions that any broker can answer. --------------------------------------------------------------------------
+
+    async def find(self, topic: str, unknown_ms: int, timeout_ms: int, asked: Awaitable[Any] | None = None) -> Found:
+        """Look a topic up. It counts as one that does not exist when it has been unknown for ``unknown_ms``, as brokers
+        learn of a new topic in their own time. ``asked``: a call of ``leaders`` that is under way already.
 
         Raises:
-            NotSent: nobody answered.
+            RoundAborted: no broker answered for ``timeout_ms``.
+            ConfigurationError: the brokers refuse the name.
+            OperatorRequired: they deny the topic.
         """
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic)]
-        response = await self._ask_any(MetadataRequest(topics=wanted, allow_auto_topic_creation=False))
-        self._manager.cluster.update_metadata(response)  # it may name brokers that are new
-        [found] = response.topics
-        partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
-        return meaning(found.error_code), [partition.leader_id for partition in partitions], topic_id(found)
+        deadline, first = time.monotonic() + unknown_ms / 1000, [] if asked is None else [asked]
 
-    async def _ask_any(self, request: Any) -> Any:
+        async def ask() -> tuple[Meaning, Found]:
+            answer, found = await (first.pop() if first else self.leaders(topic))
+            if answer is meaning(UNKNOWN_TOPIC) and time.monotonic() > deadline:
+                return _NONE, Found()
+            return answer, found
+
+        return await until_accepted(Patience(f"to find topic {topic!r} at {self.servers}", timeout_ms), ask, self.sleep)
+
+    async def leaders(self, topic: str) -> tuple[Meaning, Found]:
+        """Look a topic up once. Asking creates none.
+
+        Raises:
+            NotSent: no broker answered.
+        """
+        [found] = (await self._answered(self._control.metadata([topic]))).topics
+        partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
+        return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
+
+    async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
+        """An error code, and the broker that coordinates a transactional id, or a consumer group."""
+        [(_, found)] = await self._answered(self._control.find([key], kind))
+        return found.error_code, found.node_id
+
+    async def _answered(self, asked: Awaitable[ResultT]) -> ResultT:
         try:
-            return await self._manager.send(request, request_timeout_ms=CONTACT_TIMEOUT_MS)
-        except (kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError) as error:
-            raise self._refused(error) from error
-        except kafka.errors.IncompatibleBrokerVersion as error:
-            raise _too_old(error) from error
-        except kafka.errors.NodeNotReadyError as error:  # all known ones failed lately: they may have moved
-            self._manager.bootstrap_async(CONTACT_TIMEOUT_MS)
-            raise NotSent(str(error)) from error
+            return await asked
         except (kafka.errors.KafkaError, OSError) as error:
+            self._raise_refusal(error)
+            if isinstance(error, kafka.errors.NodeNotReadyError):  # all known ones failed lately: they may have moved
+                self._manager.bootstrap_async(CONTACT_TIMEOUT_MS)
             raise NotSent(f"no broker answered: {type(error).__name__}: {error}") from error
+
+    # A transaction. -------------------------------------------------------------------------------------------------
 
     async def begin(
         self, transactional_id: str, was_used: bool, transaction_timeout_ms: int | None, timeout_ms: int
     ) -> OpenTransaction:
         """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back. Its own
-        time-out is None where the brokers grant it to have none.
+        timeout is None where the brokers grant it to have none.
 
-        What was refused is repeated; an answer that was lost is not. The broker may still have that request before it,
-        and whenever it gets to it, it would roll back what was begun by then, decided or not.
+        Upholds: nothing rolls back what is decided. So an answer that was lost is not asked for again: the broker may
+        still have that request before it, and would roll back what was begun by then, decided or not.
 
         Raises:
             NotCommitted: the id ``was_used`` before, in a transaction that was not.
             RoundAborted: the brokers could not be reached for ``timeout_ms``, refuse for now, or fell silent.
-            ConfigurationError: they refuse the transaction's time-out.
+            ConfigurationError: they refuse the transaction's timeout.
             OperatorRequired: they deny the id.
         """
-        what = f"to begin transaction {transactional_id} at {self.servers}"
-        patience = Patience(what, timeout_ms)
-        while True:
-            try:
-                answer, transaction = await self._begin(transactional_id, was_used, transaction_timeout_ms)
-            except Unanswered as error:
-                raise RoundAborted(f"{what} got no answer: {error}. The batch can be run again.") from error
-            except NotSent as error:
-                last = f"{error}. Is the broker up? 'message.timeout.ms' bounds the wait."
-            else:
-                if transaction is not None:
-                    return transaction
-                if answer is meaning(_INVALID_TRANSACTION_TIMEOUT) and transaction_timeout_ms is not None:
-                    raise timeout_refused(transaction_timeout_ms)
-                if answer.answer is not Answer.REPEAT:
-                    raise failure(answer, f"{what} was refused")
-                last = f"{answer.name}. {answer.advice}"
-            await self.sleep(patience.pause_s(last))
+
+        async def begin() -> tuple[Meaning, OpenTransaction | None]:
+            return await self._begin(transactional_id, was_used, transaction_timeout_ms)
+
+        patience = Patience(f"to begin transaction {transactional_id} at {self.servers}", timeout_ms)
+        transaction = await until_accepted(patience, begin, self.sleep)
+        assert transaction is not None
+        return transaction
 
     async def _begin(
         self, transactional_id: str, was_used: bool, timeout_ms: int | None
@@ -344,44 +339,35 @@ class Cluster:
         code, before = await last if last else (0, None)
         if code:
             return meaning(code), None
-        response = await self.send(node, init_producer_id(transactional_id, timeout_ms))
+        response = await self.send(node, requests.init_producer_id(transactional_id, timeout_ms))
+        if response.error_code == INVALID_TRANSACTION_TIMEOUT and timeout_ms is not None:
+            raise timeout_refused(timeout_ms)
         if response.error_code:
             return meaning(response.error_code), None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
         if before and not before.precedes(producer.producer_id, producer.producer_epoch):
             raise NotCommitted(transactional_id, f"{before.state}, and another since")
         self._coordinators[transactional_id] = node, time.monotonic()
-        return meaning(0), OpenTransaction(transactional_id, producer, level >= _IMPLICIT_PARTITIONS)
+        return _NONE, OpenTransaction(transactional_id, producer, level >= requests.IMPLICIT_PARTITIONS)
 
     async def _last_of(self, transactional_id: str, node: int) -> tuple[int, TransactionState | None]:
         """The last transaction of an id, None if its coordinator knows of none; and an error code, 0 for none.
 
         Raises:
-            NotCommitted: it was not. A broker may tell what was the case when it coordinated the id.
+            NotCommitted: it was not. The answer may be out of date, from a broker that coordinated the id before.
             NotSent: there was no answer.
         """
         try:
-            request = DescribeTransactionsRequest(transactional_ids=[transactional_id])
-            response = await self.send(node, request, CONTACT_TIMEOUT_MS)
+            response = await self.send(node, requests.describe_transactions([transactional_id]), CONTACT_TIMEOUT_MS)
         except Unanswered as error:  # nothing can have come of it
             raise NotSent(str(error)) from error
         [found] = response.transaction_states
         if found.error_code:
-            return (0 if found.error_code == _TRANSACTIONAL_ID_NOT_FOUND else found.error_code), None
-        state = TransactionState(found.transaction_state, found.producer_id, found.producer_epoch)
+            return (0 if found.error_code == TRANSACTIONAL_ID_NOT_FOUND else found.error_code), None
+        state = state_of(found)
         if not state.may_go_on:
             raise NotCommitted(transactional_id, state.state)
         return 0, state
-
-    async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
-        """An error code, and the broker that coordinates a transactional id, or a consumer group."""
-        request = FindCoordinatorRequest(key_type=kind.value, key=key, max_version=_ONE_COORDINATOR)
-        response = await self._ask_any(request)
-        return response.error_code, response.node_id
-
-
-def _too_old(error: Exception) -> ConfigurationError:
-    return ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}")
 
 
 def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> None:
@@ -406,7 +392,6 @@ def connect(properties: Mapping[str, Any], timeout_ms: int) -> Cluster:
         RoundAborted: no broker answered in time.
         OperatorRequired: the brokers refuse this principal.
     """
-    key = tuple(sorted((name, str(value)) for name, value in properties.items()))
-    cluster = _clusters.get(key, lambda: Cluster(properties))
+    cluster = _clusters.get(key_of(properties), lambda: Cluster(properties))
     cluster.find_brokers(timeout_ms)
     return cluster

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import kafka.errors
 from kafka.future import Future
-from kafka.protocol.admin.configs import DescribeConfigsRequest
-from kafka.protocol.admin.groups import ListGroupsRequest
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
-from kafka.protocol.metadata import ApiVersionsRequest, CoordinatorType, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
+from kafka.protocol.admin.transactions import ListTransactionsRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, TransactionState
+from twopc.errors import OperatorRequired, Retriable
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity, TransactionState, lasting, meaning
+from twopc_kafka.client import requests
 from twopc_kafka.client.connection import Loop, OfProcess, close, connections
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.client.tokens import require_token
@@ -53,13 +51,8 @@ RECENT_S = 1.0
 
 _BUMPS_EPOCHS = 2  # the transaction.version by which a transaction's end raises the producer's epoch (KIP-890)
 _TAKES_NEW_FIELDS = 1  # the one whose log can hold what EndTxn 5 notes
-_BROKER = 4  # DescribeConfigs' type of resource
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
-_LISTS_BY_PATTERN = 2  # the version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)
-_LISTS_STATES = 4  # the version of ListGroups that tells states (Kafka 2.6, KIP-518)
 _WITHOUT_MEMBERS = ("Empty", "Dead")
-_GRANTS_NO_TIMEOUT = 6  # the version of InitProducerId that asks for two-phase commit, and is unstable (KIP-939)
-_FINDS_IN_BULK = 4  # the version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)
 
 ResultT = TypeVar("ResultT")
 
@@ -73,12 +66,14 @@ class Control:
         OperatorRequired: they refuse the login, or deny a right.
     """
 
-    def __init__(self, properties: Mapping[str, Any]) -> None:
+    def __init__(self, properties: Mapping[str, Any], patience_ms: int | None = None) -> None:
+        """``patience_ms``: instead of ``PATIENCE_MS``, where requests of other kinds share the connections."""
         self._properties = properties
+        self._own_patience_ms = patience_ms
         self._servers = properties["bootstrap_servers"]
-        self._net = Loop(**properties)
-        self._net.start()
-        self._manager = connections(self._net, properties)
+        self.net = Loop(**properties)
+        self.net.start()
+        self.manager = connections(self.net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
         self._silences: Counter[int | None] = Counter()  # since the last answer of a broker, or of any
@@ -89,11 +84,11 @@ class Control:
     @property
     def is_of_use(self) -> bool:
         """Whether to ask it anything more."""
-        return self._net.is_running and not self.is_refused
+        return self.net.is_running and not self.is_refused
 
     def close(self) -> None:
         """Close the connections."""
-        close(self._net, self._manager)
+        close(self.net, self.manager)
 
     # What is asked. ---------------------------------------------------------------------------------------------
 
@@ -178,28 +173,15 @@ class Control:
         try:
             if not self._knows_brokers:
                 if self._is_connected():
-                    self._manager.run(self.metadata)
+                    self.manager.run(self.metadata)
                 else:
                     self._find_brokers()
                 self._knows_brokers = True
-            return self._manager.run(asked, *args)  # type: ignore[no-any-return]
-        except kafka.errors.SaslAuthenticationFailedError as error:
-            self.is_refused = True
-            raise OperatorRequired(
-                f"the brokers refuse the login: {error}. Correct 'sasl.username' and 'sasl.password' (of OAUTHBEARER:"
-                " what the issuer grants, or whom the brokers expect), or what the brokers know of this user, and start"
-                " again: recovery goes on where this stopped."
-            ) from error
-        except kafka.errors.AuthorizationError as error:
-            raise denied(str(error)) from error
-        except kafka.errors.InvalidTopicError as error:
-            raise ConfigurationError(
-                f"the brokers refuse the topic name {error.args[0]!r}, which no topic can have. Correct the option"
-                " 'topic'."
-            ) from None
-        except kafka.errors.UnsupportedVersionError as error:
-            raise ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}") from error
+            return self.manager.run(asked, *args)  # type: ignore[no-any-return]
         except (kafka.errors.KafkaError, OSError) as error:
+            self.is_refused |= isinstance(error, kafka.errors.SaslAuthenticationFailedError)
+            if (refusal := lasting(error)) is not None:
+                raise refusal from error
             # Brokers may have gone, with what they coordinated, or come back elsewhere: the next call asks anew.
             refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is there
             self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
@@ -214,15 +196,15 @@ class Control:
             What to await for the response.
         """
         patience_ms = self._patience_ms(node)
-        if node is not None and self._manager.sends_at_once(node):
-            answer = self._manager.send(request, node, patience_ms)
+        if node is not None and self.manager.sends_at_once(node):
+            answer = self.manager.send(request, node, patience_ms)
         else:
-            answer = self._manager.call_soon(self._connect_and_send, request, node, patience_ms)
+            answer = self.manager.call_soon(self._connect_and_send, request, node, patience_ms)
         return answer.add_both(functools.partial(self._note, node, self._silences[node] + 1, answer))
 
     async def _connect_and_send(self, request: Any, node: int | None, patience_ms: int) -> Any:
         """Send a request as soon as there is a connection. kafka-python's timeout does not cover the wait for that."""
-        return await self._manager.wait_for(self._manager.send(request, node, patience_ms), patience_ms)
+        return await self.manager.wait_for(self.manager.send(request, node, patience_ms), patience_ms)
 
     def _note(self, node: int | None, silences: int, answer: Future, _: object) -> None:
         """Note whether a broker was silent, once for all requests that were under way together."""
@@ -231,12 +213,13 @@ class Control:
         elif isinstance(answer.exception, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
             self._silences[node] = max(silences, self._silences[node])
             if node is not None:
-                self._manager.doubted = node
+                self.manager.doubted = node
 
     def _patience_ms(self, node: int | None) -> int:
         brokers = 1 if node is not None else max(1, len(self.brokers()))  # each of which has its turn
         silences = max(0, self._silences[node] - SILENCES)
-        return min(PATIENCE_MS * brokers * 2**silences, self._manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
+        patience_ms = (self._own_patience_ms or PATIENCE_MS) * brokers * 2**silences
+        return min(patience_ms, self.manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
 
     def _anybody(self) -> int:
         """A broker that is likely to answer.
@@ -244,7 +227,7 @@ class Control:
         Raises:
             NodeNotReadyError: none can be asked now.
         """
-        node: int = self._manager.by_load()[0]
+        node: int = self.manager.by_load()[0]
         return node
 
     def _find_brokers(self) -> None:
@@ -252,7 +235,7 @@ class Control:
         would not find a cluster of which every address has changed."""
         require_token(self._properties)  # what its endpoint says, kafka-python would only log
         try:
-            self._manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
+            self.manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
         except kafka.errors.KafkaTimeoutError as error:
             raise Retriable(
                 f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s"
@@ -273,10 +256,9 @@ class Control:
         return missing
 
     async def _has_members(self, group: str) -> bool:
-        [(_, coordinator)] = await self._find([group], CoordinatorType.GROUP)
+        [(_, coordinator)] = await self.find([group], CoordinatorType.GROUP)
         self._raise(kafka.errors.for_code(coordinator.error_code), group)
-        # DescribeGroups does not know the groups of the newer protocol (KIP-848).
-        response = await self.send(ListGroupsRequest(min_version=_LISTS_STATES), coordinator.node_id)
+        response = await self.send(requests.groups(), coordinator.node_id)
         self._raise(kafka.errors.for_code(response.error_code), group)
         return any(
             listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS for listed in response.groups
@@ -290,26 +272,22 @@ class Control:
 
     async def _ask_transaction_version(self, node: int) -> int:
         at = time.monotonic()
-        request = ApiVersionsRequest(client_software_name="twopc-kafka", client_software_version="1", min_version=3)
-        response = await self.send(request, node)
+        response = await self.send(requests.features(), node)
         levels = {feature.name: feature.max_version_level for feature in response.finalized_features}
         version: int = levels.get("transaction.version", 0)
         self._versions[node] = version, at
         return version
 
     async def _release(self) -> tuple[int, ...]:
-        return self._manager.broker_version  # type: ignore[no-any-return]
+        return self.manager.broker_version  # type: ignore[no-any-return]
 
     async def _largest_timeout_ms(self) -> int | None:
         broker = self._anybody()
-        return await self.setting(_LARGEST_TIMEOUT, _BROKER, str(broker), broker)
+        return await self.setting(_LARGEST_TIMEOUT, requests.BROKER, str(broker), broker)
 
     async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
         """Within ``run``: a number that is set ``of`` a resource of some kind; None where there is none of the name."""
-        resource = DescribeConfigsRequest.DescribeConfigsResource(
-            resource_type=kind, resource_name=of, configuration_keys=[name]
-        )
-        response = await self.send(DescribeConfigsRequest(resources=[resource]), node)
+        response = await self.send(requests.configuration(name, kind, of), node)
         for result in response.results:
             self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")
             for config in result.configs:
@@ -318,11 +296,11 @@ class Control:
         return None
 
     async def _grants_no_timeout(self, transactional_id: str) -> bool:
-        if self._manager.broker_version_data.api_version(InitProducerIdRequest) < _GRANTS_NO_TIMEOUT:
+        if self.manager.broker_version_data.api_version(InitProducerIdRequest) < requests.GRANTS_NO_TIMEOUT:
             return False
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
         try:
-            response = await self.send(init_producer_id(transactional_id, None), node)
+            response = await self.send(requests.init_producer_id(transactional_id, None), node)
         except kafka.errors.IncompatibleBrokerVersion:  # this broker has not been given it yet
             return False
         error = kafka.errors.for_code(response.error_code)
@@ -337,7 +315,7 @@ class Control:
     async def _describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
         coordinators = await self.coordinators_of(transactional_ids)
         written = {
-            name: self.send(init_producer_id(name_beside(name, f"{scope}probe"), _PROOF_MS), node)
+            name: self.send(requests.init_producer_id(name_beside(name, f"{scope}probe"), _PROOF_MS), node)
             for name, node in coordinators.items()
         }
         for name, node in coordinators.items():
@@ -345,7 +323,7 @@ class Control:
             if issubclass(error, kafka.errors.AuthorizationError):
                 raise error(f"{scope}probe")
             if error is not kafka.errors.NoError:
-                self._manager.doubted = node
+                self.manager.doubted = node
                 self._coordinators.clear()
                 raise Retriable(f"broker {node} has not proved that it coordinates {name} now: {error.message}")
         return await self._describe_at(coordinators)
@@ -354,9 +332,9 @@ class Control:
         at: dict[int, list[str]] = defaultdict(list)
         for name, node in coordinators.items():
             at[node].append(name)
-        asked = [self.send(DescribeTransactionsRequest(transactional_ids=names), node) for node, names in at.items()]
+        asked = [self.send(requests.describe_transactions(names), node) for node, names in at.items()]
         for node in at:  # what ends them needs it next, and so it costs no time
-            self._manager.call_soon(self._transaction_version, node)
+            self.manager.call_soon(self._transaction_version, node)
         described = {}
         for future in asked:
             for state in (await future).transaction_states:
@@ -364,23 +342,18 @@ class Control:
                 if error is kafka.errors.TransactionalIdNotFoundError:
                     continue
                 self._raise(error, state.transactional_id)
-                described[state.transactional_id] = TransactionState(
-                    state.transaction_state,
-                    state.producer_id,
-                    state.producer_epoch,
-                    {topic.topic: list(topic.partitions) for topic in state.topics},
-                )
+                described[state.transactional_id] = state_of(state)
         return described
 
     async def _list(self, scope: str, states: Sequence[str], producer_ids: Sequence[int]) -> list[str]:
         # Only the newest request knows the pattern; what older brokers list beyond it is filtered here.
-        by_pattern = self._manager.broker_version_data.api_version(ListTransactionsRequest) >= _LISTS_BY_PATTERN
-        filters: dict[str, Any] = {"state_filters": states, "producer_id_filters": producer_ids}
-        if by_pattern:
-            filters["transactional_id_pattern"] = f"{re.escape(scope)}.*"
+        by_pattern = self.manager.broker_version_data.api_version(ListTransactionsRequest) >= requests.LISTS_BY_PATTERN
 
         def ask(nodes: Iterable[int]) -> dict[int, Any]:
-            return {node: self.send(ListTransactionsRequest(**filters), node) for node in nodes}
+            return {
+                node: self.send(requests.list_transactions(scope, states, producer_ids, by_pattern), node)
+                for node in nodes
+            }
 
         asked = ask(self.brokers())
         # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
@@ -398,62 +371,50 @@ class Control:
         """Within ``run``: a broker's answer about topics, of which it creates none; and the brokers that it names are
         known from here on. Not kafka-python's own refresh, which may be waiting for a broker that is silent."""
         response = await self.metadata_of(None, topics)
-        known = {(broker.node_id, broker.host, broker.port) for broker in self._manager.cluster.brokers()}
+        known = {(broker.node_id, broker.host, broker.port) for broker in self.manager.cluster.brokers()}
         if known != {(broker.node_id, broker.host, broker.port) for broker in response.brokers}:
-            self._manager.cluster.update_metadata(response)
+            self.manager.cluster.update_metadata(response)
         return response
 
     def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any:
         """Within ``run``: ask one broker, or any, about topics. Returns what to await for the response."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        return self.send(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), node)
+        return self.send(requests.metadata(topics), node)
 
     def _is_connected(self) -> bool:
         """Whether a broker that was there lately can tell which there are now."""
         known = self.brokers()
-        return any(connection.node_id in known for connection in self._manager.least_used_connections())
+        return any(connection.node_id in known for connection in self.manager.least_used_connections())
 
     def brokers(self) -> list[int]:
         """Within ``run``: the brokers that are known."""
-        return [broker.node_id for broker in self._manager.cluster.brokers()]
+        return [broker.node_id for broker in self.manager.cluster.brokers()]
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
         if await self._transaction_version(node) < _TAKES_NEW_FIELDS:
             version = min(version, EPOCH_BUMPING_END_TXN - 1)
-        request = EndTxnRequest(
-            transactional_id=transactional_id,
-            producer_id=producer_id,
-            producer_epoch=epoch,
-            committed=commit,
-            min_version=version if version >= EPOCH_BUMPING_END_TXN else 0,
-            max_version=version,
-        )
-        response = await self.send(request, node)
-        error = kafka.errors.for_code(response.error_code)
-        if error is kafka.errors.NotCoordinatorError:
+        producer = ProducerIdentity(producer_id, epoch)
+        response = await self.send(requests.end_transaction(transactional_id, producer, commit, version), node)
+        if response.error_code == kafka.errors.NotCoordinatorError.errno:
             self._coordinators.pop(transactional_id, None)
-        return str(error.message)
+        return meaning(response.error_code).name
 
     async def coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
         """Within ``run``: the broker that coordinates each id."""
         # Another call may forget coordinators at any 'await': what this one needs is its own.
         known = {name: self._coordinators[name] for name in transactional_ids if name in self._coordinators}
         unknown = [name for name in transactional_ids if name not in known]
-        for name, coordinator in await self._find(unknown, CoordinatorType.TRANSACTION):
+        for name, coordinator in await self.find(unknown, CoordinatorType.TRANSACTION):
             self._raise(kafka.errors.for_code(coordinator.error_code), name)
             self._coordinators[name] = known[name] = coordinator.node_id
         return known
 
-    async def _find(self, names: list[str], kind: CoordinatorType) -> list[tuple[str, Any]]:
-        if names and self._manager.broker_version_data.api_version(FindCoordinatorRequest) >= _FINDS_IN_BULK:
-            request = FindCoordinatorRequest(key_type=kind.value, coordinator_keys=names, min_version=_FINDS_IN_BULK)
-            response = await self.send(request)
+    async def find(self, names: list[str], kind: CoordinatorType) -> list[tuple[str, Any]]:
+        """Within ``run``: the broker that coordinates each transactional id or consumer group, or an error code."""
+        if names and self.manager.broker_version_data.api_version(FindCoordinatorRequest) >= requests.FINDS_IN_BULK:
+            response = await self.send(requests.coordinators(names, kind))
             return [(coordinator.key, coordinator) for coordinator in response.coordinators]
-        requests = [
-            FindCoordinatorRequest(key_type=kind.value, key=name, max_version=_FINDS_IN_BULK - 1) for name in names
-        ]
-        return [(name, await self.send(request)) for name, request in zip(names, requests, strict=True)]
+        return [(name, await self.send(requests.coordinator(name, kind))) for name in names]
 
     def _raise(self, error: type[kafka.errors.BrokerResponseError], name: str) -> None:
         if error is kafka.errors.NotCoordinatorError:
@@ -462,18 +423,18 @@ class Control:
             raise error(name)
 
 
+def state_of(described: Any) -> TransactionState:
+    """The state of a transaction, as DescribeTransactions has it."""
+    return TransactionState(
+        described.transaction_state,
+        described.producer_id,
+        described.producer_epoch,
+        {topic.topic: list(topic.partitions) for topic in described.topics},
+    )
+
+
 def _told(error: BaseException) -> str:
     return str(error) if isinstance(error, kafka.errors.KafkaError) else f"{type(error).__name__}: {error}"
-
-
-def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProducerIdRequest:
-    """The request for a producer epoch. ``timeout_ms`` is of its transaction; None asks for one that has none."""
-    common = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
-    if timeout_ms is None:  # the brokers ignore the number
-        return InitProducerIdRequest(
-            **common, transaction_timeout_ms=1, enable2_pc=True, min_version=_GRANTS_NO_TIMEOUT
-        )
-    return InitProducerIdRequest(**common, transaction_timeout_ms=timeout_ms, max_version=_GRANTS_NO_TIMEOUT - 1)
 
 
 _DIGITS = 7  # 31 ** 7 is more than 2 ** 32
@@ -491,15 +452,6 @@ def name_beside(name: str, start: str) -> str:
 def _java_hash(text: str) -> int:
     """As a number without sign."""
     return functools.reduce(lambda value, character: (31 * value + ord(character)) % 2**32, text, 0)
-
-
-def denied(reason: str) -> OperatorRequired:
-    """The error for what the brokers' access control refuses."""
-    return OperatorRequired(
-        f"the brokers deny what the sink needs: {reason}. Grant this principal WRITE and DESCRIBE on the transactional"
-        " ids that start with the sink's 'transactional.id.prefix', WRITE and DESCRIBE on its topics, a kafka-offsets"
-        " sink READ on its group and on the topics that are read, and start again: recovery goes on where this stopped."
-    )
 
 
 class _HidesCredentials(logging.Filter):
@@ -520,5 +472,10 @@ _controls: OfProcess[Control] = OfProcess()  # phase two's threads ask at once, 
 
 def connect(properties: Mapping[str, Any]) -> Control:
     """The control connection of this process to the cluster that ``properties`` (kafka-python's) name."""
+    return _controls.get(key_of(properties), lambda: Control(properties))
+
+
+def key_of(properties: Mapping[str, Any]) -> Hashable:
+    """The key of connections that have these properties."""
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
-    return _controls.get(tuple(sorted(frozen.items())), lambda: Control(properties))
+    return tuple(sorted(frozen.items()))

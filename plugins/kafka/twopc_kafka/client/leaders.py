@@ -18,32 +18,23 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import kafka.errors
-from kafka.protocol.admin.transactions import DescribeProducersRequest
-from kafka.protocol.consumer.offsets import IsolationLevel, ListOffsetsRequest
-from kafka.protocol.producer.transaction import WriteTxnMarkersRequest
+from kafka.protocol.consumer.offsets import IsolationLevel
 
-from twopc.errors import OperatorRequired, Retriable
+from twopc.errors import Retriable
+from twopc_kafka.answers import INVALID_TOPIC, UNKNOWN_TOPIC, meaning
+from twopc_kafka.client import requests
+from twopc_kafka.client.requests import Partitions
 
 if TYPE_CHECKING:
     from twopc_kafka.client.control import Control
 
 logger = logging.getLogger(__name__)
 
-Partitions: TypeAlias = "Mapping[str, Collection[int]]"
-"""Topic → numbers of its partitions."""
-
 TopicPartition: TypeAlias = "tuple[str, int]"
 
 RECENT_S = 1.0
 """How old metadata may be for finding leaders: a sweep follows right after the batch is complete. Who does not lead any
 more says so, and is looked up anew."""
-
-_END = -1  # ListOffsets' timestamp of the end that a reader of this isolation level may read to
-_ISOLATION = 2  # the version of ListOffsets that knows isolation levels
-_RAISES_EPOCH = 2  # the version of transactions whose markers have an epoch of their own; older brokers take it, too
-
-_BY_KAFKAS_TOOL = "Or have kafka-transactions.sh abort it there."
-_UNLESS_COMMITTED = "Don't have kafka-transactions.sh abort it: its records would be lost."
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
@@ -154,34 +145,6 @@ class Leaders:
         """Whether this principal may READ it, on which ``open_transactions`` depends."""
         return self._control.run(self._may_read, topic)
 
-    def end(self, transaction: OpenInPartition, name: str, commit: bool) -> None:
-        """Write the marker that is missing. Its epoch lets it end this transaction and no later one.
-
-        Raises:
-            OperatorRequired: the brokers deny it.
-        """
-        error = self.write_marker(transaction, commit)
-        ended = "committed" if commit else "rolled back"
-        match error:
-            case "NO_ERROR":
-                logger.warning(
-                    "wrote a marker that Kafka had left out (KAFKA-20734): %s is %s in %s, too",
-                    name,
-                    ended,
-                    transaction,
-                )
-            case "INVALID_PRODUCER_EPOCH" | "PRODUCER_FENCED":
-                pass  # its producer has gone on there, so it was ended
-            case "CLUSTER_AUTHORIZATION_FAILED":
-                raise OperatorRequired(
-                    f"Kafka has left out a marker (KAFKA-20734): transaction {name} is {ended} and hangs in"
-                    f" {transaction}, where it holds back readers, and the brokers deny this principal to write the"
-                    " marker. Grant it ALTER on the cluster, if only while 'twopc resolve' runs as it, and start again."
-                    f" {_UNLESS_COMMITTED if commit else _BY_KAFKAS_TOOL}"
-                )
-            case _:
-                raise Retriable(f"the marker of {name} in {transaction} was not written: {error}")
-
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         """Write a marker with the epoch after the transaction's.
 
@@ -216,7 +179,7 @@ class Leaders:
                 producer.coordinator_epoch,
                 producer.current_txn_start_offset,
             )
-            for topic, partition in await self._ask(behind, _producers, away)
+            for topic, partition in await self._ask(behind, requests.producers, away)
             for producer in partition.active_producers
             if producer.current_txn_start_offset >= 0
         ]
@@ -229,7 +192,7 @@ class Leaders:
         whichever is told first, where they are the same, nothing was open when the end for committed readers was told.
         """
         asked = [
-            self._send(led_by, functools.partial(_ends, level))
+            self._send(led_by, functools.partial(requests.end_offsets, level))
             for level in (IsolationLevel.READ_UNCOMMITTED, IsolationLevel.READ_COMMITTED)
         ]
         ends, readable = [
@@ -266,32 +229,18 @@ class Leaders:
         led_by = await self._led_by({}, topic)
         away = _leaderless(led_by)
         asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
-        return bool(await self._ask(asked, _producers, away)) or away.keys() == led_by.keys()
+        return bool(await self._ask(asked, requests.producers, away)) or away.keys() == led_by.keys()
 
     async def _away(self, topic: str) -> Mapping[TopicPartition, Away]:
         return _leaderless(await self._led_by({}, topic))
 
     async def _write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
-        marker = WriteTxnMarkersRequest.WritableTxnMarker
-        topic = marker.WritableTxnMarkerTopic(name=transaction.topic, partition_indexes=[transaction.partition])
-        request = WriteTxnMarkersRequest(
-            markers=[
-                marker(
-                    producer_id=transaction.producer_id,
-                    producer_epoch=transaction.producer_epoch + 1,
-                    transaction_result=commit,
-                    topics=[topic],
-                    coordinator_epoch=max(0, transaction.coordinator_epoch),
-                    transaction_version=_RAISES_EPOCH,
-                )
-            ]
-        )
         led_by = await self._led_by({transaction.topic: [transaction.partition]}, None)
         for leader in led_by.values():
-            [of_marker] = (await self._control.send(request, leader.node)).markers
-            return str(kafka.errors.for_code(of_marker.topics[0].partitions[0].error_code).message)
+            [of_marker] = (await self._control.send(requests.marker(transaction, commit), leader.node)).markers
+            return meaning(of_marker.topics[0].partitions[0].error_code).name
         # It was deleted, or this broker has not heard of it: whoever asks again what is open there finds out.
-        return str(kafka.errors.UnknownTopicOrPartitionError.message)
+        return meaning(UNKNOWN_TOPIC).name
 
     async def _ask(
         self,
@@ -383,7 +332,7 @@ def _may_describe(topic: Any) -> bool:
     return True
 
 
-_IS_SURE = (0, kafka.errors.UnknownTopicOrPartitionError.errno)
+_IS_SURE = (0, UNKNOWN_TOPIC, INVALID_TOPIC)
 
 
 def topic_id(topic: Any) -> str | None:
@@ -410,20 +359,6 @@ def _leaderless(led_by: Mapping[TopicPartition, Leader]) -> dict[TopicPartition,
 
 def _each(partitions: Partitions) -> Iterable[TopicPartition]:
     return ((topic, number) for topic, numbers in partitions.items() for number in numbers)
-
-
-def _producers(partitions: Partitions) -> DescribeProducersRequest:
-    of_topic = DescribeProducersRequest.TopicRequest
-    topics = [of_topic(name=name, partition_indexes=list(partitions[name])) for name in partitions]
-    return DescribeProducersRequest(topics=topics)
-
-
-def _ends(level: IsolationLevel, numbers: Partitions) -> ListOffsetsRequest:
-    """The request for how far readers of this isolation level may read."""
-    of_topic = ListOffsetsRequest.ListOffsetsTopic
-    end = functools.partial(of_topic.ListOffsetsPartition, timestamp=_END, current_leader_epoch=-1)
-    topics = [of_topic(name=name, partitions=[end(partition_index=n) for n in numbers[name]]) for name in numbers]
-    return ListOffsetsRequest(replica_id=-1, isolation_level=level, topics=topics, min_version=_ISOLATION)
 
 
 @functools.cache

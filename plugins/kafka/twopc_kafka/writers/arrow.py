@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
+from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import connect, roll_back
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.values import check_values
@@ -18,7 +19,7 @@ from twopc_kafka.writers.encoding.batches import Encoder, in_runs, room_for_reco
 from twopc_kafka.writers.encoding.partitions import choose, grouped
 from twopc_kafka.writers.encoding.records import records_of
 from twopc_kafka.writers.encoding.varints import Integers
-from twopc_kafka.writers.librdkafka import ABORT_TIMEOUT_S, ProducerIdentity
+from twopc_kafka.writers.librdkafka import ABORT_TIMEOUT_S
 from twopc_kafka.writers.sender import Sending
 from twopc_kafka.writers.settings import settings
 

@@ -13,15 +13,19 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 
-from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
-from twopc.retry import until_answered
-from twopc_kafka.client.control import connect
-from twopc_kafka.client.error_codes import UNKNOWN_TOPIC, Answer, failure, meaning, records_refused
+from twopc.errors import RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc_kafka.answers import (
+    Answer,
+    ProducerIdentity,
+    meaning,
+    records_refused,
+    timeout_refused,
+)
+from twopc_kafka.client.cluster import connect
 from twopc_kafka.columns import records
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
@@ -40,31 +44,8 @@ IDENTITY_TIMEOUT_S = 10.0
 KNOWN_TOPIC_S = 60.0
 """How long a process need not look again for a topic that was there."""
 
-LOOK_UP_TIMEOUT_S = 5.0
-"""How long one look for a topic may take."""
-
 PAUSE_S = 0.1
-"""How long to wait for room in the queue, or before the next look for a topic."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerIdentity:
-    """What names a transaction at the broker, besides its transactional id."""
-
-    producer_id: int
-    producer_epoch: int
-
-
-class NotCommitted(RoundAborted):
-    """The last transaction of an id that is to be used again was not committed, or nobody says so.
-
-    The id is given up. Kafka may leave out a marker when it rolls a transaction back (KAFKA-20734), wherever that wrote
-    and whoever ends it, and what hangs then becomes visible with the next commit of its producer. What is committed is
-    not said to be complete before all its markers are there. Upholds: nothing undecided is ever visible.
-    """
-
-    def __init__(self, transactional_id: str, state: str) -> None:
-        super().__init__(f"the last transaction of {transactional_id} is not known to be committed: {state}")
+"""How long to wait for room in the queue."""
 
 
 class _Reports:
@@ -101,7 +82,7 @@ class Writer:
         self._transactional_id = transactional_id
         self._is_ended = False
         self.topic_ids: dict[str, str] = {}
-        self._known_ids: set[str] = set()  # the topics whose ids were asked for
+        self._looked_up: set[str] = set()
         try:
             self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
         except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
@@ -169,56 +150,28 @@ class Writer:
                 return
 
     def _partitions(self, topic: str, highest: int) -> int:
-        """How many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do, unless it
-        is older, or has no partition ``highest``."""
-        if self._transactional and topic not in self._known_ids:
-            self._known_ids.add(topic)
-            self._note_id(topic)
+        """Return how many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do,
+        unless that is older, or has no partition ``highest``. A transaction always looks up the topic's id first."""
         place = self._options.bootstrap_servers, topic
         count, known_at = _known_topics.get(place, (0, 0.0))
-        if count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
+        is_new = self._transactional and topic not in self._looked_up
+        if is_new or count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
             count = self._look_up(topic)
             if count:
                 _known_topics[place] = count, time.monotonic()
         return count
 
-    def _note_id(self, topic: str) -> None:
-        """Kafka's id of a topic, if the brokers tell it: librdkafka does not."""
-        what, patience_s = f"to find topic {topic!r}", int(self._options.properties["message.timeout.ms"]) / 1000
-        ask = connect(self._options.control).leaders.topic_ids
-        try:
-            ids = until_answered(what, ask, [topic], time.monotonic(), patience_s=patience_s)
-        except Retriable as error:
-            raise RoundAborted(f"{what} failed for {patience_s:.0f} s: {error}. The batch can be run again.") from error
-        self.topic_ids |= {topic: id for topic, id in ids.items() if id}
-
     def _look_up(self, topic: str) -> int:
-        properties, started = self._options.properties, time.monotonic()
-        what = f"to find topic {topic!r} at {self._options.bootstrap_servers}"
-        while True:
-            error, count = self._ask_for(topic)
-            if error is None:
-                return count
-            answer, is_brokers = meaning(error.code()), error.code() >= confluent_kafka.KafkaError.UNKNOWN
-            if is_brokers and answer.answer is not Answer.REPEAT:
-                raise failure(answer, f"{what} was refused")
-            limit = "topic.metadata.propagation.max.ms" if is_brokers else "message.timeout.ms"
-            if time.monotonic() - started > int(properties[limit]) / 1000:
-                if answer is UNKNOWN_TOPIC:
-                    return 0
-                raise RoundAborted(
-                    f"{what} failed for {properties[limit]} ms: {error.str()} ({error.name()}). Is the broker up?"
-                    f" {limit!r} bounds the wait."
-                )
-            self._served(self._producer.poll, PAUSE_S)
-
-    def _ask_for(self, topic: str) -> tuple[confluent_kafka.KafkaError | None, int]:
-        timeout_s = min(LOOK_UP_TIMEOUT_S, int(self._options.properties["message.timeout.ms"]) / 1000)
-        try:
-            found = self._producer.list_topics(topic, timeout_s).topics[topic]
-        except confluent_kafka.KafkaException as error:
-            return error.args[0], 0
-        return found.error, len(found.partitions)
+        """Over the task's own connections, as librdkafka does not report a topic's id."""
+        unknown_ms, timeout_ms = (
+            int(self._options.properties[name]) for name in ("topic.metadata.propagation.max.ms", "message.timeout.ms")
+        )
+        cluster = connect(self._options.control, timeout_ms)
+        found = cluster.run(cluster.find, topic, unknown_ms, timeout_ms)
+        if self._transactional and found.id and topic not in self._looked_up:
+            self.topic_ids[topic] = found.id
+        self._looked_up.add(topic)
+        return len(found.leaders)
 
     def finish(self) -> ProducerIdentity | None:
         """Wait until every record is acknowledged by the broker.
@@ -372,11 +325,3 @@ def _advice(error: confluent_kafka.KafkaError) -> str:
         code.UNKNOWN_TOPIC_OR_PART: "The topic does not exist: create it with the partitions that you want.",
         **dict.fromkeys(_FENCED, "Is another driver of this query running? If not, the batch can be run again."),
     }.get(error.code(), "The batch can be run again.")
-
-
-def timeout_refused(timeout_ms: int) -> ConfigurationError:
-    """The error for a transaction time-out that is longer than the broker grants."""
-    return ConfigurationError(
-        f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
-        " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
-    )

@@ -12,22 +12,19 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kafka.protocol.metadata import CoordinatorType
-from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
-from twopc.errors import ConfigurationError, RoundAborted
-from twopc_kafka.client.cluster import NotSent, Patience, Unanswered, connect, roll_back
-from twopc_kafka.client.error_codes import Answer, failure, meaning
+from twopc.errors import ConfigurationError
+from twopc_kafka.answers import UNKNOWN_TOPIC, Answer, Meaning, ProducerIdentity, meaning
+from twopc_kafka.client import requests
+from twopc_kafka.client.cluster import connect, roll_back
+from twopc_kafka.client.retry import Patience, until_accepted
 from twopc_kafka.options import KafkaOptions
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 from twopc_kafka.writers.settings import settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 COLUMNS = {"topic": "string", "partition": "int32", "offset": "int64"}
-
-_AFTER_ADDING = 4  # later versions of TxnOffsetCommit add the group to the transaction themselves (KIP-890)
-_UNKNOWN_TOPIC = 3
 
 
 class OffsetsWriter:
@@ -54,12 +51,10 @@ class OffsetsWriter:
             OperatorRequired: they deny the group or a topic.
         """
         name, producer = self._transaction.transactional_id, self._transaction.producer
-        common = {"transactional_id": name, "group_id": self._group}
-        identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
-        add = AddOffsetsToTxnRequest(**common, **identity)
-        commit = TxnOffsetCommitRequest(**common, **identity, topics=_topics(batch), max_version=_AFTER_ADDING)
-        self._cluster.run(self._until_taken, add, CoordinatorType.TRANSACTION, name)
-        self._cluster.run(self._until_taken, commit, CoordinatorType.GROUP, self._group)
+        add = requests.add_offsets(name, producer, self._group)
+        commit = requests.commit_offsets(name, producer, self._group, _offsets(batch))
+        self._cluster.run(self._until_accepted, add, CoordinatorType.TRANSACTION, name)
+        self._cluster.run(self._until_accepted, commit, CoordinatorType.GROUP, self._group)
 
     def finish(self) -> ProducerIdentity:
         """All is acknowledged already."""
@@ -69,34 +64,24 @@ class OffsetsWriter:
         """Roll the transaction back."""
         roll_back(self._options.control, self._transaction)
 
-    async def _until_taken(self, request: Any, kind: CoordinatorType, key: str) -> None:
-        """Have the one who coordinates ``key`` take a request; what is refused for now is repeated."""
+    async def _until_accepted(self, request: Any, kind: CoordinatorType, key: str) -> None:
+        """Have the coordinator of ``key`` accept a request."""
         what = (
             f"to put offsets of consumer group {self._group!r} into transaction {self._transaction.transactional_id} at"
             f" {self._cluster.servers}"
         )
-        patience = Patience(what, self._timeout_ms)
-        while True:
-            try:
-                codes = await self._answer(request, kind, key)
-            except Unanswered as error:
-                raise RoundAborted(f"{what} got no answer: {error}. The batch can be run again.") from error
-            except NotSent as error:
-                last = f"{error}. Is the broker up? 'message.timeout.ms' bounds the wait."
-            else:
-                if codes == {0}:
-                    return
-                if _UNKNOWN_TOPIC in codes:
-                    raise ConfigurationError(
-                        f"{what} was refused: the brokers don't have all topics that the query reads. The group must be"
-                        " on the one cluster that it reads from."
-                    )
-                refused = [meaning(code) for code in sorted(codes - {0})]
-                for answer in refused:
-                    if answer.answer is not Answer.REPEAT:
-                        raise failure(answer, f"{what} was refused")
-                last = f"{refused[0].name}. {refused[0].advice}"
-            await self._cluster.sleep(patience.pause_s(last))
+
+        async def ask() -> tuple[Meaning, None]:
+            codes = await self._answer(request, kind, key)
+            if UNKNOWN_TOPIC in codes:
+                raise ConfigurationError(
+                    f"{what} was refused: the brokers don't have all topics that the query reads. The group must be on"
+                    " the one cluster that it reads from."
+                )
+            refused = [meaning(code) for code in sorted(codes - {0})] or [meaning(0)]
+            return next((each for each in refused if each.answer is not Answer.REPEAT), refused[0]), None
+
+        await until_accepted(Patience(what, self._timeout_ms), ask, self._cluster.sleep)
 
     async def _answer(self, request: Any, kind: CoordinatorType, key: str) -> set[int]:
         code, node = await self._cluster.coordinator(key, kind)
@@ -106,14 +91,12 @@ class OffsetsWriter:
         return _codes(await self._cluster.send(node, request))
 
 
-def _topics(batch: pa.RecordBatch) -> list[Any]:
-    topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-    partitions: dict[str, list[Any]] = defaultdict(list)
+def _offsets(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
+    """Topic → partition → offset."""
+    offsets: dict[str, dict[int, int]] = defaultdict(dict)
     for row in batch.to_pylist():
-        partitions[row["topic"]].append(
-            topic.TxnOffsetCommitRequestPartition(partition_index=row["partition"], committed_offset=row["offset"])
-        )
-    return [topic(name=name, partitions=of_topic) for name, of_topic in partitions.items()]
+        offsets[row["topic"]][row["partition"]] = row["offset"]
+    return offsets
 
 
 def _codes(response: Any) -> set[int]:

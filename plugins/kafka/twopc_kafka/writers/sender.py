@@ -20,21 +20,23 @@ from operator import attrgetter
 from typing import Any
 
 from kafka.future import Future
-from kafka.protocol.producer import AddPartitionsToTxnRequest
 
 from twopc.errors import RoundAborted
-from twopc_kafka.client.cluster import (
-    CHECK_INTERVAL_S,
-    Cluster,
-    NotSent,
-    OpenTransaction,
-    Patience,
-    Unanswered,
-    pause_s,
+from twopc_kafka.answers import (
+    DUPLICATE_SEQUENCE_NUMBER,
+    NO_LEADER,
+    NOT_LEADER,
+    OPERATION_NOT_ATTEMPTED,
+    Answer,
+    Meaning,
+    failure,
+    meaning,
+    records_refused,
 )
-from twopc_kafka.client.error_codes import UNKNOWN_TOPIC, Answer, Meaning, failure, meaning, records_refused
+from twopc_kafka.client import requests
+from twopc_kafka.client.cluster import CHECK_INTERVAL_S, Cluster, OpenTransaction
+from twopc_kafka.client.retry import NotSent, Unanswered, pause_s
 from twopc_kafka.writers.encoding.batches import RecordBatch
-from twopc_kafka.writers.encoding.produce import FIRST_COMPACT, Produce
 from twopc_kafka.writers.settings import Settings
 
 REQUESTS_PER_BROKER = 4
@@ -43,13 +45,6 @@ REQUESTS_PER_BROKER = 4
 REQUEST_BYTES = 2 * 1024 * 1024
 """A request takes no further batch beyond this: two of the largest by default, so that with four partitions one request
 is on its way while the broker works on the other. A tenth to a fifth less was sent where all four shared one."""
-
-_ALL_REPLICAS = -1
-_ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python waits as long for the answer
-_IMPLICIT_PRODUCE = 12  # from this version on, a Produce adds its partitions to the transaction (KIP-890)
-_CLIENTS_ADD = 3  # the last version of AddPartitionsToTxn that clients use
-_DUPLICATE_SEQUENCE_NUMBER = 46
-_OPERATION_NOT_ATTEMPTED = 55
 
 
 @dataclass(eq=False)
@@ -79,11 +74,8 @@ class Sending:
         self._asked = dict(asked)
         self._transaction = transaction
         self._settings = settings
-        implicit = {"min_version": _IMPLICIT_PRODUCE, "max_version": _IMPLICIT_PRODUCE}
-        told = {"min_version": FIRST_COMPACT, "max_version": _IMPLICIT_PRODUCE - 1}
-        self._versions = implicit if transaction.implicit else told
         self.topic_ids: dict[str, str] = {}  # before each was first written to
-        self._leaders: dict[str, list[int]] = {}
+        self._leaders: dict[str, Sequence[int]] = {}
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._stopped = False
@@ -97,12 +89,14 @@ class Sending:
     # What the task asks for. -----------------------------------------------------------------------------------
 
     def partitions(self, topic: str) -> int:
-        """How many partitions ``topic`` has; 0 if it does not exist.
-
-        Raises:
-            RoundAborted: no broker said.
-        """
-        return int(self._cluster.run(self._partitions, topic))
+        """Return how many partitions ``topic`` has, 0 if it does not exist. Raises like ``Cluster.find``."""
+        limits_ms = self._settings.topic_timeout_ms, self._settings.timeout_ms
+        found = self._cluster.run(self._cluster.find, topic, *limits_ms, self._asked.pop(topic, None))
+        if found.id:
+            self.topic_ids.setdefault(topic, found.id)
+        if found.leaders:
+            self._leaders[topic] = found.leaders
+        return len(found.leaders)
 
     def put(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         """Hand batches over. Waits while more are held than the sink may hold.
@@ -161,27 +155,6 @@ class Sending:
             self._fail(RoundAborted(f"the sending of transaction {self._transaction.transactional_id} was canceled"))
             raise
 
-    async def _partitions(self, topic: str) -> int:
-        what = f"to find topic {topic!r} at {self._cluster.servers}"
-        patience = Patience(what, self._settings.topic_timeout_ms)
-        while True:
-            try:
-                answer, leaders, id = await (self._asked.pop(topic, None) or self._cluster.leaders(topic))
-            except NotSent as error:
-                last = f"{error}. Is the broker up?"
-            else:
-                if answer.answer is Answer.DONE:
-                    if id:
-                        self.topic_ids.setdefault(topic, id)
-                    self._leaders[topic] = leaders
-                    return len(leaders)
-                if answer is UNKNOWN_TOPIC and patience.is_over:
-                    return 0
-                if answer.answer is not Answer.REPEAT:
-                    raise failure(answer, f"{what} was refused")
-                last = f"{answer.name}. {answer.advice}"
-            await self._cluster.sleep(patience.pause_s(last))
-
     async def _accept(self, topic: str, batches: Sequence[RecordBatch]) -> None:
         for batch in batches:
             lane = self._lanes.setdefault((topic, batch.partition), Lane(topic, batch.partition))
@@ -204,7 +177,7 @@ class Sending:
                     ready[self._leaders[lane.topic][lane.number]].append(lane)
         for node, lanes in ready.items():
             if node < 0:
-                self._repeat_later(lanes, meaning(5))
+                self._repeat_later(lanes, meaning(NO_LEADER))
                 continue
             while lanes and self._under_way[node] < REQUESTS_PER_BROKER:
                 taken = list(_up_to(REQUEST_BYTES, lanes))
@@ -221,7 +194,7 @@ class Sending:
                 response = await self._cluster.send(node, self._produce(lanes))
                 self._settle(lanes, response)
         except NotSent as error:
-            self._repeat_later(lanes, Meaning(str(error), Answer.REPEAT, meaning(6).advice))
+            self._repeat_later(lanes, Meaning(str(error), Answer.REPEAT, meaning(NOT_LEADER).advice))
         except Unanswered as error:
             self._fail(RoundAborted(f"{self._what(lanes)} got no answer, and may or may not be there: {error}. The"
                                     " transaction is rolled back and the batch can be run again."))  # fmt: skip
@@ -230,22 +203,8 @@ class Sending:
         self._dispatch()
 
     def _produce(self, lanes: Iterable[Lane]) -> Any:
-        topic = Produce.TopicProduceData
-        return Produce(
-            transactional_id=self._transaction.transactional_id,
-            acks=_ALL_REPLICAS,
-            timeout_ms=_ACK_TIMEOUT_MS,
-            topic_data=[
-                topic(
-                    name=name,
-                    partition_data=[
-                        topic.PartitionProduceData(index=lane.number, records=lane.waiting[0].data) for lane in of_topic
-                    ],
-                )
-                for name, of_topic in _by_topic(lanes)
-            ],
-            **self._versions,
-        )
+        batches = {topic: {lane.number: lane.waiting[0].data for lane in some} for topic, some in _by_topic(lanes)}
+        return requests.produce(self._transaction.transactional_id, batches, self._transaction.implicit)
 
     def _settle(self, lanes: list[Lane], response: Any) -> None:
         answers = {
@@ -257,7 +216,7 @@ class Sending:
         for lane in lanes:
             answer = answers[lane.topic, lane.number]
             code = answer.error_code
-            if code == _DUPLICATE_SEQUENCE_NUMBER and lane.repeats:
+            if code == DUPLICATE_SEQUENCE_NUMBER and lane.repeats:
                 code = 0  # an attempt before had arrived
             match meaning(code).answer:
                 case Answer.DONE:
@@ -297,11 +256,11 @@ class Sending:
         await self._cluster.sleep(pause_s(max(lane.repeats for lane in lanes)))
         for topic, _ in _by_topic(lanes):
             try:
-                answer, leaders, _ = await self._cluster.leaders(topic)
+                answer, found = await self._cluster.leaders(topic)
             except NotSent:
                 continue  # the leaders known before are as good as any
-            if answer.answer is Answer.DONE and len(leaders) >= len(self._leaders[topic]):
-                self._leaders[topic] = leaders
+            if answer.answer is Answer.DONE and len(found.leaders) >= len(self._leaders[topic]):
+                self._leaders[topic] = found.leaders
         for lane in lanes:
             lane.is_ready = True
         self._dispatch()
@@ -314,7 +273,7 @@ class Sending:
         code, node = await self._cluster.coordinator(self._transaction.transactional_id)
         codes = {code} if code else await self._added(node, new)
         refused = codes - {0}
-        for each in sorted(refused - {_OPERATION_NOT_ATTEMPTED} or refused):  # that one has its cause beside it
+        for each in sorted(refused - {OPERATION_NOT_ATTEMPTED} or refused):  # that one has its cause beside it
             if meaning(each).answer is not Answer.REPEAT:
                 raise failure(meaning(each), f"{self._what(new)} was not let into the transaction")
             self._repeat_later(lanes, meaning(each))
@@ -324,16 +283,9 @@ class Sending:
         return True
 
     async def _added(self, node: int, lanes: list[Lane]) -> set[int]:
-        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=self._transaction.transactional_id,
-            v3_and_below_producer_id=self._transaction.producer.producer_id,
-            v3_and_below_producer_epoch=self._transaction.producer.producer_epoch,
-            v3_and_below_topics=[
-                topic(name=name, partitions=[lane.number for lane in of_topic]) for name, of_topic in _by_topic(lanes)
-            ],
-            max_version=_CLIENTS_ADD,
-        )
+        partitions = {topic: [lane.number for lane in of_topic] for topic, of_topic in _by_topic(lanes)}
+        transaction = self._transaction
+        request = requests.add_partitions(transaction.transactional_id, transaction.producer, partitions)
         response = await self._cluster.send(node, request)
         return {
             partition.partition_error_code

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from kafka.record import MemoryRecords
 
+from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.writers.encoding.batches import Encoder, RecordBatch
 from twopc_kafka.writers.encoding.compression import Compression
 from twopc_kafka.writers.encoding.records import Records, binary, encoded_headers
-from twopc_kafka.writers.librdkafka import ProducerIdentity
 from twopc_kafka.writers.settings import Limits
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

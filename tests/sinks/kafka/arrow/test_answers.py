@@ -24,10 +24,10 @@ from kafka.protocol.producer import (
 
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
-from twopc_kafka.client import cluster as cluster_module
-from twopc_kafka.client import control
-from twopc_kafka.client.cluster import Cluster, NotSent, Unanswered
-from twopc_kafka.client.error_codes import MEANINGS, Answer, meaning
+from twopc_kafka.answers import MEANINGS, Answer, meaning
+from twopc_kafka.client import control, requests
+from twopc_kafka.client.cluster import Cluster
+from twopc_kafka.client.retry import NotSent, Unanswered
 from twopc_kafka.writers import sender as sending
 from twopc_kafka.writers.encoding.produce import Produce
 
@@ -131,7 +131,7 @@ def broker_answers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def partitions_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "_IMPLICIT_PARTITIONS", 99)
+    monkeypatch.setattr(requests, "IMPLICIT_PARTITIONS", 99)
 
 
 def written(sink: Any, *values: str, partition: int = 0) -> Any:
@@ -398,7 +398,7 @@ def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(
 def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
     level: int, version: int, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_module, "_IMPLICIT_PARTITIONS", level)
+    monkeypatch.setattr(requests, "IMPLICIT_PARTITIONS", level)
     real, seen = Cluster.send, []
 
     async def send(cluster: Cluster, node: int, request: Any, timeout_ms: int | None = None) -> Any:

@@ -20,8 +20,9 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from twopc import Participant, Round
 from twopc.errors import OperatorRequired, RoundAborted
 from twopc_kafka.client import cluster as cluster_module
-from twopc_kafka.client.cluster import Cluster, NotSent, connect
+from twopc_kafka.client.cluster import Cluster, connect
 from twopc_kafka.client.connection import Connections, OfProcess
+from twopc_kafka.client.retry import NotSent
 from twopc_kafka.writers.sender import Sending
 
 pytestmark = pytest.mark.kafka
@@ -126,7 +127,7 @@ def test_a_forked_process_makes_connections_of_its_own_and_leaves_its_parents_al
         def write(value, partition):
             sink = KafkaSink({"bootstrap.servers": servers, "topic": topic, "transactional.id.prefix": prefix})
             sink.bind("orders", "log")
-            with Participant({"orders": sink}, Round(1, 0), partition) as participant:
+            with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
                 participant.write("orders", pa.record_batch({"value": [value]}))
                 sink.commit(sink.seal([participant.pre_commit()["orders"]], age_s=0)[0])
 

@@ -60,7 +60,7 @@ class ThreeBrokers:
 
     def _ask(self, request: Any) -> Any:
         async def send() -> Any:
-            return await self.control._manager.send(request)
+            return await self.control.manager.send(request)
 
         return self.control.run(send)
 

@@ -76,7 +76,7 @@ def timeout_ms(sink: Any, committable: Committable) -> int:
 
     async def describe() -> int:
         [node] = (await control.coordinators_of([name])).values()
-        answer = await control._manager.send(DescribeTransactionsRequest(transactional_ids=[name]), node_id=node)
+        answer = await control.manager.send(DescribeTransactionsRequest(transactional_ids=[name]), node_id=node)
         return int(answer.transaction_states[0].transaction_timeout_ms)
 
     return int(control.run(describe))
@@ -247,7 +247,7 @@ def grant_two_phase_commit(control: Control, prefix: str) -> None:
     )
 
     async def send() -> Any:
-        return await control._manager.send(CreateAclsRequest(creations=[binding]))
+        return await control.manager.send(CreateAclsRequest(creations=[binding]))
 
     control.unknown_topics([])  # connects
     [result] = control.run(send).results

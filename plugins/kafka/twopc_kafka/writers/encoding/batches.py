@@ -20,7 +20,7 @@ from twopc_kafka.writers.encoding.varints import Integers, sizes
 from twopc_kafka.writers.settings import Limits
 
 if TYPE_CHECKING:
-    from twopc_kafka.writers.librdkafka import ProducerIdentity
+    from twopc_kafka.answers import ProducerIdentity
 
 _BASE_OFFSET, _LEADER_EPOCH = 0, -1  # not known before the broker has appended the batch
 _MAGIC = 2

@@ -1,0 +1,74 @@
+"""Topics that were deleted, and maybe created again, while a transaction wrote to them: its records there are gone.
+
+Kafka commits what is left of such a transaction without an error. A topic that is created again has another id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from twopc.errors import RoundAborted
+from twopc.transaction import Committable
+from twopc_kafka.answers import TransactionState
+from twopc_kafka.client.leaders import Leaders
+from twopc_kafka.handles import topic_ids_of
+
+
+def ids_to_seal(
+    leaders: Leaders, committables: Collection[Committable], described: Iterable[TransactionState], since_s: float
+) -> dict[str, str]:
+    """Return the ids of the topics that the transactions wrote to.
+
+    Raises:
+        RoundAborted: a topic was deleted since a participant began to write to it.
+    """
+    topics = {topic for state in described for topic in state.partitions}
+    then = [of_topic for committable in committables for of_topic in topic_ids_of(committable).items()]
+    now = _ids_now(leaders, topics, then, since_s)
+    if missing := _deleted(then, now):
+        raise RoundAborted(
+            f"topic {missing[0]!r} was deleted while the batch was written, and its records with it. Nothing of the"
+            " batch is visible."
+        )
+    return now
+
+
+def deleted_since(leaders: Leaders, committable: Committable, since_s: float) -> str | None:
+    """Return a topic that was deleted since the transaction wrote to it, by metadata of ``since_s`` or later; None if
+    there is none."""
+    then = topic_ids_of(committable)
+    return next(iter(_deleted(then.items(), _ids_now(leaders, then, then.items(), since_s))), None)
+
+
+def _ids_now(
+    leaders: Leaders, topics: Collection[str], then: Collection[tuple[str, str]], since_s: float
+) -> dict[str, str]:
+    """The ids of topics. An id that is not the one of ``then`` counts only if most brokers report it."""
+    now = leaders.topic_ids(topics, since_s)
+    changed = _deleted(then, now)
+    return now | leaders.topic_ids_of_most(changed) if changed else now
+
+
+def _deleted(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
+    """The topics that had another id ``then`` than ``now``, and those that do not exist."""
+    changed = [topic for topic, id in then if now.get(topic, id) != id]
+    return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
+
+
+@contextlib.contextmanager
+def looked_up_meanwhile(leaders: Leaders, committables: Iterable[Committable], since_s: float) -> Iterator[None]:
+    """Have a thread look up the ids of the topics that were written to. A caller that needs them afterwards finds them
+    kept, or asks again."""
+    topics = {topic for committable in committables for topic in topic_ids_of(committable)}
+    with ThreadPoolExecutor(1) as thread:
+        if topics:
+            with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads
+                thread.submit(leaders.topic_ids, topics, since_s)
+        yield
+
+
+def one_per_topic(ended: Iterable[Committable]) -> Iterable[Committable]:
+    """As few committables as name each topic once, with its id."""
+    return {of_topic: committable for committable in ended for of_topic in topic_ids_of(committable).items()}.values()
