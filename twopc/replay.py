@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from twopc.durable_files import make_folder, names_in, sync_folder
 from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
-from twopc.log.store import make_folder, names_in, sync_folder
 from twopc.places import canonical, parsed_place
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId

@@ -207,7 +207,9 @@ def test_a_server_that_does_not_know_the_condition_is_refused(bucket: Bucket) ->
 
 def test_no_coordinator_opens_a_log_that_can_be_overwritten(bucket: Bucket) -> None:
     bucket.proxy.disturb_all("PUT", OVERWRITES)
-    with pytest.raises(TwoPhaseCommitError, match="overwrites what it was told to create only where there is none"):
+    with pytest.raises(
+        TwoPhaseCommitError, match="overwrites an object that it was asked to create only where there is none"
+    ):
         CommitLog.open(open_store(bucket), "query")
     assert bucket.objects() == []
 
@@ -316,4 +318,4 @@ def test_each_log_has_a_client_of_its_own_even_with_the_same_options(bucket: Buc
     one, other = open_store(bucket), open_store(bucket)
     assert isinstance(one, ObjectStore)
     assert isinstance(other, ObjectStore)
-    assert one._fs is not other._fs
+    assert one._folder.fs is not other._folder.fs

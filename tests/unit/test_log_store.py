@@ -19,10 +19,11 @@ import pytest
 from fsspec.implementations import memory
 from fsspec.registry import _registry
 
+from twopc.durable_files import make_folder
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
-from twopc.log.store import LogStore, entry_name, make_folder, open_store
+from twopc.log.store import LogStore, entry_name, open_store
 from twopc.testing import LogStoreContract
 from twopc.transactional_ids import Round
 
@@ -66,7 +67,10 @@ def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
     def replacing(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
 
-    for link, reason in ((unsupported, "on a disk with hard links"), (replacing, "replaces what it should refuse")):
+    for link, reason in (
+        (unsupported, "on a disk with hard links"),
+        (replacing, "its disk replaces a file that exists"),
+    ):
         monkeypatch.setattr(os, "link", link)
         with pytest.raises(ConfigurationError, match=reason):
             open_store(str(tmp_path / "log")).try_put_if_absent()

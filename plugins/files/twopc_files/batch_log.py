@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from twopc.durable_files import Unusable, durable_folder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files.outcomes import NEEDS_A_PERSON
-from twopc_files.put_if_absent import check_store, make_durable, put_if_absent, remove_asides_of_the_killed
 
 COMPACTION_INTERVAL = 10
 """Spark's default (spark.sql.streaming.fileSink.log.compactInterval). A reader whose log has one compact entry or none
@@ -92,6 +92,7 @@ class BatchLog:
         self._kept_for_s = kept_for_s
         self._following: int | None = None  # the entry after the newest that this process knows to be there
         self.path = f"{self._folder}/{format.folder}"
+        self._entries = durable_folder(fs, self.path)
 
     def open(self) -> None:
         """Before the first commit of an incarnation: begin the log where there is none, and see that it is ours.
@@ -101,7 +102,7 @@ class BatchLog:
                 store can't keep such a log.
             Retriable, OperatorRequired: as ``complete``.
         """
-        check_store(self._fs)
+        self.require_put_if_absent()
         with self._telling(f"the log of complete batches {self.path} can't be opened"):
             if self._newest() is None:
                 # Listed before the put, so that of two processes the later one's list never gets in.
@@ -114,6 +115,23 @@ class BatchLog:
                 " was written. Use another folder; or, when nobody writes this one any more, remove that log: the new"
                 " one begins with all files that the folder has."
             )
+
+    def require_put_if_absent(self) -> None:
+        """Try whether an entry can be put if absent, and leave the folder as it was. Elsewhere a zombie could overwrite
+        the entry of a newer process.
+
+        Raises:
+            ConfigurationError: it can't.
+            Retriable: the store does not answer.
+        """
+        with self._telling(f"the log of complete batches {self.path} can't be opened"):
+            try:
+                self._entries.try_put_if_absent()
+            except Unusable as error:
+                raise ConfigurationError(
+                    f"a log of complete batches can't be kept at {self.path}: {error}. No entry was written. Give this"
+                    " process the right to make files there, or leave the log out of 'batch_logs'."
+                ) from error
 
     def complete(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
         """Show ``files``, all of batch ``batch_id``, to readers of the log: all at once. Idempotent.
@@ -133,7 +151,6 @@ class BatchLog:
                 self._prune(slot)
             else:
                 self._verify(batch_id, files)
-            remove_asides_of_the_killed(self._fs, self.path)
             self._following = slot + 1
 
     def files(self) -> list[CommittedFile]:
@@ -148,12 +165,16 @@ class BatchLog:
     # Writing. ---------------------------------------------------------------------------------------------------
 
     def _put(self, slot: int, files: Sequence[CommittedFile]) -> bool:
-        """Whether the entry was created here. If not, another process was quicker."""
+        """Create an entry. Return False where it exists: another process was quicker, or this one lost a reply."""
         now_ms = int(time.time() * 1000)
         listed = [replace(file, listed_ms=now_ms) for file in files]
         if _is_compact(slot):
             listed = self.files() + listed
-        return put_if_absent(self._fs, self._path(slot), self._format.encode(self._owner, listed))
+        try:
+            self._entries.put_if_absent(_name(slot), self._format.encode(self._owner, listed))
+        except FileExistsError:
+            return False
+        return True
 
     def _caught_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
         """Fill the entries between ``newest`` and ``slot``, which has batches that were committed without this log.
@@ -177,7 +198,7 @@ class BatchLog:
 
     def _verify(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
         """The entry is there: by an earlier call, or another process. Upholds: no batch is taken for listed."""
-        make_durable(self._fs, self.path)
+        self._entries.sync(_name(batch_id + 1))  # its writer may have died before it could
         missing = {file.path for file in files} - {file.path for file in self.files()}
         if missing:
             raise OperatorRequired(
@@ -208,12 +229,7 @@ class BatchLog:
     # Looking. ---------------------------------------------------------------------------------------------------
 
     def _slots(self) -> list[int]:
-        self._fs.invalidate_cache()
-        try:
-            names = [path.rsplit("/", 1)[-1] for path in self._fs.ls(self.path, detail=False)]
-        except FileNotFoundError:
-            return []
-        return sorted(int(match[1]) for match in map(_ENTRY.fullmatch, names) if match)
+        return sorted(int(match[1]) for match in map(_ENTRY.fullmatch, self._entries.names()) if match)
 
     def _newest(self) -> int | None:
         return max(self._slots(), default=None)
@@ -242,7 +258,7 @@ class BatchLog:
             ) from error
 
     def _path(self, slot: int) -> str:
-        return f"{self.path}/{slot}{'.compact' if _is_compact(slot) else ''}"
+        return f"{self.path}/{_name(slot)}"
 
     def _present(self) -> list[CommittedFile]:
         """All files that a reader of the folder sees, by the rule of Spark: hidden are ``.x`` and ``_x``."""
@@ -257,12 +273,16 @@ class BatchLog:
         try:
             yield
         except OSError as error:
-            if error.errno in NEEDS_A_PERSON or isinstance(error, FileNotFoundError | PermissionError):
+            if error.errno in NEEDS_A_PERSON or isinstance(error, Unusable | FileNotFoundError | PermissionError):
                 raise OperatorRequired(
                     f"{what}: {error}. Give this process the right to make files there; then start the query again,"
                     " which repeats the step."
                 ) from error
             raise Retriable(f"{what}: {error}") from error
+
+
+def _name(slot: int) -> str:
+    return f"{slot}.compact" if _is_compact(slot) else f"{slot}"
 
 
 def _is_compact(slot: int) -> bool:

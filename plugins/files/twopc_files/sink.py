@@ -35,7 +35,6 @@ from twopc_files.outcomes import (
     unreachable,
     write_failed,
 )
-from twopc_files.put_if_absent import check_store
 from twopc_files.spark_metadata import spark_metadata
 
 if TYPE_CHECKING:
@@ -123,19 +122,23 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         self._hidden_since.clear()  # the store may have been away since the last incarnation
         with self._reaching():
             self._store.require_answer()
-        if self._batch_logs:
-            fs, folder = self._store.located()
-            owner = self.transactional_ids.scope
-            self._logs = tuple(_BATCH_LOGS[name](fs, folder, owner) for name in self._batch_logs)
+        self._logs = self._located_logs()
         for log in self._logs:
             with self._asking():
                 log.open()
+
+    def _located_logs(self) -> tuple[BatchLog, ...]:
+        if not self._batch_logs:
+            return ()
+        fs, folder = self._store.located()
+        owner = self.transactional_ids.scope
+        return tuple(_BATCH_LOGS[name](fs, folder, owner) for name in self._batch_logs)
 
     def check(self) -> Iterator[CheckResult]:
         yield CheckResult.of(f"a file can be staged, published and removed in {self._store.url}", self._try)
         if self._batch_logs:
             kept = f"a log of complete batches can be kept there ({', '.join(self._batch_logs)})"
-            yield CheckResult.of(kept, lambda: check_store(self._store.located()[0]))
+            yield CheckResult.of(kept, self._try_logs)
         yield from self._store.check()
 
     def _try(self) -> None:
@@ -157,6 +160,11 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 self._store.rehearse(staged.handle)
             finally:
                 staged.discard()
+
+    def _try_logs(self) -> None:
+        with self._asking():
+            for log in self._located_logs():
+                log.require_put_if_absent()
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:

@@ -391,9 +391,9 @@ MUTANTS = (
         "an entry of the log overwrites another",
         (
             Edit(
-                "twopc.log.store:LocalStore.put_if_absent",
-                "os.link(aside, self._folder / entry_name(slot))",
-                "aside.rename(self._folder / entry_name(slot))",
+                "twopc.durable_files:LocalFolder.put_if_absent",
+                "os.link(aside, self.path / name)",
+                "aside.rename(self.path / name)",
             ),
         ),
         (ON_DISK,),
@@ -401,12 +401,12 @@ MUTANTS = (
     ),
     Mutant(
         "the log's folder is not synced",
-        (Edit("twopc.log.store:LocalStore._sync", "sync_folder(self._folder)", "pass"),),
+        (Edit("twopc.durable_files:LocalFolder.sync", "sync_folder(self.path)", "pass"),),
         (ON_DISK,),
     ),
     Mutant(
         "an entry of the log is not synced",
-        (Edit("twopc.log.store:LocalStore._written_aside", "os.fsync(file.fileno())", "pass"),),
+        (Edit("twopc.durable_files:LocalFolder._written_aside", "os.fsync(file.fileno())", "pass"),),
         (ON_DISK,),
     ),
     Mutant(

@@ -24,7 +24,7 @@ from tests.campaigns.simulation.records import Records, RowsFormat, rows_between
 from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
-from twopc import _bound_sink, coordinator, leases, participant, replay
+from twopc import _bound_sink, coordinator, durable_files, leases, participant, replay
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries
 from twopc.log import store as log_store
@@ -216,8 +216,8 @@ def simulated() -> Iterator[None]:
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
         (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
         (log_store, "mount_of", lambda _: None),
-        (log_store, "os", _OS),
-        (log_store, "uuid", uuids),
+        (durable_files, "os", _OS),
+        (durable_files, "uuid", uuids),
         (local, "os", _OS),
         (local, "open", lambda path, mode: path.open(mode)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import itertools
@@ -26,13 +27,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
 from tests.support.s3_server import S3Server
+from twopc.durable_files import LocalFolder, ObjectFolder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files import committed_files
 from twopc_files.batch_log import BatchLog, CommittedFile
 from twopc_files.manifest import manifest
-from twopc_files.put_if_absent import put_if_absent
 from twopc_files.spark_metadata import spark_metadata
 
+PATH_CALLS = ("iterdir", "unlink", "mkdir", "open")
 CALLS = ("ls", "cat_file", "pipe_file", "rm_file", "modified", "find")
 
 
@@ -89,7 +91,7 @@ class Store:
     def entries(self) -> dict[str, bytes]:
         path = self.log().path
         names = self.fs.ls(path, detail=False) if self.fs.exists(path) else []
-        return {name.rsplit("/", 1)[-1]: self.fs.cat_file(name) for name in names if "aside" not in name}
+        return {name.rsplit("/", 1)[-1]: self.fs.cat_file(name) for name in names if "/." not in name}
 
     def restore(self, entries: dict[str, bytes]) -> None:
         path = self.log().path
@@ -117,7 +119,9 @@ def make(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def store(make: Any) -> Iterator[Store]:
+def store(make: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    # Processes that overtake each other in the middle of a put are one thread here, which the lock would stop.
+    monkeypatch.setattr(ObjectFolder, "_one_at_a_time", contextlib.nullcontext())
     folder = f"/{uuid.uuid4().hex}/orders"
     store = Store(MemoryFileSystem, folder, make)
     yield store
@@ -321,7 +325,8 @@ def test_a_crash_between_any_two_system_calls_leaves_no_half_entry(
         fs = stepwise(disk.kind)
         fs.steps.before = kill_at(step)
         with monkeypatch.context() as patched:
-            for module, name in [(os, "fsync"), (os, "link"), (Path, "unlink"), (Path, "mkdir"), (Path, "open")]:
+            names_of_calls = [(os, "fsync"), (os, "link"), *((Path, name) for name in PATH_CALLS)]
+            for module, name in names_of_calls:
                 patched.setattr(module, name, stepped(fs.steps, getattr(module, name)))
             try:
                 run(disk.log(fs=fs), batch_id, files)
@@ -422,8 +427,9 @@ def test_an_error_of_the_store_is_told_and_the_repeat_completes_the_batch(
             put(*arguments, **keywords)
         raise error
 
-    fs.pipe_file = fail
     log, files = store.log(fs=fs), store.batch(8)
+    log.open()
+    fs.pipe_file = fail
     with pytest.raises(expected, match="batch 8 is committed, and can't be listed") as told:
         log.complete(8, files)
     assert type(told.value) is expected
@@ -482,9 +488,52 @@ def test_a_missing_entry_is_named(store: Store) -> None:
 
 def test_a_store_without_put_if_absent_is_refused(make: Any, tmp_path: Path) -> None:
     wrapped = ArrowFSWrapper(LocalArrowFileSystem())  # as fsspec does HDFS
-    with pytest.raises(ConfigurationError, match="created whole, and only if it is absent"):
+    with pytest.raises(ConfigurationError, match="not known to create a file only where there is none"):
         make(wrapped, str(tmp_path), "twopc.log.orders.").open()
     assert list(tmp_path.iterdir()) == []
+
+
+class Overwriting(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A store that accepts the condition and overwrites all the same, as some of S3's look-alikes do."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        super().pipe_file(path, value, mode="overwrite", **options)
+
+
+def test_a_store_that_ignores_the_condition_is_refused_before_the_first_entry(store: Store) -> None:
+    present = store.commit("old")
+    with pytest.raises(ConfigurationError, match=r"can't be kept at .*overwrites .*No entry was written"):
+        store.log(fs=Overwriting(skip_instance_cache=True)).open()
+    assert store.fs.find(store.folder) == [f"{store.folder}/{file.path}" for file in present]
+
+
+def test_a_store_that_ignores_the_condition_is_refused_where_a_log_is_already(store: Store) -> None:
+    store.complete(0)
+    before = store.entries()
+    with pytest.raises(ConfigurationError, match="overwrites"):
+        store.log(fs=Overwriting(skip_instance_cache=True)).open()
+    assert store.entries() == before
+
+
+def test_a_store_is_tried_once_for_an_incarnation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def trial(_: ObjectFolder, probe: str) -> bool:
+        tried.append(probe)
+        return True
+
+    monkeypatch.setattr(ObjectFolder, "_refuses_a_second", trial)
+    store.complete(*range(3))
+    assert len(tried) == 1
+
+
+def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    with pytest.raises(ConfigurationError, match=r"can't be kept at .*Operation not permitted"):
+        disk.log().open()
 
 
 # Stores. --------------------------------------------------------------------------------------------------------
@@ -506,7 +555,7 @@ def test_an_entry_on_a_disk_is_synced_before_it_has_its_name_and_its_folder_afte
 
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "link", record_link)
-    assert put_if_absent(LocalFileSystem(), f"{tmp_path}/7", b"data")
+    LocalFolder(tmp_path).put_if_absent("7", b"data")
     [*_, aside, linked, folder] = calls
     assert aside.endswith(".aside")
     assert (linked, folder) == ("link", str(tmp_path))
@@ -534,17 +583,20 @@ def test_what_killed_writers_wrote_aside_is_removed_after_an_hour_and_not_before
     for aside, age_s in ((killed_long_ago, 3700), (may_only_be_slow, 3500)):
         aside.write_bytes(b"half an ent")
         os.utime(aside, (time.time() - age_s,) * 2)
-    disk.complete(1)
+    log = disk.log()
+    log.open()  # makes nothing, as the log is there
+    log.complete(1, disk.batch(1))
     assert not killed_long_ago.exists()
     assert may_only_be_slow.exists()
 
 
-def one_winner(put: Callable[[bytes], bool]) -> list[bytes]:
+def one_winner(put: Callable[[bytes], None]) -> list[bytes]:
     start, won = threading.Barrier(8), []
 
     def race(data: bytes) -> None:
         start.wait()
-        if put(data):
+        with contextlib.suppress(FileExistsError):
+            put(data)
             won.append(data)
 
     threads = [threading.Thread(target=race, args=(bytes([number]),)) for number in range(8)]
@@ -556,9 +608,8 @@ def one_winner(put: Callable[[bytes], bool]) -> list[bytes]:
 
 
 def test_of_eight_that_put_one_name_on_a_disk_one_wins(tmp_path: Path) -> None:
-    fs, path = LocalFileSystem(), f"{tmp_path}/7"
-    [won] = one_winner(lambda data: put_if_absent(fs, path, data))
-    assert fs.cat_file(path) == won
+    [won] = one_winner(lambda data: LocalFolder(tmp_path).put_if_absent("7", data))
+    assert (tmp_path / "7").read_bytes() == won
 
 
 @pytest.fixture(scope="module")
@@ -578,7 +629,10 @@ def test_on_s3_the_log_names_files_as_spark_opens_them(s3: S3Server, make: Any) 
         lines = store.entries()["9.compact"].split(b"\n")
         assert f'"path":"s3a://{bucket}/orders/day=a%20b/old"'.encode() in lines[2]
     # One after the other: moto's server looks and puts in two steps.
-    assert [put_if_absent(store.fs, f"{bucket}/7", data) for data in (b"a", b"b")] == [True, False]
+    folder = ObjectFolder(store.fs, bucket)
+    folder.put_if_absent("7", b"a")
+    with pytest.raises(FileExistsError):
+        folder.put_if_absent("7", b"b")
     assert store.fs.cat_file(f"{bucket}/7") == b"a"
 
 

@@ -125,4 +125,4 @@ def test_an_object_of_the_folder_that_may_not_be_looked_at_fails(
 
 def test_a_store_that_can_keep_no_log_of_complete_batches_fails(renaming: Any) -> None:
     [failed] = examined(renaming, CheckStatus.FAILED, batch_logs="manifest")
-    assert "Switch the log off" in failed.advice
+    assert "leave the log out of 'batch_logs'" in failed.advice

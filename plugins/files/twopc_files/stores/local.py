@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.log.store import folder_for_a_trial, make_folder, sync_folder
+from twopc.durable_files import folder_for_a_trial, make_folder, sync_folder
 from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
 from twopc_files.stores.store import NO_FILE, Sight, StagedFile
 

@@ -1,0 +1,341 @@
+"""Files that survive a power cut, and put-if-absent: create a file whole, and only where there is none.
+
+Public, for sinks and log stores. The commit log rests on put-if-absent: of two writers of one name, one wins, and the
+other gets FileExistsError.
+
+| place | how a file is created |
+| --- | --- |
+| ``LocalFolder`` | written aside, synced, and linked into place: a link fails where the name exists |
+| ``ObjectFolder`` | a conditional put; the store is tried first, as some servers ignore the condition |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fsspec.implementations.local import LocalFileSystem
+
+CREATES_EXCLUSIVELY = frozenset(
+    {
+        "s3",  # If-None-Match: *, in S3FileSystem._pipe_file (s3fs 2024.12 and later)
+        "s3a",
+        "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2026.10)
+        "gcs",
+        "abfs",  # If-None-Match: *, by upload_blob(overwrite=False) in AzureBlobFileSystem._pipe_file (adlfs 2026.8)
+        "abfss",
+        "az",
+        "memory",  # looks first and then writes, hence the lock below
+    }
+)
+"""Protocols of fsspec whose ``pipe_file(..., mode="create")`` lets the store decide. The others look first and then
+write (``AbstractFileSystem.pipe_file``), which two writers can do at the same moment."""
+
+_ASIDE = ".aside"
+_ASIDE_LIVES_S = 3600
+"""How long a writer may take from its first byte to its link. After that, the file that it wrote aside counts as left
+behind."""
+_PROBE = ".probe"
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP, errno.ENAMETOOLONG)
+"""Permanent refusals of a file system. EPERM in reply to a hard link: this disk has none, link(2)."""
+
+
+class Unusable(OSError):
+    """A folder refuses the operation permanently, or can't put-if-absent. The file was not created."""
+
+
+class LocalFolder:
+    """A folder on a disk.
+
+    Every method may raise ``Unusable``: this process lacks a right, or the disk has no hard links. Any other OSError of
+    a writing method is an unknown outcome.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._asides: list[str] = []
+        self._not_synced: set[str] = set()
+
+    def names(self) -> list[str]:
+        """Return the names in the folder; none where there is no folder."""
+        try:
+            with _permanent_refusals():
+                names = [path.name for path in self.path.iterdir()]
+        except FileNotFoundError:
+            return []
+        self._asides = [name for name in names if name.endswith(_ASIDE)]
+        return names
+
+    def read(self, name: str) -> bytes:
+        """Return the whole file. Raises FileNotFoundError."""
+        with _permanent_refusals():
+            return (self.path / name).read_bytes()
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        """Create the file, durable and whole or not at all. Make the folder where it is missing.
+
+        Asides that killed writers have left are removed, if ``names`` has seen them and they are older than an hour.
+
+        Raises:
+            FileExistsError: the name exists, and survives a power cut.
+        """
+        with _permanent_refusals():
+            make_folder(self.path)
+        with self._written_aside(data) as aside:
+            try:
+                with _permanent_refusals():
+                    os.link(aside, self.path / name)
+            finally:
+                self.sync(name)  # also what another writer linked and could not sync
+            self._remove_asides_of_the_killed(aside)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Create or replace the file, whole. A power cut may bring the old one back."""
+        with self._written_aside(data) as aside:
+            aside.replace(self.path / name)
+
+    def remove(self, name: str) -> None:
+        """Remove the file, or do nothing where there is none."""
+        (self.path / name).unlink(missing_ok=True)
+
+    def sync(self, name: str) -> None:
+        """Make ``name`` survive a power cut, whoever created it.
+
+        A kernel reports a failed write-back once, and the next sync succeeds although the name never reached the disk.
+        So a name that could not be synced once raises EIO for as long as this object lives.
+        """
+        if name in self._not_synced:
+            raise OSError(errno.EIO, "an entry's name was not synced", str(self.path))
+        try:
+            sync_folder(self.path)
+        except OSError:
+            self._not_synced.add(name)
+            raise
+
+    def try_put_if_absent(self) -> None:
+        """Create a hidden file twice. Files and folders that the trial made are removed again.
+
+        Raises:
+            Unusable: this process may not write here, or the disk has no hard links or replaces a file.
+        """
+        probe = self.path / f".{uuid.uuid4().hex}{_PROBE}"
+        with _permanent_refusals(), folder_for_a_trial(self.path), self._written_aside(b"") as aside:
+            os.link(aside, probe)
+            try:
+                os.link(aside, probe)
+            except FileExistsError:
+                return
+            finally:
+                probe.unlink()
+        raise Unusable("its disk replaces a file that exists")
+
+    @contextlib.contextmanager
+    def _written_aside(self, data: bytes) -> Iterator[Path]:
+        aside = self.path / f".{uuid.uuid4().hex}{_ASIDE}"
+        try:
+            with _permanent_refusals():
+                opened = aside.open("xb")
+            with opened as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield aside
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _remove_asides_of_the_killed(self, mine: Path) -> None:
+        """Judge age by the folder's clock, so that no two machines' clocks are compared. A writer that only slept can't
+        link any more: that is an unknown outcome, and it repeats its put."""
+        for name in self._asides:
+            with contextlib.suppress(OSError):  # costs room, nothing else
+                aside = self.path / name
+                if mine.stat().st_mtime - aside.stat().st_mtime > _ASIDE_LIVES_S:
+                    aside.unlink()
+
+
+class ObjectFolder:
+    """A prefix at a store that creates an object only where there is none: S3, GCS, Azure, or this process's memory.
+
+    Args:
+        fs: an fsspec file system.
+        path: the prefix, as ``fs`` names it.
+    """
+
+    _one_at_a_time = threading.Lock()
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self.fs = fs
+        self.path = path.rstrip("/")
+        self._is_tried = False
+
+    def names(self) -> list[str]:
+        """Return the names in the folder, as the store lists them now; none where there is no folder."""
+        self.fs.invalidate_cache()
+        return names_in(self.fs, self.path)
+
+    def read(self, name: str) -> bytes:
+        """Return the whole object. Raises FileNotFoundError."""
+        data: bytes = self.fs.cat_file(self._object(name))
+        return data
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        """Create the object, durable and whole or not at all. The store is tried before the first object.
+
+        Raises:
+            FileExistsError: the name exists. It may be this very object, where the client repeats a lost request.
+            Unusable: the store failed the trial. The object was not created.
+            Exception: any other is an unknown outcome.
+        """
+        if not self._is_tried:
+            self.try_put_if_absent()
+        self._create(name, data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Create or replace the object."""
+        self.fs.pipe_file(self._object(name), data)
+
+    def remove(self, name: str) -> None:
+        """Remove the object, or do nothing where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self._object(name))
+
+    def sync(self, name: str) -> None:
+        """Do nothing: a stored object is durable."""
+
+    def try_put_if_absent(self) -> None:
+        """Make sure that the store refuses to create a name a second time. S3's look-alikes may accept the condition
+        and overwrite all the same.
+
+        Raises:
+            Unusable: it does not.
+            OSError: the store does not answer.
+        """
+        protocols = (self.fs.protocol,) if isinstance(self.fs.protocol, str) else self.fs.protocol
+        if not CREATES_EXCLUSIVELY & {*protocols}:
+            raise Unusable(
+                f"{protocols[0]!r} is not known to create a file only where there is none, in one step, as local disks"
+                f" and {', '.join(sorted(CREATES_EXCLUSIVELY))} do"
+            )
+        probe = f".{uuid.uuid4().hex}{_PROBE}"
+        try:
+            is_exclusive = self._refuses_a_second(probe)
+        except FileNotFoundError as error:
+            raise Unusable("there is no such bucket or container, and none is made") from error
+        except PermissionError as error:
+            raise Unusable(f"nothing may be written there ({error})") from error
+        except (OSError, TypeError) as error:
+            if isinstance(error, OSError) and error.errno != errno.ENOSYS:
+                raise
+            raise Unusable(f"its server or its client has no exclusive create ({error})") from error
+        with contextlib.suppress(Exception):  # costs room, nothing else
+            self.fs.rm_file(self._object(probe))
+        if not is_exclusive:
+            raise Unusable("its server overwrites an object that it was asked to create only where there is none")
+        self._is_tried = True
+
+    def _refuses_a_second(self, name: str) -> bool:
+        try:
+            for _ in range(2):
+                self._create(name, b"")
+        except FileExistsError:  # already by the first, where its reply was lost and the client repeated it
+            return True
+        return False
+
+    def _create(self, name: str, data: bytes) -> None:
+        path = self._object(name)
+        try:
+            with self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext():
+                self.fs.pipe_file(path, data, mode="create")
+        except OSError as error:
+            # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. There
+            # is a single condition, so 412 means "exists".
+            if _s3_code(error) in ("PreconditionFailed", "412"):
+                raise FileExistsError(errno.EEXIST, "exists", path) from error
+            raise
+
+    def _object(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+
+def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder:
+    """Return the folder at ``path``, as the fsspec file system ``fs`` names it. Makes no request."""
+    return LocalFolder(Path(path)) if isinstance(fs, LocalFileSystem) else ObjectFolder(fs, path)
+
+
+def names_in(fs: Any, folder: str) -> list[str]:
+    """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
+    try:
+        paths = fs.ls(folder, detail=False)
+    except FileNotFoundError:
+        return []
+    return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and its missing parents, so that they survive a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_name.cache_clear()  # it may remember a folder of this name that is gone
+    _sync_name(folder)
+
+
+@contextlib.contextmanager
+def folder_for_a_trial(folder: Path) -> Iterator[None]:
+    """Have ``folder`` for the block. Folders that were missing, and are still empty, are removed again."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):  # in use by now
+                made.rmdir()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names that were created, linked or renamed in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@functools.lru_cache(maxsize=256)
+def _sync_name(folder: Path) -> None:
+    """Make the names of a folder and its parents survive a power cut. Once per process, and also for existing folders:
+    their maker may have died before its sync. Above a mount, nothing is on this disk."""
+    if folder.is_mount():
+        return
+    try:
+        sync_folder(folder.parent)
+    except PermissionError:
+        if os.access(folder.parent, os.W_OK):  # else no process like this one has made a folder there
+            raise
+    _sync_name(folder.parent)
+
+
+@contextlib.contextmanager
+def _permanent_refusals() -> Iterator[None]:
+    """Around a step that has no effect where it is refused. Raises ``Unusable`` for a permanent refusal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise Unusable(error.errno, error.strerror, error.filename) from error
+
+
+def _s3_code(error: OSError) -> str | None:
+    """Return the S3 server's error code, from botocore's error behind that of s3fs."""
+    response = getattr(error.__cause__, "response", None) or {}
+    code: str | None = response.get("Error", {}).get("Code")
+    return code
