@@ -102,7 +102,7 @@ def test_foreach_batch_is_refused_with_the_reason_and_the_way_out_and_nothing_is
     connected.add_batch(rows(1))
     said = _why_it_ended(connected)
     assert "ConfigurationError: foreach_batch does not work through Spark Connect" in said
-    assert "not told its query's id" in said
+    assert "does not know its query's id" in said
     assert "Use writeStream.format('twopc')" in said
     assert not connected.log.exists()
     assert not Path(connected.folder / "archive").exists()

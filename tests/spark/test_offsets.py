@@ -84,13 +84,13 @@ class FromKafka:
     group: str
 
     @property
-    def progress(self) -> Any:
+    def offsets(self) -> Any:
         options = {"bootstrap.servers": self.target.servers, "transactional.id.prefix": self.target.prefix}
         return twopc.create_sink("kafka-offsets", {**options, "group.id": self.group})
 
     def writer(self) -> ForeachBatch:
         sinks = {"orders": (self.target.sink(), ["value"])}
-        return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.progress)
+        return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.offsets)
 
     def source(self, topic: str, records_a_batch: int) -> DataFrame:
         return (
@@ -182,7 +182,7 @@ def everywhere(records: int, *topics: str) -> dict[Place, int]:
     return {(topic, number): records for topic in topics for number in range(PARTITIONS)}
 
 
-MOMENTS = ["deciding", "committing", "orders committed", "progress committed"]
+MOMENTS = ["deciding", "committing", "orders committed", "offsets committed"]
 """In one batch after the other."""
 
 
@@ -194,7 +194,7 @@ def test_the_group_is_never_ahead_of_the_output_however_the_driver_dies_and_has_
     plan = query.source(source, records_a_batch=PARTITIONS)
     for batch_id, moment in enumerate(MOMENTS):
         query.dies(plan, batch_id, moment)
-        if moment != "progress committed":  # of which the broker may still be writing the markers
+        if moment != "offsets committed":  # of which the broker may still be writing the markers
             assert sum(query.place().values()) == PARTITIONS * batch_id
     query.run(plan)
 
@@ -230,11 +230,11 @@ def test_of_a_topic_that_two_sources_read_the_one_behind_counts(
 
 def test_a_query_that_does_not_read_from_kafka_is_refused(query: FromKafka, pipeline: Pipeline) -> None:
     pipeline.add_batch([{"id": 1, "name": "a"}])
-    with pytest.raises(StreamingQueryException, match=r"'progress' is for queries that read from Kafka.*FileStream"):
+    with pytest.raises(StreamingQueryException, match=r"'offsets' is for queries that read from Kafka.*FileStream"):
         pipeline.run(query.writer(), lambda source: source.selectExpr("name AS value"))
     assert (query.target.values(), query.target.ongoing(), query.place()) == ([], [], {})
 
 
-def test_no_other_sink_has_the_name_of_the_progress(query: FromKafka) -> None:
-    with pytest.raises(ConfigurationError, match="'progress' is the name"):
-        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.progress)
+def test_no_other_sink_has_the_name_of_the_offsets(query: FromKafka) -> None:
+    with pytest.raises(ConfigurationError, match="'offsets' is the name"):
+        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.offsets)

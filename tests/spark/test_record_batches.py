@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 
 from twopc.spark import foreach_batch
-from twopc.spark.record_batches import limited_by_rows
+from twopc.spark.tuning import limited_by_rows
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:

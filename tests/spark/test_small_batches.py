@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 from pyspark.sql.types import StructType
 
-from twopc.spark import foreach_batch, small_batches
+from twopc.spark import foreach_batch, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,14 +95,14 @@ def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch
 def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_batches, "RECORDS_A_TASK", 1)
+    monkeypatch.setattr(tuning, "RECORDS_PER_CORE", 1)
     assert transactions(source) == [PARTITIONS] * BATCHES
 
 
 def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_batches, "RECORDS_A_TASK", ROWS // CORES - 1)
+    monkeypatch.setattr(tuning, "RECORDS_PER_CORE", ROWS // CORES - 1)
     assert transactions(source, lambda frame: frame.where("id % 2 = 0")) == [PARTITIONS] * BATCHES
 
 

@@ -1,10 +1,10 @@
-"""A round's steps one after the other, as Spark's processes run them, in this process: files, and no session."""
+"""A round's steps one after the other in this process, as Spark's processes run them: with files, and no session."""
 
 from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.sql.types import StructType
+from pyspark.sql import Row
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from twopc import Committable
 from twopc.errors import ConfigurationError, Fenced, LogMismatch
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
-from twopc.spark.data_source.round import PhaseOne, Target, TaskVote
-from twopc.spark.data_source.source import StreamWriter
+from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
+from twopc.spark.data_source.source import StreamWriter, record_batches
+from twopc.spark.output import arrow_schema
 from twopc.transaction import JsonValue
 from twopc_files.sink import FileSink
 
@@ -28,9 +30,9 @@ RECORDS = pa.record_batch({"id": [1]})
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Target:
+def rounds(tmp_path: Path) -> Rounds:
     options = {"path": str(tmp_path / "archive"), "format": "json"}
-    return Target("files", options, str(tmp_path / "log"), "a-query", None, 0)
+    return Rounds("files", options, str(tmp_path / "log"), "a-query", None, 0)
 
 
 @pytest.fixture
@@ -47,32 +49,32 @@ def written(phase_one: PhaseOne, batch_id: int = 0) -> list[TaskVote]:
     return [phase_one.write(batch_id, iter([RECORDS]))]
 
 
-def archived(target: Target) -> int:
-    return len(list(Path(target.options["path"]).glob("part-*")))
+def archived(rounds: Rounds) -> int:
+    return len(list(Path(rounds.options["path"]).glob("part-*")))
 
 
-def staged(target: Target) -> int:
-    return len(list(Path(target.options["path"]).glob("_twopc/*")))
+def staged(rounds: Rounds) -> int:
+    return len(list(Path(rounds.options["path"]).glob("_twopc/*")))
 
 
-def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(target: Target, task: Any) -> None:
+def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(rounds: Rounds, task: Any) -> None:
     for batch_id in range(3):
-        target.finish(batch_id, written(target.open(SCHEMA), batch_id))
-    assert archived(target) == 3
-    newest = read_tail(open_store(target.log))
+        rounds.finish(batch_id, written(rounds.open(SCHEMA), batch_id))
+    assert archived(rounds) == 3
+    newest = read_tail(open_store(rounds.log))
     assert newest is not None
     assert (newest[1].kind, newest[1].incarnation, newest[1].decided) == ("close", 3, 2)
 
 
-def test_a_commit_that_is_called_again_changes_nothing(target: Target, task: Any) -> None:
-    votes = written(target.open(SCHEMA))
-    target.finish(0, votes)
-    target.finish(0, votes)
-    assert archived(target) == 1
+def test_a_commit_that_is_called_again_changes_nothing(rounds: Rounds, task: Any) -> None:
+    votes = written(rounds.open(SCHEMA))
+    rounds.finish(0, votes)
+    rounds.finish(0, votes)
+    assert archived(rounds) == 1
 
 
 def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
-    target: Target, task: Any, monkeypatch: pytest.MonkeyPatch
+    rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ages: list[float] = []
 
@@ -81,40 +83,42 @@ def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
         return committables
 
     monkeypatch.setattr(FileSink, "seal", seal)
-    [vote] = written(target.open(SCHEMA))
+    [vote] = written(rounds.open(SCHEMA))
     long_ago = replace(vote.incarnation, began_s=time.perf_counter() - 1000)
-    target.finish(0, [replace(vote, incarnation=long_ago)])
+    rounds.finish(0, [replace(vote, incarnation=long_ago)])
     assert ages[0] >= 1000
 
 
-def test_votes_of_two_rounds_are_never_one_decision(target: Target, task: Any) -> None:
-    older = written(target.open(SCHEMA))
-    newer = written(target.open(SCHEMA))
+def test_votes_of_two_rounds_are_never_one_decision(rounds: Rounds, task: Any) -> None:
+    older = written(rounds.open(SCHEMA))
+    newer = written(rounds.open(SCHEMA))
     with pytest.raises(ValueError, match="too many values"):
-        target.finish(0, older + newer)
+        rounds.finish(0, older + newer)
     with pytest.raises(Fenced):
-        target.finish(0, older)
-    target.recover(older)  # which leaves alone what is the newer one's
-    assert staged(target) == 1
-    target.finish(0, newer)
-    assert archived(target) == 1
+        rounds.finish(0, older)
+    rounds.recover(older)  # which leaves alone what is the newer one's
+    assert staged(rounds) == 1
+    rounds.finish(0, newer)
+    assert archived(rounds) == 1
 
 
-def test_a_task_of_another_query_writes_nothing(target: Target, task: Any) -> None:
-    writer = StreamWriter(target, target.open(SCHEMA), StructType())
+def test_a_task_of_another_query_writes_nothing(rounds: Rounds, task: Any) -> None:
+    writer = StreamWriter(rounds, rounds.open(SCHEMA), StructType())
     task._localProperties["sql.streaming.queryId"] = "another-query"
-    with pytest.raises(LogMismatch, match="this is query another-query, and its checkpoint folder is of query a-query"):
+    with pytest.raises(
+        LogMismatch, match="this is query another-query, and its checkpoint folder belongs to query a-query"
+    ):
         writer.write(iter([RECORDS]))
-    assert staged(target) == 0
+    assert staged(rounds) == 0
 
 
-# What the batch reads, by the checkpoint. -------------------------------------------------------------------------
+# What the batch reads, according to the checkpoint. ------------------------------------------------------------------
 
 
-def plan(target: Target, batch_id: int, end: int) -> None:
+def plan(rounds: Rounds, batch_id: int, end: int) -> None:
     """What Spark writes to the checkpoint before it plans a batch."""
-    assert target.checkpoint
-    offsets = Path(target.checkpoint) / "offsets"
+    assert rounds.checkpoint
+    offsets = Path(rounds.checkpoint) / "offsets"
     offsets.mkdir(parents=True, exist_ok=True)
     text = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":5,"conf":{{}}}}\n{{"orders":{{"0":{end}}}}}'
     (offsets / str(batch_id)).write_text(text)
@@ -126,21 +130,21 @@ def reads(end: int) -> JsonValue:
 
 
 @pytest.fixture
-def planned(target: Target, tmp_path: Path) -> Target:
-    """A query's, whose batch 0 is planned to end at 100."""
-    query = replace(target, checkpoint=str(tmp_path / "checkpoint"))
+def planned(rounds: Rounds, tmp_path: Path) -> Rounds:
+    """The rounds of a query whose batch 0 is planned to end at 100."""
+    query = replace(rounds, checkpoint=str(tmp_path / "checkpoint"))
     plan(query, 0, 100)
     return query
 
 
-def test_a_decision_has_what_the_batch_reads(planned: Target, task: Any) -> None:
+def test_a_decision_has_what_the_batch_reads(planned: Rounds, task: Any) -> None:
     planned.finish(0, written(planned.open(SCHEMA)))
     newest = read_tail(open_store(planned.log))
     assert newest is not None
     assert newest[1].reads == reads(100)
 
 
-def test_only_the_first_partition_returns_what_the_batch_reads(planned: Target, task: Any) -> None:
+def test_only_the_first_partition_returns_what_the_batch_reads(planned: Rounds, task: Any) -> None:
     phase_one = planned.open(SCHEMA)
     votes = []
     for partition in (1, 0, 2):
@@ -152,7 +156,7 @@ def test_only_the_first_partition_returns_what_the_batch_reads(planned: Target, 
 
 
 def test_a_decided_batch_that_is_planned_again_from_elsewhere_is_refused_before_its_tasks(
-    planned: Target, task: Any
+    planned: Rounds, task: Any
 ) -> None:
     planned.finish(0, written(planned.open(SCHEMA)))
     plan(planned, 0, 300)
@@ -163,14 +167,32 @@ def test_a_decided_batch_that_is_planned_again_from_elsewhere_is_refused_before_
     assert archived(planned) == 1
 
 
-def test_a_task_of_another_batch_than_was_planned_writes_nothing(planned: Target, task: Any) -> None:
+def test_a_task_of_another_batch_than_was_planned_writes_nothing(planned: Rounds, task: Any) -> None:
     with pytest.raises(LogMismatch, match="a task of batch 1, and the newest batch in the checkpoint was 0"):
         written(planned.open(SCHEMA), 1)
     assert staged(planned) == 0
 
 
-def test_a_checkpoint_that_can_not_be_read_is_refused_before_the_log_is_opened(planned: Target) -> None:
+def test_a_checkpoint_that_can_not_be_read_is_refused_before_the_log_is_opened(planned: Rounds) -> None:
     shutil.rmtree(str(planned.checkpoint))
     with pytest.raises(ConfigurationError, match="offsets does not say what the batch reads"):
         planned.open(SCHEMA)
     assert read_tail(open_store(planned.log)) is None
+
+
+def test_rows_of_spark_4_0_become_record_batches_of_the_same_schema_one_at_a_time() -> None:
+    schema = StructType([StructField("id", LongType()), StructField("names", ArrayType(StringType()))])
+    taken = 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal taken
+        for taken in range(25_000):
+            yield Row(id=taken, names=None if taken % 2 else [str(taken)])
+
+    batches = record_batches(rows(), schema)
+    first = next(batches)
+    assert taken == first.num_rows - 1
+    rest = list(batches)
+    assert [batch.num_rows for batch in (first, *rest)] == [10_000, 10_000, 5_000]
+    assert all(batch.schema == arrow_schema(schema) for batch in (first, *rest))
+    assert rest[-1].to_pylist()[-2:] == [{"id": 24_998, "names": ["24998"]}, {"id": 24_999, "names": None}]
