@@ -50,4 +50,4 @@ def test_a_missing_backend_on_executors_is_named_and_a_lost_executor_loses_and_d
     expected = [100 * batch + number for batch in range(4) for number in range(100)]
     assert pipeline.archived_ids() == expected
     assert topic.shows([str(number) for number in expected])
-    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+    assert (pipeline.pending_files(), topic.ongoing()) == ([], [])

@@ -37,7 +37,7 @@ def rounds(tmp_path: Path) -> Rounds:
 
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The context that Spark gives a task, until the test ends."""
+    """A task's context, until the test ends."""
     monkeypatch.setattr(TaskContext, "_taskContext", None)
     context = TaskContext._getOrCreate()
     context._partitionId, context._taskAttemptId = 0, 7
@@ -96,7 +96,7 @@ def test_votes_of_two_rounds_are_never_one_decision(rounds: Rounds, task: Any) -
         rounds.finish(0, older + newer)
     with pytest.raises(Fenced):
         rounds.finish(0, older)
-    rounds.recover(older)  # which leaves alone what is the newer one's
+    rounds.recover(older)  # does not touch the newer round's files
     assert staged(rounds) == 1
     rounds.finish(0, newer)
     assert archived(rounds) == 1
@@ -116,7 +116,7 @@ def test_a_task_of_another_query_writes_nothing(rounds: Rounds, task: Any) -> No
 
 
 def plan(rounds: Rounds, batch_id: int, end: int) -> None:
-    """What Spark writes to the checkpoint before it plans a batch."""
+    """Write to the checkpoint what Spark writes before it plans a batch."""
     assert rounds.checkpoint
     offsets = Path(rounds.checkpoint) / "offsets"
     offsets.mkdir(parents=True, exist_ok=True)

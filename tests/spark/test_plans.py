@@ -1,4 +1,4 @@
-"""What a batch's plan shows before its tasks begin, and what is refused by it."""
+"""What is known of a batch's plan before its tasks begin, and when a batch is refused because of it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_a_batch_of_as_many_transactions_as_a_decision_has_room_for_is_not_refus
     Plan(tasks=None).refuse_too_many_tasks(7, sinks=1)
 
 
-def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_and_tells_what_to_do() -> None:
+def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError) as refused:
         Plan(tasks=MOST_TRANSACTIONS // 4 + 1).refuse_too_many_tasks(7, sinks=4)
-    assert str(refused.value) == (
+    assert str(refused.value).startswith(
         "batch 7 has 25001 tasks, each of which may begin a transaction in each of 4 sinks: 100004, and a decision in"
         " the commit log has room for 100000. Nothing was written. Use fewer tasks, by coalesce or repartition in the"
         " query or a lower spark.sql.shuffle.partitions, and start again."

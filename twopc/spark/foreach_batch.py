@@ -196,7 +196,7 @@ class ForeachBatch:
         """The metrics of the last successful batch, or None before the first."""
         return self._last_progress
 
-    def between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
+    def _between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
         """See ``Turn.between_batches``."""
         return self._turn.between_batches(query, self._waits_in_vain)
 

@@ -53,7 +53,7 @@ def stop(query: StreamingQuery) -> None:
         TwoPhaseCommitError: like ``Coordinator.close``. The query is stopped, and the next start recovers.
     """
     writer = writers.get(query.id)
-    with writer.between_batches(query) if writer else contextlib.nullcontext():
+    with writer._between_batches(query) if writer else contextlib.nullcontext():  # noqa: SLF001  # not for users
         query.stop()
     if writer := writers.get(query.id):
         writer.close()
