@@ -118,7 +118,7 @@ def test_a_log_whose_batches_spark_has_not_read_is_refused(case: Case, look: Loo
     for command in ("compare", "repair"):
         done = case.call(look, command)
         assert done.code == ExitCode.REFUSED
-        assert "what the log says that batch 6 read is nothing that Spark writes" in done.err
+        assert "the input of batch 6 in the log does not have the form of Spark's checkpoint" in done.err
 
 
 def test_a_query_that_runs_meanwhile_is_noticed(case: Case, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:

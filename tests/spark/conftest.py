@@ -1,4 +1,5 @@
-"""What the tests on a real Spark share: a session, a query on files of its own, and a topic on a real broker."""
+"""Fixtures of the tests on a real Spark: a query on files of its own, a topic on a real broker, and a way to hold a
+coordinator at a phase."""
 
 from __future__ import annotations
 
@@ -34,16 +35,30 @@ Rows = list[dict[str, Any]]
 
 AVAILABLE_NOW: Mapping[str, Any] = {"availableNow": True}
 
+WAIT_S = 60
+
+
+def rows(*ids: int, name: str = "a") -> Rows:
+    return [{"id": number, "name": name} for number in ids]
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait for at most a minute."""
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A query of its own: source, checkpoint, commit log and target folder. Each file of the source is a batch."""
+    """A query with its own source, checkpoint, commit log and output folder. Each file of the source is a batch."""
 
     spark: SparkSession
     folder: Path
 
     def beside(self, name: str) -> Pipeline:
-        """Another one, which shares the session."""
+        """Return another pipeline, which shares the session."""
         return Pipeline(self.spark, self.folder / name)
 
     @property
@@ -73,11 +88,11 @@ class Pipeline:
         plan: Callable[[DataFrame], DataFrame] = lambda source: source,
         output_mode: str = "append",
     ) -> None:
-        """Run the query over all batches that there are. Raises StreamingQueryException."""
+        """Run the query over all added batches. Raises StreamingQueryException."""
         self.start(writer, plan, output_mode).awaitTermination()
 
     def source(self) -> DataFrame:
-        """What was added with ``add_batch``: each file is a batch."""
+        """Return the stream of the added batches."""
         files = self.spark.readStream.schema("id LONG, name STRING").option("maxFilesPerTrigger", 1)
         return files.json(str(self.folder / "source"))
 
@@ -98,24 +113,29 @@ class Pipeline:
         )
 
     def archived(self) -> Rows:
-        """Every committed record, read by no code of the sink's."""
+        """Return every committed record, read without code of the sink."""
         files = sorted((self.folder / "archive").glob("part-*.json"))
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     def archived_ids(self) -> list[int]:
         return sorted(row["id"] for row in self.archived())
 
-    def staged(self) -> list[str]:
-        staging = self.folder / "archive" / "_twopc"
-        return sorted(file.name for file in staging.iterdir()) if staging.exists() else []
+    def pending_files(self) -> list[str]:
+        """The files that are not committed."""
+        pending = self.folder / "archive" / "_twopc"
+        return sorted(file.name for file in pending.iterdir()) if pending.exists() else []
 
     def entries(self, kind: str) -> Rows:
-        """The entries of the commit log, oldest first."""
+        """Return the commit log's entries of one kind, oldest first."""
         entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("*.json"))]
         return [entry for entry in entries if entry["kind"] == kind]
 
+    def decided_batches(self) -> list[int]:
+        """The numbers of the decided batches, oldest first."""
+        return [entry["decided"] for entry in self.entries("decide")]
+
     def decided(self, batch_id: int) -> dict[str, list[dict[str, Any]]]:
-        """The committables of a decided batch by sink."""
+        """Return the committables of a decided batch, by sink."""
         [entry] = [entry for entry in self.entries("decide") if entry["decided"] == batch_id]
         found: dict[str, list[dict[str, Any]]] = entry["unresolved"][-1]["sinks"]
         return found
@@ -128,7 +148,7 @@ def pipeline(spark: SparkSession, tmp_path: Path) -> Pipeline:
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic of its own on the session's broker."""
+    """A topic on the session's broker, of one test."""
 
     servers: str
     name: str
@@ -146,19 +166,19 @@ class Topic:
         return twopc.create_sink("kafka", self.options)
 
     def values(self) -> list[str]:
-        """Every value that a committed reader sees now, read by another client than the one that wrote."""
+        """Return every value that a committed reader sees now, read by another client than the one that wrote."""
         return [record.value.decode() for record in records_of(self.servers, self.name)]
 
     def shows(self, expected: list[str], timeout_s: float = 10) -> bool:
-        """Whether exactly ``expected`` is visible: at once or soon, as a broker answers a commit before its markers
-        are written."""
+        """Return whether exactly ``expected`` is visible, now or soon: a broker answers a commit before it has written
+        the markers."""
         deadline = time.monotonic() + timeout_s
         while Counter(self.values()) != Counter(expected) and time.monotonic() < deadline:
             time.sleep(0.05)
         return Counter(self.values()) == Counter(expected)
 
     def ongoing(self) -> list[str]:
-        """The transactions that are left open."""
+        """Return the open transactions."""
         return connect(parse_options(self.options).control).list_ongoing(f"{self.prefix}.")
 
 
@@ -171,22 +191,22 @@ def topic(kafka_broker: KafkaBroker) -> Topic:
 
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
-    """What coordinators tell while the test runs."""
-    told: list[Event] = []
+    """The events of coordinators while the test runs."""
+    seen: list[Event] = []
 
     class Observer:
         @twopc.hookimpl
         def twopc_event(self, event: Event) -> None:
-            told.append(event)
+            seen.append(event)
 
     observer = Observer()
     twopc.register_observer(observer)
-    yield told
+    yield seen
     twopc.unregister_observer(observer)
 
 
 class Hold:
-    """Holds a coordinator where it enters a phase of a batch, once."""
+    """Holds a coordinator when it enters a phase of a batch, once."""
 
     def __init__(self) -> None:
         self.where: PhaseEntered | None = None

@@ -1,38 +1,83 @@
-"""A driver to be killed: a stateful query into Kafka, PostgreSQL and files, run as a process of its own.
+"""A Spark driver as a process of its own, for tests that kill it or lose its executors.
 
-``python driver.py '{"folder": ..., "kafka": {...}, "postgres": {...}, "kills": {"1": "pre-committing", ...}}'``
+``python driver.py '{"scene": NAME, "folder": ..., ...}'``, as ``driver`` starts it. The scenes:
 
-``kills`` names, for a batch, the event at which the driver kills itself and all that it started, once for each batch.
-The next start goes on from there. What the coordinator tells is appended to ``events.jsonl``.
+- ``counts``: a stateful query into Kafka, PostgreSQL and files. ``kills`` maps a batch to the event at which the driver
+  kills itself and its process group, once per batch. The next start continues from there. Events of the coordinator are
+  appended to ``events.jsonl``.
+- ``data-source``: a query into Kafka by ``format("twopc")``. Every fault left in the folder ``faults`` kills the driver
+  and its process group.
+- ``cluster``: two executors, each a process of its own. Three runs share one session, because executors take long to
+  start. What was seen is written to ``seen.json``.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import twopc
 from twopc.events import BatchFinished, Event, PhaseEntered, TransactionAborted, TransactionCommitted
-from twopc.spark import foreach_batch
+from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from twopc import Committable
 
+BACKENDS = Path(__file__).with_name("backends")
+"""Backends with faults, for the processes that find them by entry point."""
+
 HELD_S = 60
+
+SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@contextlib.contextmanager
+def driver(job: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a driver, and end it and everything that it started. Its output is appended to ``driver.log``."""
+    from tests.support.processes import kill_all_of
+
+    with (Path(job["folder"]) / "driver.log").open("ab") as log:
+        command = [sys.executable, __file__, json.dumps(job)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        try:
+            yield process
+        finally:
+            kill_all_of(process)
+
+
+def session(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Create the driver's session."""
+    from pyspark.sql import SparkSession
+
+    always = {
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.driver.extraJavaOptions": SMALL_JVM,
+    }
+    builder = SparkSession.builder.master(master).config(map={**always, **settings})
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+# A query that is killed. -------------------------------------------------------------------------------------------
 
 
 class HeldFileSink(FileSink):
-    """Its tasks wait before they pre-commit, for as long as there is a folder to wait for."""
+    """A sink whose tasks wait before they pre-commit, as long as the folder ``hold`` exists."""
 
     def __init__(self, options: dict[str, str], hold: Path) -> None:
         super().__init__(options)
@@ -47,7 +92,7 @@ class HeldFileSink(FileSink):
 
 
 class Killer:
-    """Records every event, and kills the driver at those it was told."""
+    """Records every event, and kills the driver at the events that it was given."""
 
     def __init__(self, folder: Path, kills: dict[str, str]) -> None:
         self.folder = folder
@@ -98,17 +143,19 @@ def describe(event: Event) -> dict[str, Any]:
             return {"event": type(event).__name__}
 
 
-def run_query(
+def count_events(
     spark: SparkSession, folder: Path, kafka: dict[str, str] | None = None, postgres: dict[str, str] | None = None
 ) -> None:
-    """Count events by user and minute, with a watermark of one minute; updates go to Kafka and PostgreSQL, if given,
-    and files."""
+    """Count events by user and minute, with a watermark of one minute. Updates go to files, and to Kafka and PostgreSQL
+    if given."""
+    from pyspark.sql import functions as F  # noqa: N812  # its customary name
+
     shutil.rmtree(folder / "hold", ignore_errors=True)
     events = spark.readStream.schema("at TIMESTAMP, user STRING").option("maxFilesPerTrigger", 1)
     counts = (
         events.json(str(folder / "source"))
         .withWatermark("at", "1 minute")
-        .groupBy("user", _minute())
+        .groupBy("user", F.window("at", "1 minute").alias("minute"))
         .count()
         .selectExpr("user", "CAST(minute.start AS STRING) AS minute", "count")
     )
@@ -128,29 +175,121 @@ def run_query(
     )
 
 
-def _minute() -> Any:
-    from pyspark.sql import functions as F  # noqa: N812  # its customary name
-
-    return F.window("at", "1 minute").alias("minute")
-
-
-def main() -> None:
-    from pyspark.sql import SparkSession
-
-    job = json.loads(sys.argv[1])
+def run_counts(job: dict[str, Any]) -> None:
     folder = Path(job["folder"])
     twopc.register_observer(Killer(folder, job["kills"]))
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    run_query(spark, folder, job["kafka"], job["postgres"])
+    spark = session("local[2]", {"spark.sql.shuffle.partitions": "2"})
+    count_events(spark, folder, job["kafka"], job["postgres"])
 
+
+# A query by format("twopc"). ---------------------------------------------------------------------------------------
+
+
+def write_distinct(spark: SparkSession, folder: Path, options: dict[str, str]) -> None:
+    """Write each value once, as far as the state knows it."""
+    spark.dataSource.register(TwoPhaseCommitDataSource)
+    (
+        spark.readStream.schema("value STRING")
+        .option("maxFilesPerTrigger", 1)
+        .json(str(folder / "source"))
+        .dropDuplicates(["value"])
+        .writeStream.format("twopc")
+        .options(**options)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+
+
+def run_data_source(job: dict[str, Any]) -> None:
+    folder = Path(job["folder"])
+    for fault in folder.glob("faults/*"):
+        fault.write_text(f"kill {os.getpgrp()}")
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": str(BACKENDS)}
+    write_distinct(session("local[2]", settings), folder, job["options"])
+
+
+# Two executors. ----------------------------------------------------------------------------------------------------
+
+
+def write_shuffled(spark: SparkSession, folder: Path, sinks: dict[str, Any], partitions: int) -> None:
+    """Write two files per batch, from two executors, through a shuffle."""
+    source = spark.readStream.schema("id LONG, name STRING").option("maxFilesPerTrigger", 2)
+    write = foreach_batch(sinks, log=str(folder / "log"))
+
+    def shuffled(batch: DataFrame, number: int) -> None:
+        write(batch.repartition(partitions, "id"), number)
+
+    (
+        source.json(str(folder / "source"))
+        .writeStream.foreachBatch(shuffled)
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+        .awaitTermination()
+    )
+
+
+def failure(spark: SparkSession, folder: Path, sinks: dict[str, Any], partitions: int = 4) -> str:
+    """Return the error of a query that fails."""
+    from pyspark.errors import StreamingQueryException
+
+    try:
+        write_shuffled(spark, folder, sinks, partitions)
+    except StreamingQueryException as error:
+        return str(error)
+    return "it did not fail"
+
+
+def most_attempts(spark: SparkSession) -> int:
+    """Return how often the stage ran that ran most often."""
+    context = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    jobs = context.statusStore().jobsList(None)
+    stages = [jobs.apply(number).stageIds() for number in range(jobs.size())]
+    ids = [of_job.apply(number) for of_job in stages for number in range(of_job.size())]
+    return 1 + max(int(context.statusStore().lastStageAttempt(stage).attemptId()) for stage in ids)
+
+
+def run_cluster(job: dict[str, Any]) -> None:
+    folder = Path(job["folder"])
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "600m",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.task.maxFailures": "2",
+        # A daemon that has done its imports: workers that die are back at once.
+        "spark.python.daemon.module": "tests.campaigns.storm.daemon",
+        "spark.executorEnv.PYTHONPATH": str(Path.cwd()),
+        "spark.executor.extraJavaOptions": SMALL_JVM,
+    }
+    spark = session("local-cluster[2,1,600]", settings)
+    spark.sparkContext.setLogLevel("OFF")
+    sys.path.insert(0, str(BACKENDS))  # of this process only
+    faults = folder / "faults"
+    faults.mkdir()
+    archive = {"path": str(folder / "archive"), "format": "json", "faults": str(faults)}
+    sinks = {
+        "archive": twopc.create_sink("faulty-files", archive),
+        "orders": (twopc.create_sink("kafka", job["kafka"]), ["CAST(id AS STRING) AS value"]),
+    }
+    seen: dict[str, Any] = {"missing": failure(spark, folder, sinks)}
+
+    spark.sparkContext.environment["PYTHONPATH"] = f"{BACKENDS}:{Path.cwd()}"
+    # Now the backend is on the executors, too. One executor is lost after a vote, with its part of the shuffle. In the
+    # second batch a sink vetoes, so that the batch is repeated, with fewer partitions.
+    (faults / "pre_commit").write_text("lose")
+    (faults / "seal").write_text(f"raise once {folder / 'checkpoint' / 'offsets' / '1'}")
+    seen["vetoed"] = failure(spark, folder, sinks)
+    seen["stage_attempts"] = most_attempts(spark)
+    write_shuffled(spark, folder, sinks, partitions=1)
+    seen["faults_left"] = [file.name for file in faults.iterdir()]
+    (folder / "seen.json").write_text(json.dumps(seen))
+
+
+SCENES = {"counts": run_counts, "data-source": run_data_source, "cluster": run_cluster}
 
 if __name__ == "__main__":
-    main()
+    given = json.loads(sys.argv[1])
+    SCENES[given["scene"]](given)

@@ -1,4 +1,4 @@
-"""A checkpoint that is behind its log: refused before anything is written, and mended by the command.
+"""A checkpoint that is behind its log is refused before anything is written, and repaired by the command.
 
 The same query without the loss runs beside it, and in the end both have written the same.
 """
@@ -37,7 +37,7 @@ def data_source(spark: SparkSession) -> None:
 
 
 def repaired(pipeline: Pipeline) -> dict[str, Any]:
-    """What the command shows."""
+    """Run the repair command, and return its output."""
     arguments = ["checkpoint", "repair", str(pipeline.checkpoint), str(pipeline.log), "--yes", "--json"]
     done = CliRunner().invoke(cli, arguments)
     shown: dict[str, Any] = json.loads(done.stdout)
@@ -47,13 +47,13 @@ def repaired(pipeline: Pipeline) -> dict[str, Any]:
 
 @dataclass
 class Query:
-    """A query by ``foreach_batch`` on files of its own."""
+    """A query by ``foreach_batch`` on its own files."""
 
     pipeline: Pipeline
     plan: Plan
 
     def add(self, *minutes: int) -> None:
-        """A file with an event in each of these minutes."""
+        """Add a file with one event in each of these minutes."""
         first = sum(len(file.read_text().splitlines()) for file in (self.pipeline.folder / "source").glob("*"))
         self.pipeline.add_batch([{"id": n, "name": f"00:{minute:02d}"} for n, minute in enumerate(minutes, first)])
 
@@ -63,7 +63,7 @@ class Query:
         return files.selectExpr("id", "name", "to_timestamp('2026-01-01 ' || name || ':00') AS at")
 
     def run(self, files_a_batch: int = 1) -> None:
-        """Run it over all that there is, in batches of so many files."""
+        """Run the query over all files, in batches of so many files."""
         self.start(self.plan(self.events(files_a_batch)))
 
     def start(self, frame: DataFrame) -> None:
@@ -72,8 +72,8 @@ class Query:
         query.trigger(availableNow=True).start().awaitTermination()
 
     def lose(self, batches: int) -> int:
-        """What a power cut does to files that Spark does not sync: those of the newest batches are gone. The first of
-        these."""
+        """Remove the files of the newest batches, as a power cut does to files that Spark does not sync. Return the
+        first of these batches."""
         folder = self.pipeline.checkpoint
         newest = max(int(file.name) for file in (folder / "offsets").glob("[0-9]*"))
         before = newest - batches
@@ -91,7 +91,7 @@ class Query:
 
 
 class ByFormat(Query):
-    """The same by ``format("twopc")``."""
+    """The same query by ``format("twopc")``."""
 
     def start(self, frame: DataFrame) -> None:
         options = {"sink": "files", "path": str(self.pipeline.folder / "archive"), "format": "json"}
@@ -101,13 +101,13 @@ class ByFormat(Query):
 
 
 def refusal(pipeline: Pipeline, start: Callable[[], None]) -> str:
-    """What a start is refused with. Nothing is written."""
+    """Return the error with which a start is refused. Nothing is written."""
     before = pipeline.archived()
     with pytest.raises(StreamingQueryException) as refused:
         start()
     assert "twopc.errors.LogMismatch" in str(refused.value)
     assert pipeline.archived() == before
-    assert pipeline.staged() == []
+    assert pipeline.pending_files() == []
     return str(refused.value)
 
 
@@ -132,7 +132,7 @@ def deduplicated(events: DataFrame) -> DataFrame:
 
 
 def joined(events: DataFrame) -> DataFrame:
-    """Each event with the even ones of its minute, or with none: the plan has its source twice."""
+    """Join each event with the even ones of its minute, or with none. The plan has its source twice."""
     left = events.withWatermark("at", "1 minute")
     even = events.where("id % 2 = 0").selectExpr("id AS id2", "name AS name2", "at AS at2")
     near = F.expr("name = name2 AND at2 >= at - INTERVAL 1 MINUTE AND at2 <= at")
@@ -160,7 +160,7 @@ def test_a_query_goes_on_exactly_where_it_was(
     assert f"batch {first} is decided in the commit log" in said or f"is at batch {first}, " in said
     shown = repaired(query.pipeline)
     assert shown["remaining"] == (0 if plan is plain else lost - 1)
-    while shown["remaining"]:  # its state takes every batch, one by one
+    while shown["remaining"]:  # a query with state needs every batch, one by one
         refusal(query.pipeline, lambda: query.run(2))
         shown = repaired(query.pipeline)
     query.run(2)
@@ -175,7 +175,7 @@ def test_a_query_goes_on_exactly_where_it_was(
 
 @pytest.fixture
 def compacted(spark: SparkSession) -> Iterator[None]:
-    """Each third file of a file source's log repeats those before."""
+    """Make every third file of a file source's log a compact one."""
     interval = "spark.sql.streaming.fileSource.log.compactInterval"
     spark.conf.set(interval, "3")
     yield
@@ -195,7 +195,7 @@ def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipel
     query.add(4, 5)
 
     said = refusal(pipeline, lambda: query.run(3))
-    assert re.search(r"files\.0\.1\.2: decided nothing, now {'path': 'file:", said)  # long ones are cut
+    assert re.search(r"files\.0\.1\.2: decided nothing, now {'path': 'file:", said)  # long values are cut
     assert repaired(pipeline)["goes_on_with"] == 2
     query.run()
     assert pipeline.archived_ids() == [0, 1, 2, 3, 4, 5]
@@ -278,8 +278,8 @@ def test_a_query_of_a_rate_goes_on_exactly_where_it_was(pipeline: Pipeline) -> N
 def test_a_batch_that_was_noted_with_other_input_than_it_was_decided_with_has_no_follower(
     pipeline: Pipeline, kind: type[Query]
 ) -> None:
-    """As an older driver leaves it, which slept while the batch was planned anew. Of files, it may take the same number
-    for others: the entry's time tells."""
+    """An older driver that slept while the batch was planned anew leaves this behind. With file sources, its offset may
+    be the same number for other files. Then the entry's timestamp differs."""
     query = kind(pipeline, plain)
     for minute in range(3):
         query.add(minute)

@@ -1,4 +1,4 @@
-"""Writing from a Spark Connect client: its server is in the JVM of the tests' session, on a port of its own."""
+"""Writing from a Spark Connect client. The server runs in the JVM of the tests' session."""
 
 from __future__ import annotations
 
@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.spark.conftest import rows
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.spark.conftest import Pipeline, Rows
+    from tests.spark.conftest import Pipeline
 
 pytestmark = pytest.mark.spark
-
-
-def rows(*ids: int) -> Rows:
-    return [{"id": number, "name": "a"} for number in ids]
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +49,6 @@ def options(pipeline: Pipeline, **more: str) -> dict[str, str]:
     return {"sink": "files", "path": path, "format": "json", "log": str(pipeline.log), **more}
 
 
-def decided(pipeline: Pipeline) -> list[int]:
-    return [entry["decided"] for entry in pipeline.entries("decide")]
-
-
 def test_a_query_by_format_twopc_writes_each_record_once_and_goes_on_after_a_restart(connected: Pipeline) -> None:
     for batches in ([(1, 2), (3,)], [(4,)]):
         for ids in batches:
@@ -69,8 +62,8 @@ def test_a_query_by_format_twopc_writes_each_record_once_and_goes_on_after_a_res
         )
         query.awaitTermination()
     assert sorted(connected.archived(), key=lambda row: int(row["id"])) == rows(1, 2, 3, 4)
-    assert decided(connected) == [0, 1, 2]
-    assert connected.staged() == []
+    assert connected.decided_batches() == [0, 1, 2]
+    assert connected.pending_files() == []
 
 
 def test_a_batch_write_that_is_repeated_is_there_once(connected: Pipeline) -> None:
@@ -78,13 +71,13 @@ def test_a_batch_write_that_is_repeated_is_there_once(connected: Pipeline) -> No
     for _ in range(2):
         data.write.format("twopc").mode("append").options(**options(connected, batch_id="0")).save()
     assert sorted(connected.archived(), key=lambda row: int(row["id"])) == rows(1, 2, 3)
-    assert decided(connected) == [0]
-    assert connected.staged() == []
+    assert connected.decided_batches() == [0]
+    assert connected.pending_files() == []
 
 
 def _why_it_ended(connected: Pipeline) -> str:
-    """Of a query with ``foreach_batch``. The server gives its Python process ten seconds to begin, which a busy machine
-    may not make at once."""
+    """Return the error of a query with ``foreach_batch``. The server gives its Python process ten seconds to begin, so
+    the query is tried again on a busy machine."""
     from pyspark.errors.exceptions.connect import SparkException, StreamingQueryException
 
     for _ in range(4):
@@ -102,7 +95,7 @@ def test_foreach_batch_is_refused_with_the_reason_and_the_way_out_and_nothing_is
     connected.add_batch(rows(1))
     said = _why_it_ended(connected)
     assert "ConfigurationError: foreach_batch does not work through Spark Connect" in said
-    assert "not told its query's id" in said
+    assert "does not know its query's id" in said
     assert "Use writeStream.format('twopc')" in said
     assert not connected.log.exists()
     assert not Path(connected.folder / "archive").exists()

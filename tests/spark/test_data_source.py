@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
+from tests.spark.conftest import rows, wait_until
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from tests.spark.conftest import Pipeline, Rows, Topic
+    from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
     pytest.mark.spark,
-    # PySpark can't read annotations that are text, and then makes a plain UDF, which is meant.
+    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
 
@@ -35,7 +36,7 @@ VALUE = ["CAST(id AS STRING) AS value"]
 
 @pytest.fixture(autouse=True, scope="module")
 def data_source(spark: SparkSession) -> Iterator[None]:
-    """Registered in the session. The faulty backends are on the path of the processes that Spark starts for it."""
+    """Register the data source. The faulty backends are on the path of the processes that Spark starts for it."""
     environment = spark.sparkContext.environment
     environment["PYTHONPATH"] = str(BACKENDS)
     spark.dataSource.register(TwoPhaseCommitDataSource)
@@ -45,7 +46,7 @@ def data_source(spark: SparkSession) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Target:
-    """One of the two backends: options, what is visible, and what is left open."""
+    """The output of a query in one of two backends: options, visible records and open transactions."""
 
     pipeline: Pipeline
     topic: Topic | None
@@ -71,7 +72,7 @@ class Target:
         return Counter(int(row["value"]) for row in self.pipeline.archived()) == Counter(ids)
 
     def open(self) -> list[str]:
-        return self.topic.ongoing() if self.topic else self.pipeline.staged()
+        return self.topic.ongoing() if self.topic else self.pipeline.pending_files()
 
 
 @pytest.fixture(params=["files", pytest.param("kafka", marks=pytest.mark.kafka)])
@@ -84,12 +85,8 @@ def files(pipeline: Pipeline) -> Target:
     return Target(pipeline, None)
 
 
-def rows(*ids: int) -> Rows:
-    return [{"id": number, "name": "a"} for number in ids]
-
-
 def run(target: Target, *arguments: Any, **more: Any) -> None:
-    """Run the query over all batches that there are. Raises StreamingQueryException."""
+    """Run the query over all added batches. Raises StreamingQueryException."""
     start(target, *arguments, **more).awaitTermination()
 
 
@@ -112,17 +109,6 @@ def start(
     )
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def decided(pipeline: Pipeline) -> list[int]:
-    return [entry["decided"] for entry in pipeline.entries("decide")]
-
-
 # Queries. --------------------------------------------------------------------------------------------------------
 
 
@@ -135,7 +121,7 @@ def test_a_query_goes_on_after_a_stop_with_another_parallelism(target: Target) -
 
     assert target.shows(*range(1, 10))
     assert target.open() == []
-    assert decided(target.pipeline) == [0, 1, 2]
+    assert target.pipeline.decided_batches() == [0, 1, 2]
     entries = target.pipeline.entries("open") + target.pipeline.entries("close")
     assert sorted(entry["incarnation"] for entry in entries) == [1, 1, 2, 2, 3, 3]  # each batch has its own
 
@@ -148,40 +134,42 @@ FAULTS = [
     ("complete", "die", True),
     ("close", "die", True),
 ]
-"""Where the process that commits fails, how, and whether the batch is decided by then. The last: all is done, and
-Spark has not noted it."""
+"""The step at which the committing process fails, how, and whether the batch is decided by then. At the last step,
+everything is done and Spark has not recorded it."""
 
 
+@pytest.mark.crash
 def test_a_batch_that_failed_at_any_step_is_there_once_after_a_restart(target: Target) -> None:
     pipeline = target.pipeline
     committed: list[int] = []
-    # The broker is asked by the first two; the other steps are the coordinator's alone.
+    # Only the first two steps involve the broker.
     for number, (step, what, was_decided) in enumerate(FAULTS[:2] if target.topic else FAULTS):
-        # The state knows the record before, if it has come through the batches before as without a fault.
+        # The state knows the previous record if it came through the previous batches as without a fault.
         pipeline.add_batch(rows(*range(max(number - 1, 0), number + 1)))
         target.fault(step, what)
         with pytest.raises(StreamingQueryException):
             run(target, lambda source: source.dropDuplicates(["id"]))
-        # Spark has called abort, which has finished what was decided and rolled back what was not.
+        # Spark has called abort, which has finished a decided batch and rolled back an undecided one.
         assert target.shows(*committed, *([number] if was_decided else []))
         assert target.open() == []
 
         target.fault("pre_commit", f"touch {pipeline.folder / f'written-{number}'}")
         run(target, lambda source: source.dropDuplicates(["id"]))
-        assert (pipeline.folder / f"written-{number}").exists() != was_decided  # what is decided is only evaluated
+        assert (pipeline.folder / f"written-{number}").exists() != was_decided  # a decided batch is only evaluated
         committed.append(number)
         assert target.shows(*committed)
         assert target.open() == []
-    assert decided(pipeline) == committed
+    assert pipeline.decided_batches() == committed
 
 
+@pytest.mark.crash
 def test_an_attempt_that_died_after_its_vote_leaves_nothing(target: Target) -> None:
     target.pipeline.add_batch(rows(1, 2))
     target.fault("pre_commit", "die")
     run(target)
     assert target.shows(1, 2)
     assert target.open() == []
-    assert decided(target.pipeline) == [0]
+    assert target.pipeline.decided_batches() == [0]
 
 
 @pytest.mark.kafka
@@ -226,7 +214,7 @@ def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it
             time.sleep(0.02)
         return number
 
-    # Large records, as Spark hands over no less than 64 kB at a time: the task has begun when it reaches the last.
+    # Large records, because Spark passes on at least 64 kB at a time: the task has begun when it reaches the last one.
     pipeline.add_batch([{"id": number, "name": "x" * 1000} for number in range(1000)])
     query = start(target, lambda source: source.withColumn("id", holding("id")), columns=[*VALUE, "name AS key"])
     wait_until(reached.exists)
@@ -250,7 +238,7 @@ def test_a_round_that_a_newer_driver_has_fenced_shows_nothing_and_touches_nothin
     with pytest.raises(StreamingQueryException, match=r"errors\.Fenced: incarnation 1 can't go on"):
         run(target)
     assert target.shows()
-    assert len(target.open()) == 1  # the newer one's to roll back
+    assert len(target.open()) == 1  # the newer driver rolls it back
     assert [entry["incarnation"] for entry in pipeline.entries("open")] == [1, 2]
 
     run(target)
@@ -259,7 +247,7 @@ def test_a_round_that_a_newer_driver_has_fenced_shows_nothing_and_touches_nothin
 
 
 def test_a_decision_that_came_in_between_is_not_rolled_back(files: Target) -> None:
-    """The newer driver finds the round's files only after it was decided; it commits them, and this one is fenced."""
+    """The newer driver finds the round's files only after the decision and commits them. This driver is fenced."""
     files.pipeline.add_batch(rows(1))
     files.fault("commit", f"fence {files.pipeline.log}")
     with pytest.raises(StreamingQueryException, match=r"errors\.Fenced"):
@@ -267,7 +255,7 @@ def test_a_decision_that_came_in_between_is_not_rolled_back(files: Target) -> No
     files.pipeline.add_batch(rows(2))
     run(files)
     assert files.shows(1, 2)
-    assert decided(files.pipeline) == [0, 1]
+    assert files.pipeline.decided_batches() == [0, 1]
 
 
 def test_by_default_the_log_is_in_the_checkpoint_folder_and_a_deleted_checkpoint_takes_it_along(files: Target) -> None:
@@ -330,7 +318,7 @@ def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
         pipeline.add_batch(rows(number))
         write()
     assert files.shows(0, 1, 2)
-    assert decided(pipeline) == [0, 1, 2]
+    assert pipeline.decided_batches() == [0, 1, 2]
 
 
 @pytest.mark.kafka
@@ -368,7 +356,7 @@ def test_a_wrong_option_of_a_query_is_refused_before_anything_is_written(
 
 def test_complete_output_mode_is_refused(files: Target) -> None:
     files.pipeline.add_batch(rows(1))
-    with pytest.raises(StreamingQueryException, match="'complete' would replace what is committed"):
+    with pytest.raises(StreamingQueryException, match="'complete' would replace committed records"):
         run(files, lambda source: source.groupBy("id").count(), mode="complete")
     assert not files.pipeline.log.exists()
 
@@ -406,14 +394,14 @@ def test_a_batch_write_of_a_number_is_there_once_however_often_it_is_repeated(pi
             write(values(pipeline, 4), target, batch_id=late)
     assert target.shows(1, 2, 3)
     assert target.open() == []
-    assert decided(pipeline) == [0, 1]
+    assert pipeline.decided_batches() == [0, 1]
 
 
 def test_a_batch_write_without_a_number_is_the_next_one(files: Target) -> None:
     for _ in range(2):
         write(values(files.pipeline, 1), files)
     assert files.shows(1, 1)
-    assert decided(files.pipeline) == [0, 1]
+    assert files.pipeline.decided_batches() == [0, 1]
 
 
 def test_a_batch_write_that_failed_is_there_once_after_it_is_repeated(files: Target) -> None:
@@ -425,19 +413,19 @@ def test_a_batch_write_that_failed_is_there_once_after_it_is_repeated(files: Tar
         assert files.open() == []
         write(values(files.pipeline, number), files, batch_id=str(number))
         assert files.shows(*range(number + 1))
-    assert decided(files.pipeline) == [0, 1]
+    assert files.pipeline.decided_batches() == [0, 1]
 
 
 def test_a_batch_write_without_records_is_decided_too(files: Target) -> None:
     write(values(files.pipeline), files, batch_id="0")
     assert files.shows()
-    assert decided(files.pipeline) == [0]
+    assert files.pipeline.decided_batches() == [0]
 
 
 @pytest.mark.parametrize(
     ("mode", "options", "said"),
     [
-        ("overwrite", {}, "'overwrite' would replace what is committed"),
+        ("overwrite", {}, "'overwrite' would replace committed records"),
         ("append", {"log": ""}, "a batch write needs the option 'log'"),
         ("append", {"batch_id": "first"}, "'batch_id' is a number from 0 on, not 'first'"),
     ],

@@ -1,17 +1,17 @@
-"""Drivers that write by ``format("twopc")`` are killed, each at another step; the next one finishes what they began."""
+"""Drivers that write by ``format("twopc")`` are killed at different steps. The next driver finishes their batches."""
 
 from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.spark.driver import driver, write_distinct
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -20,28 +20,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
 
-HERE = Path(__file__).parent
-DRIVER = HERE / "data_source_driver.py"
 KILLS = {"seal": [], "commit": [0], "close": [0]}
-"""The step of the first batch at which a driver is killed, and what is decided by then: all tasks have pre-committed;
-decided and not committed; committed, and Spark has not noted the batch."""
+"""The step of the first batch at which a driver is killed, and what is decided by then. At ``seal``, all tasks have
+pre-committed; at ``commit``, the batch is decided; at ``close``, it is committed and Spark has not recorded it."""
 
 
 def add_batches(folder: Path) -> None:
-    """The second batch repeats the record of the first, which the state knows if the batch came through it."""
+    """Add two batches. The second repeats the record of the first, which the state then knows."""
     for number, values in enumerate([["first"], ["first", "second"]]):
         file = folder / "source" / f"{number}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(json.dumps({"value": f"{folder.name} {value}"}) + "\n" for value in values))
         os.utime(file, (number, number))
-
-
-def start_driver(folder: Path, topic: Topic) -> subprocess.Popen[bytes]:
-    options = {"sink": "faulty-kafka", "faults": str(folder / "faults"), **topic.options}
-    job = {"folder": str(folder), "backends": str(HERE / "backends"), "options": options}
-    with (folder / "driver.log").open("a") as log:
-        command = [sys.executable, str(DRIVER), json.dumps(job)]
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
 def decided(folder: Path) -> list[int]:
@@ -53,21 +43,24 @@ def decided(folder: Path) -> list[int]:
 def test_a_driver_killed_at_any_step_gives_the_result_of_one_that_was_not(
     spark: SparkSession, tmp_path: Path, topic: Topic
 ) -> None:
-    drivers = {}
-    for step in KILLS:
-        add_batches(tmp_path / step)
-        (tmp_path / step / "faults").mkdir()
-        (tmp_path / step / "faults" / step).touch()
-        drivers[step] = start_driver(tmp_path / step, topic)
-    for step, driver in drivers.items():
-        assert driver.wait(timeout=240) == -signal.SIGKILL, (tmp_path / step / "driver.log").read_text()
-        assert decided(tmp_path / step) == KILLS[step]
-        assert not (tmp_path / step / "checkpoint" / "commits" / "0").exists()
+    with ExitStack() as running:
+        drivers = {}
+        for step in KILLS:
+            folder = tmp_path / step
+            add_batches(folder)
+            (folder / "faults").mkdir()
+            (folder / "faults" / step).touch()
+            options = {"sink": "faulty-kafka", "faults": str(folder / "faults"), **topic.options}
+            job = {"scene": "data-source", "folder": str(folder), "options": options}
+            drivers[step] = running.enter_context(driver(job))
+        for step, process in drivers.items():
+            assert process.wait(timeout=240) == -signal.SIGKILL, (tmp_path / step / "driver.log").read_text()
+            assert decided(tmp_path / step) == KILLS[step]
+            assert not (tmp_path / step / "checkpoint" / "commits" / "0").exists()
     assert set(topic.values()) <= {"close first"}  # which may lie behind a transaction that is still open
 
-    run_query = runpy.run_path(str(DRIVER))["run_query"]
     for step in KILLS:
-        run_query(spark, tmp_path / step, {"sink": "kafka", **topic.options})
+        write_distinct(spark, tmp_path / step, {"sink": "kafka", **topic.options})
         assert decided(tmp_path / step) == [0, 1]
     assert topic.shows([f"{step} {value}" for step in KILLS for value in ("first", "second")])
     assert topic.ongoing() == []

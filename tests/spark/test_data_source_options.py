@@ -1,4 +1,4 @@
-"""What ``format("twopc")`` makes of its options, and how it numbers task attempts: without a session."""
+"""The options of ``format("twopc")``, without a session."""
 
 from __future__ import annotations
 

@@ -6,8 +6,6 @@ import json
 import os
 import runpy
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ import psycopg
 import pyarrow.parquet as pq
 import pytest
 
+from tests.spark.driver import driver
 from tests.support.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
@@ -28,15 +27,14 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
 
-DRIVER = Path(__file__).with_name("driver.py")
 BATCHES = 6
 KILLS = {0: "pre-committing", 1: "deciding", 2: "committing", 3: "committed", 4: "sweeping"}
-"""At which batch the driver is killed, and when in it. At the first, its tasks have written and are about to vote."""
+"""The event at which the driver is killed, by batch. In the first, tasks have written and are about to vote."""
 
 
 def add_source(folder: Path) -> None:
-    """A file a batch. Each counts on in the minute before it, and has a late record that only a watermark that came
-    through the batch before refuses: state or a watermark that a crash had set back would show."""
+    """Add a file per batch. Each adds to the counts of the minute before it, and has a late record that is dropped only
+    if the watermark came through the previous batch. So state or a watermark that a crash had set back would show."""
     (folder / "source").mkdir(parents=True)
     for batch in range(BATCHES):
         minutes = [batch] * 3 + [batch - 1] * 2 + [batch - 3]
@@ -50,18 +48,12 @@ def add_source(folder: Path) -> None:
         os.utime(file, (batch, batch))
 
 
-def start_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
-    """Run the driver to its end, by its own hand or as asked. Returns its exit code."""
+def run_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
+    """Run the driver until it ends or kills itself. Returns its exit code."""
     options = {"conninfo": postgres.conninfo, "table": "counts"}
-    job = {"folder": str(folder), "kafka": topic.options, "postgres": options, "kills": KILLS}
-    command = [sys.executable, str(DRIVER), json.dumps(job)]
-    with (folder / "driver.log").open("a") as log:
-        driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            return driver.wait(timeout=200)
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)
+    job = {"scene": "counts", "folder": str(folder), "kafka": topic.options, "postgres": options, "kills": KILLS}
+    with driver(job) as process:
+        return process.wait(timeout=200)
 
 
 def archived(folder: Path) -> Counter[tuple[Any, ...]]:
@@ -71,7 +63,7 @@ def archived(folder: Path) -> Counter[tuple[Any, ...]]:
 
 @pytest.fixture
 def postgres() -> Iterator[PostgresServer]:
-    """A server with an empty table of what the query counts."""
+    """A server with an empty table for the counts."""
     with PostgresServer(max_prepared_transactions=20) as server:
         with psycopg.connect(server.conninfo) as connection:
             connection.execute('CREATE TABLE counts ("user" text, minute text, count bigint)')
@@ -84,18 +76,18 @@ def asked(server: PostgresServer, query: LiteralString) -> list[tuple[Any, ...]]
 
 
 def told(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
-    """The coordinators' events in order, those that have all that is wanted."""
+    """The coordinators' events that have all wanted values, in order."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     return [event for event in events if wanted.items() <= event.items()]
 
 
 @pytest.fixture
 def without_a_kill(spark: SparkSession, tmp_path: Path) -> Counter[tuple[Any, ...]]:
-    """What the same query makes of the same source when nothing happens to it."""
+    """The result of the same query on the same source without a kill."""
     folder = tmp_path / "reference"
     add_source(folder)
-    query = runpy.run_path(str(DRIVER))
-    query["run_query"](spark, folder)
+    # Run and not imported, because the workers of the tests' session can't import it.
+    runpy.run_path(str(Path(__file__).with_name("driver.py")))["count_events"](spark, folder)
     return archived(folder)
 
 
@@ -106,12 +98,12 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
     folder = tmp_path / "killed"
     add_source(folder)
     for batch, event in KILLS.items():
-        assert start_driver(folder, topic, postgres) == -signal.SIGKILL, (folder / "driver.log").read_text()
+        assert run_driver(folder, topic, postgres) == -signal.SIGKILL, (folder / "driver.log").read_text()
         last = told(folder)[-1]
         assert (last["batch"], last["event"]) == (batch, event)
-    assert start_driver(folder, topic, postgres) == 0, (folder / "driver.log").read_text()
+    assert run_driver(folder, topic, postgres) == 0, (folder / "driver.log").read_text()
 
-    # The same records in all targets, and nothing left open in any.
+    # The same records are in all target systems, and nothing is left open.
     assert archived(folder) == without_a_kill
     assert Counter(asked(postgres, "SELECT * FROM counts")) == without_a_kill
     assert asked(postgres, "SELECT gid FROM pg_prepared_xacts") == []
@@ -124,7 +116,7 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
     assert topic.ongoing() == []
     assert list((folder / "archive" / "_twopc").iterdir()) == []
 
-    # Each batch was decided once, and what was decided was finished and not written again.
+    # Each batch was decided once, and decided batches were finished and not written again.
     for batch, event in KILLS.items():
         was_decided = event not in ("pre-committing", "deciding")
         [finished] = told(folder, event="finished", batch=batch)
@@ -135,5 +127,5 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
         "counts",
         "orders",
     }
-    # The one killed before phase two: everything of it was committed by a later driver.
+    # The batch that was killed before phase two: all its transactions were committed by a later driver.
     assert {commit["recovered"] for commit in told(folder, event="committed", batch=2)} == {True}

@@ -1,4 +1,4 @@
-"""A query, its checkpoint and its commit log belong together; what does not is refused and says what to do."""
+"""A query, its checkpoint and its commit log belong together. Others are refused, with what to do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
 import twopc
+from tests.spark.conftest import rows
 from twopc import Committable
 from twopc.spark import ForeachBatch, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
@@ -18,13 +19,9 @@ from twopc_files.sink import FileSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.spark.conftest import Pipeline, Rows, Topic
+    from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = pytest.mark.spark
-
-
-def rows(*ids: int) -> Rows:
-    return [{"id": number, "name": "a"} for number in ids]
 
 
 def writer(pipeline: Pipeline, first_batch_id: int = 0) -> ForeachBatch:
@@ -32,7 +29,7 @@ def writer(pipeline: Pipeline, first_batch_id: int = 0) -> ForeachBatch:
 
 
 def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:
-    """What the query's exception says. It names the kind of error."""
+    """Return the text of the query's exception, which names the class of the error."""
     with pytest.raises(StreamingQueryException) as refused:
         pipeline.run(writer)
     assert "twopc.errors.LogMismatch" in str(refused.value)
@@ -48,7 +45,7 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
     assert "the commit log belongs to query" in said
     assert "Give the query its old checkpoint back, or a log folder of its own" in said
     assert pipeline.archived_ids() == [1]
-    assert pipeline.staged() == []
+    assert pipeline.pending_files() == []
 
 
 def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
@@ -60,7 +57,7 @@ def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
     said = refusal(other, foreach_batch(other.files(), log=str(pipeline.log)))
     assert f"the commit log belongs to query {pipeline.entries('open')[0]['owner']}" in said
     assert other.archived() == []
-    assert len(pipeline.entries("open")) == 1  # and the query whose log it is was not fenced
+    assert len(pipeline.entries("open")) == 1  # the query that owns the log was not fenced
 
 
 def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipeline) -> None:
@@ -122,10 +119,10 @@ def test_a_query_that_failed_after_its_decision_goes_on_where_it_stopped(pipelin
     pipeline.add_batch(rows(2))
     pipeline.run(write)
     assert pipeline.archived_ids() == [1, 2]
-    assert [entry["decided"] for entry in pipeline.entries("decide")] == [0, 1]
+    assert pipeline.decided_batches() == [0, 1]
 
 
-def test_a_sink_that_vetoes_stops_the_query_with_its_own_words(pipeline: Pipeline) -> None:
+def test_a_sink_that_vetoes_stops_the_query_with_its_own_message(pipeline: Pipeline) -> None:
     class Vetoing(FileSink):
         def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
             raise RuntimeError(f"no, not {len(committables)} of them")
@@ -136,7 +133,7 @@ def test_a_sink_that_vetoes_stops_the_query_with_its_own_words(pipeline: Pipelin
     with pytest.raises(StreamingQueryException, match="no, not 1 of them"):
         pipeline.run(write)
     assert pipeline.archived() == []  # the other sink did vote yes
-    assert pipeline.staged() == []
+    assert pipeline.pending_files() == []
     assert pipeline.entries("decide") == []
 
 

@@ -1,4 +1,4 @@
-"""How far a query has read from Kafka, in a consumer group: with its output, and never ahead of it."""
+"""The offsets of a query's Kafka sources, in a consumer group: committed with its output, and never ahead of it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 PARTITIONS = 2
 Place = tuple[str, int]
-"""A topic and the number of one of its partitions."""
+"""A topic and the number of a partition."""
 
 
 class Killed(BaseException):
-    """The driver is dead: nothing that handles errors sees it."""
+    """The driver is dead. No error handling sees it, because it is no Exception."""
 
 
 class At:
-    """Kills the driver in a batch, when it enters a phase or has committed a transaction of a sink; once."""
+    """Kills the driver once in a batch: when it enters a phase, or has committed a transaction of a sink."""
 
     def __init__(self, batch_id: int, moment: str) -> None:
         self._moment: tuple[int | None, str] | None = (batch_id, moment)
@@ -63,7 +63,7 @@ class At:
 
 
 def mortal(writer: ForeachBatch) -> Callable[[DataFrame, int], None]:
-    """``writer`` for a query of this process, which goes on when the driver is dead."""
+    """Wrap ``writer`` for a query of this process, which continues when the driver is dead."""
 
     def write(batch: DataFrame, batch_id: int) -> None:
         try:
@@ -84,13 +84,13 @@ class FromKafka:
     group: str
 
     @property
-    def progress(self) -> Any:
+    def offsets(self) -> Any:
         options = {"bootstrap.servers": self.target.servers, "transactional.id.prefix": self.target.prefix}
         return twopc.create_sink("kafka-offsets", {**options, "group.id": self.group})
 
     def writer(self) -> ForeachBatch:
         sinks = {"orders": (self.target.sink(), ["value"])}
-        return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.progress)
+        return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.offsets)
 
     def source(self, topic: str, records_a_batch: int) -> DataFrame:
         return (
@@ -104,12 +104,12 @@ class FromKafka:
         )
 
     def run(self, plan: DataFrame, write: Callable[[DataFrame, int], None] | None = None) -> None:
-        """Run it to the end of what there is. Raises StreamingQueryException."""
+        """Run the query to the end of its topics. Raises StreamingQueryException."""
         query = plan.writeStream.foreachBatch(write or self.writer()).trigger(availableNow=True)
         query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
 
     def dies(self, plan: DataFrame, batch_id: int, moment: str) -> None:
-        """Run it until the driver is killed."""
+        """Run the query until the driver is killed."""
         at = At(batch_id, moment)
         twopc.register_observer(at)
         try:
@@ -119,7 +119,7 @@ class FromKafka:
             twopc.unregister_observer(at)
 
     def place(self) -> dict[Place, int]:
-        """The group's offsets, as a lag tool sees them."""
+        """Return the group's offsets, as a lag tool sees them."""
         with contextlib.closing(KafkaAdminClient(bootstrap_servers=self.target.servers)) as admin:
             found = admin.list_group_offsets(self.group).get(self.group, {})
         return {(place.topic, place.partition): at.offset for place, at in found.items()}
@@ -132,7 +132,7 @@ class FromKafka:
         return True
 
     def is_behind_its_output(self) -> bool:
-        """Whether all that the group has read is there, for a committed reader who comes later."""
+        """Return whether a committed reader that starts later sees everything that the group has read."""
         place = self.place()
         seen = set(self.target.values())
         return all(f"{topic} {number} {n}" in seen for (topic, number), end in place.items() for n in range(end))
@@ -141,7 +141,7 @@ class FromKafka:
 @pytest.fixture
 def query(spark: SparkSession, tmp_path: Path, topic: Topic) -> FromKafka:
     query = FromKafka(spark, tmp_path, topic, f"group-{uuid.uuid4().hex[:8]}")
-    while not query.place_is_known():  # a broker that has just started has nobody yet to keep groups
+    while not query.place_is_known():  # a broker that has just started has no group coordinator yet
         time.sleep(0.1)
     return query
 
@@ -149,7 +149,7 @@ def query(spark: SparkSession, tmp_path: Path, topic: Topic) -> FromKafka:
 @pytest.fixture
 def make_source(kafka_broker: KafkaBroker) -> Callable[[int], str]:
     def make(records: int) -> str:
-        """A topic with so many records in each partition."""
+        """Create a topic with so many records in each partition."""
         name = f"source-{uuid.uuid4().hex[:8]}"
         kafka_broker.create_topic(name, PARTITIONS)
         producer = confluent_kafka.Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
@@ -163,7 +163,7 @@ def make_source(kafka_broker: KafkaBroker) -> Callable[[int], str]:
 
 @pytest.fixture
 def watched(query: FromKafka) -> Iterator[list[bool]]:
-    """Looks all the while; whether the group was behind its output each time."""
+    """Whether the group was behind its output, each time that it was looked at during the test."""
     looks: list[bool] = []
     stop = threading.Event()
 
@@ -182,8 +182,8 @@ def everywhere(records: int, *topics: str) -> dict[Place, int]:
     return {(topic, number): records for topic in topics for number in range(PARTITIONS)}
 
 
-MOMENTS = ["deciding", "committing", "orders committed", "progress committed"]
-"""In one batch after the other."""
+MOMENTS = ["deciding", "committing", "orders committed", "offsets committed"]
+"""The moments at which the driver is killed, in consecutive batches."""
 
 
 def test_the_group_is_never_ahead_of_the_output_however_the_driver_dies_and_has_no_lag_in_the_end(
@@ -194,7 +194,7 @@ def test_the_group_is_never_ahead_of_the_output_however_the_driver_dies_and_has_
     plan = query.source(source, records_a_batch=PARTITIONS)
     for batch_id, moment in enumerate(MOMENTS):
         query.dies(plan, batch_id, moment)
-        if moment != "progress committed":  # of which the broker may still be writing the markers
+        if moment != "offsets committed":  # the broker may still be writing its markers
             assert sum(query.place().values()) == PARTITIONS * batch_id
     query.run(plan)
 
@@ -230,11 +230,11 @@ def test_of_a_topic_that_two_sources_read_the_one_behind_counts(
 
 def test_a_query_that_does_not_read_from_kafka_is_refused(query: FromKafka, pipeline: Pipeline) -> None:
     pipeline.add_batch([{"id": 1, "name": "a"}])
-    with pytest.raises(StreamingQueryException, match=r"'progress' is for queries that read from Kafka.*FileStream"):
+    with pytest.raises(StreamingQueryException, match=r"'offsets' is for queries that read from Kafka.*FileStream"):
         pipeline.run(query.writer(), lambda source: source.selectExpr("name AS value"))
     assert (query.target.values(), query.target.ongoing(), query.place()) == ([], [], {})
 
 
-def test_no_other_sink_has_the_name_of_the_progress(query: FromKafka) -> None:
-    with pytest.raises(ConfigurationError, match="'progress' is the name"):
-        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.progress)
+def test_no_other_sink_has_the_name_of_the_offsets(query: FromKafka) -> None:
+    with pytest.raises(ConfigurationError, match="'offsets' is the name"):
+        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.offsets)

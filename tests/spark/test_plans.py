@@ -1,4 +1,4 @@
-"""What a batch's plan shows before its tasks begin, and what is refused by it."""
+"""What is known of a batch's plan before its tasks begin, and when a batch is refused because of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from pyspark.errors import StreamingQueryException
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
-from twopc.spark import foreach_batch, plans
-from twopc.spark.plans import Plan
+from twopc.spark import foreach_batch, tuning
+from twopc.spark.batch_input import BatchInput
+from twopc.spark.tuning import Plan, Plans
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Pipeline, Topic
 
@@ -25,12 +26,12 @@ def test_a_batch_of_as_many_transactions_as_a_decision_has_room_for_is_not_refus
     Plan(tasks=None).refuse_too_many_tasks(7, sinks=1)
 
 
-def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_and_tells_what_to_do() -> None:
+def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError) as refused:
         Plan(tasks=MOST_TRANSACTIONS // 4 + 1).refuse_too_many_tasks(7, sinks=4)
-    assert str(refused.value) == (
+    assert str(refused.value).startswith(
         "batch 7 has 25001 tasks, each of which may begin a transaction in each of 4 sinks: 100004, and a decision in"
-        " the commit log has room for 100000. Nothing was written. Have fewer tasks, by coalesce or repartition in the"
+        " the commit log has room for 100000. Nothing was written. Use fewer tasks, by coalesce or repartition in the"
         " query or a lower spark.sql.shuffle.partitions, and start again."
     )
 
@@ -44,7 +45,7 @@ def test_a_decision_has_room_for_three_hundred_bytes_a_transaction() -> None:
 def test_it_is_refused_before_its_tasks_begin(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, columns: list[str]
 ) -> None:
-    monkeypatch.setattr(plans, "MOST_TRANSACTIONS", 3)
+    monkeypatch.setattr(tuning, "MOST_TRANSACTIONS", 3)
     pipeline.add_batch([{"id": number, "name": "a"} for number in range(20)])
     writer = foreach_batch((pipeline.files(), columns), log=str(pipeline.log))
     with pytest.raises(StreamingQueryException, match=r"ConfigurationError: batch 0 has 4 tasks.* Nothing was written"):
@@ -58,20 +59,18 @@ def test_it_is_refused_before_its_tasks_begin(
 
 @pytest.mark.spark
 def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(session: SparkSession, _: str) -> object:
-        return session._jvm.java.lang.Object()  # type: ignore[union-attr]
-
-    monkeypatch.setattr(plans, "running_query", other)
     found: list[Plan] = []
-    writer = foreach_batch(pipeline.files(), log=str(pipeline.log))
+    of = Plans.of
 
-    def look(batch: DataFrame, batch_id: int) -> None:
-        found.append(plans.Plans().of(batch, "none"))
-        writer(batch, batch_id)
+    def of_a_query_without_plan(plans: Plans, frame: DataFrame) -> Plan:
+        plans._query = frame.sparkSession._jvm.java.lang.Object()  # type: ignore[union-attr]
+        found.append(of(plans, frame))
+        return found[-1]
 
+    monkeypatch.setattr(Plans, "of", of_a_query_without_plan)
     for batch in range(2):
         pipeline.add_batch([{"id": batch, "name": "a"}])
-    pipeline.run(look)
+    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
     assert found == [Plan(tasks=None, python=True, mergeable=False)] * 2
     assert pipeline.archived_ids() == [0, 1]
 
@@ -84,12 +83,15 @@ def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
         producer.produce(topic.name, str(number), partition=number % 2)
     producer.flush()
     found: list[tuple[int | None, bool, bool, int]] = []
-    looked = plans.Plans()
+    plans: list[Plans] = []
 
     def look(batch: DataFrame, _: int) -> None:
-        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        session = batch.sparkSession
+        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert query_id is not None
-        plan = looked.of(batch.selectExpr("value AS key", "value"), query_id)
+        if not plans:
+            plans.append(Plans(session, BatchInput(session, query_id).query))
+        plan = plans[0].of(batch.selectExpr("value AS key", "value"))
         found.append((plan.tasks, plan.python, plan.mergeable, plan.rows_before()))
         batch.collect()
 

@@ -1,4 +1,4 @@
-"""Spark's record batches keep to its limit of bytes. It is lifted where records are small and only sinks run Python."""
+"""Spark's limit of bytes per record batch is lifted if records are small and only sinks run Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 
 from twopc.spark import foreach_batch
-from twopc.spark.record_batches import limited_by_rows
+from twopc.spark.tuning import limited_by_rows
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.spark
 ROWS, LIMIT = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 SOME_LIMIT, SOME_BYTES, NO_LIMIT = str(64 * 1024), 64 * 1024, str(2**31 - 1)
 ROWS_A_RECORD_BATCH = 100  # by the session's limit of rows
-LARGE = 5000  # of which a hundred are more than SOME_BYTES, and far less than Spark's own limit
+LARGE = 5000  # a hundred of these exceed SOME_BYTES, and are far below Spark's own limit
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def test_the_limit_of_bytes_stays_where_there_is_none_of_rows(spark: SparkSessio
 
 
 def test_the_limit_of_other_threads_stays(spark: SparkSession) -> None:
-    """A function for foreachBatch may write to several targets at once."""
+    """A function for foreachBatch may write to several target systems at once."""
     with limited_by_rows(spark, record_bytes=100), ThreadPoolExecutor(1) as pool:
         assert pool.submit(in_a_job, spark).result() is None
 
@@ -86,7 +86,7 @@ def test_a_limit_that_the_user_has_set_stays(spark: SparkSession) -> None:
 
 
 class Watched:
-    """What tasks see: a line for each record batch, of who got it, its rows and the limit of bytes."""
+    """What tasks see: one line per record batch, with its receiver, its rows and the limit of bytes."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._file = pipeline.folder / "seen"
@@ -100,7 +100,7 @@ class Watched:
         return [limit for name, _, limit in self.seen if name == who]
 
     def function(self, source: DataFrame) -> DataFrame:
-        """``source`` with one more column, which a function of the user's makes of a large one, as the second."""
+        """Return ``source`` with the length of a large column, computed by a user's function."""
         file = self._file
 
         def look(texts: pd.Series) -> pd.Series:
@@ -121,7 +121,7 @@ def _note(file: Path, who: str, rows: int) -> None:
 def _watched_sink(pipeline: Pipeline, file: Path) -> FileSink:
     note = _note
 
-    # A local class, as what a worker could not import is pickled by value.
+    # A local class, because it is pickled by value: a worker could not import it.
     class Watching(FileSink):
         def write(self, transaction: Any, batch: Any) -> None:
             note(file, "sink", batch.num_rows)
@@ -132,7 +132,7 @@ def _watched_sink(pipeline: Pipeline, file: Path) -> FileSink:
 
 @pytest.fixture
 def watched(pipeline: Pipeline) -> Watched:
-    """Two batches of as many records as a record batch has."""
+    """Two batches of one record batch each."""
     for batch in range(2):
         pipeline.add_batch([{"id": 1000 * batch + number, "name": "a"} for number in range(ROWS_A_RECORD_BATCH)])
     return Watched(pipeline)
@@ -167,7 +167,7 @@ def test_it_is_switched_off_by_an_argument(pipeline: Pipeline, watched: Watched)
 
 
 def test_a_query_takes_the_limit_of_bytes_back_for_larger_records(pipeline: Pipeline, watched: Watched) -> None:
-    large = 64 * 2**20 // ROWS_A_RECORD_BATCH // 4  # of which a record batch might come near Spark's limit
+    large = 64 * 2**20 // ROWS_A_RECORD_BATCH // 4  # a record batch of these might come near Spark's limit
     pipeline.add_batch([{"id": 2000, "name": "a"}])
     pipeline.run(
         foreach_batch(watched.sink, log=str(pipeline.log)),

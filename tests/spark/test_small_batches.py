@@ -1,4 +1,4 @@
-"""After a small batch the next one runs on no more tasks than there are cores, where its plan is cheap."""
+"""After a small batch, the next one runs on at most as many tasks as there are cores, if its plan is cheap."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 from pyspark.sql.types import StructType
 
-from twopc.spark import foreach_batch, small_batches
+from twopc.spark import foreach_batch, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ ROWS, BYTES_A_ROW = 20, 25
 
 @pytest.fixture
 def session(spark: SparkSession) -> Iterator[SparkSession]:
-    """One that reads a batch's file in five partitions, as it shuffles into five."""
+    """A session that reads a batch's file in five partitions, and shuffles into five."""
     settings = {
         "spark.sql.files.maxPartitionBytes": f"{ROWS * BYTES_A_ROW // PARTITIONS}b",
         "spark.sql.shuffle.partitions": str(PARTITIONS),
@@ -66,7 +66,7 @@ def transactions(
     output_mode: str = "append",
     **arguments: Any,
 ) -> list[int]:
-    """Of each batch. Every task has records."""
+    """Return the number of transactions of each batch. Every task has records."""
     writer = foreach_batch(pipeline.files(), log=str(pipeline.log), **arguments)
     pipeline.run(write(writer), plan, output_mode)
     return [len(pipeline.decided(batch)["sink"]) for batch in range(BATCHES)]
@@ -95,14 +95,14 @@ def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch
 def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_batches, "RECORDS_A_TASK", 1)
+    monkeypatch.setattr(tuning, "RECORDS_PER_CORE", 1)
     assert transactions(source) == [PARTITIONS] * BATCHES
 
 
 def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(small_batches, "RECORDS_A_TASK", ROWS // CORES - 1)
+    monkeypatch.setattr(tuning, "RECORDS_PER_CORE", ROWS // CORES - 1)
     assert transactions(source, lambda frame: frame.where("id % 2 = 0")) == [PARTITIONS] * BATCHES
 
 
@@ -111,7 +111,7 @@ def test_it_is_switched_off_by_an_argument(source: Pipeline) -> None:
 
 
 def test_where_spark_asks_for_executors_by_waiting_tasks_none_is_merged_away(source: Pipeline) -> None:
-    # As if it had been set where the application began: a session does not let it be set later.
+    # As if it had been set at the application's start: a session does not allow it later.
     settings = source.spark._jsparkSession.sessionState().conf()
     settings.setConfString("spark.dynamicAllocation.enabled", "true")
     try:

@@ -13,11 +13,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 import twopc
+from tests.spark.conftest import rows, wait_until
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
-from twopc.spark.stopping import interrupts_as_spark_knows_them
+from twopc.spark.stopping import interrupts_in_few_words
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
@@ -25,24 +26,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from tests.spark.conftest import Hold, Pipeline, Rows
+    from tests.spark.conftest import Hold, Pipeline
     from twopc import Committable
     from twopc.spark import ForeachBatch
 
 pytestmark = pytest.mark.spark
 
 HELD_S = 60
-
-
-def rows(*ids: int) -> Rows:
-    return [{"id": number, "name": "a"} for number in ids]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HELD_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def writer(pipeline: Pipeline) -> ForeachBatch:
@@ -59,12 +49,8 @@ def is_interrupted(query: Any) -> bool:
     return bool(query._jsq.streamingQuery().queryExecutionThread().isInterrupted())
 
 
-def decided(pipeline: Pipeline) -> list[int]:
-    return [entry["decided"] for entry in pipeline.entries("decide")]
-
-
 def noted(pipeline: Pipeline) -> list[str]:
-    """The batches that Spark has noted as done."""
+    """The batches that Spark has recorded as done."""
     return sorted(file.name for file in (pipeline.checkpoint / "commits").glob("[0-9]*"))
 
 
@@ -78,7 +64,7 @@ PHASES = {
     Phase.COMMITTING: True,
     Phase.SWEEPING: True,
 }
-"""Where a batch is when Spark's stop() comes, and whether it is finished all the same."""
+"""The phase of a batch when Spark's stop() comes, and whether the batch is finished all the same."""
 
 
 def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_there_once_after_a_restart(
@@ -94,16 +80,16 @@ def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_ther
         hold.released.set()
         stopping.join(HELD_S)
         assert query.exception() is None
-        assert query.status["message"] == "Stopped"  # and the query's thread has not died of it
-        assert pipeline.archived_ids() == decided(pipeline) == list(range(number + is_finished))
+        assert query.status["message"] == "Stopped"  # the query's thread has not died
+        assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(number + is_finished))
 
     pipeline.run(writer(pipeline))
-    assert pipeline.archived_ids() == decided(pipeline) == list(range(len(PHASES)))
-    assert pipeline.staged() == []
+    assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(PHASES)))
+    assert pipeline.pending_files() == []
 
 
 class WaitingTasks(FileSink):
-    """Its tasks wait before they pre-commit, as long as there is a folder for it."""
+    """A sink whose tasks wait before they pre-commit, as long as ``folder`` exists."""
 
     def __init__(self, options: dict[str, str], folder: Path) -> None:
         super().__init__(options)
@@ -127,13 +113,13 @@ def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> 
     query.stop()
     assert query.exception() is None
     assert query.status["message"] == "Stopped"
-    assert decided(pipeline) == pipeline.archived_ids() == []
+    assert pipeline.decided_batches() == pipeline.archived_ids() == []
 
     (waiting / "reached").unlink()
     waiting.rmdir()
     pipeline.run(writer(pipeline))
     assert pipeline.archived_ids() == [1, 2]
-    assert pipeline.staged() == []
+    assert pipeline.pending_files() == []
 
 
 def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_runs(
@@ -159,7 +145,7 @@ def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_run
     pipeline.add_batch(rows(2))
     pipeline.run(writer(pipeline))
     assert pipeline.archived_ids() == [1, 2]
-    assert decided(pipeline) == [0, 1]
+    assert pipeline.decided_batches() == [0, 1]
 
 
 # A target system that gives no answer. -------------------------------------------------------------------------------
@@ -168,7 +154,7 @@ QUESTIONS = ("validate", "open", "seal", "commit", "complete", "recover")
 
 
 class Silent(FileSink):
-    """Its target system does not answer the question of which there is a file in ``folder``."""
+    """A sink whose target system does not answer a question if ``folder`` has a file of its name."""
 
     def __init__(self, options: dict[str, str], folder: Path) -> None:
         super().__init__(options)
@@ -223,7 +209,7 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
         (folder / question).unlink()
         (folder / "asked").unlink()
     pipeline.run(writer(pipeline))
-    assert pipeline.archived_ids() == decided(pipeline) == list(range(len(QUESTIONS)))
+    assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(QUESTIONS)))
 
 
 @pytest.mark.parametrize("question", ["validate", "open", "recover"])
@@ -237,7 +223,7 @@ def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
     silent = Silent({"path": str(pipeline.folder / "archive"), "format": "json"}, folder)
     with pytest.raises(StreamingQueryException, match=r"Retriable: .*no server answers at silent:1"):
         pipeline.run(foreach_batch(silent, log=str(pipeline.log), start_timeout_s=2))
-    assert decided(pipeline) == []
+    assert pipeline.decided_batches() == []
 
 
 @pytest.mark.parametrize(
@@ -250,7 +236,7 @@ def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
 def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, told: type[Exception]) -> None:
     if isinstance(raised, RoundAborted):
         raised.__cause__ = Retriable("no broker answers")
-    with pytest.raises(told, match="batch 7 was broken off"), interrupts_as_spark_knows_them(7, lambda: True):
+    with pytest.raises(told, match="batch 7 was interrupted"), interrupts_in_few_words(7, lambda: True):
         raise raised
 
 
@@ -258,7 +244,7 @@ def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, to
 
 
 @pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.PRE_COMMITTING, Phase.COMMITTING])
-def test_stop_finishes_the_batch_under_way_begins_no_other_and_closes_the_log(
+def test_stop_finishes_the_current_batch_begins_no_other_and_closes_the_log(
     pipeline: Pipeline, hold: Hold, events: list[Event], phase: Phase
 ) -> None:
     for number in range(3):
@@ -272,13 +258,13 @@ def test_stop_finishes_the_batch_under_way_begins_no_other_and_closes_the_log(
     assert not query.isActive
     assert query.exception() is None
     assert query.status["message"] == "Stopped"
-    assert (decided(pipeline), pipeline.archived_ids(), noted(pipeline)) == ([0], [0], ["0"])
+    assert (pipeline.decided_batches(), pipeline.archived_ids(), noted(pipeline)) == ([0], [0], ["0"])
     assert len(pipeline.entries("close")) == 1
 
     events.clear()
     pipeline.run(writer(pipeline))
     assert pipeline.archived_ids() == [0, 1, 2]
-    assert decided(pipeline) == [0, 1, 2]  # none was repeated
+    assert pipeline.decided_batches() == [0, 1, 2]  # none was repeated
     recovered = (TransactionCommitted, TransactionAborted)
     assert not any(event.recovered for event in events if isinstance(event, recovered))
 
@@ -292,7 +278,7 @@ def test_stop_between_two_batches_returns_at_once_and_the_query_goes_on_later(pi
         stop(query)
         assert len(pipeline.entries("close")) == number
         pipeline.add_batch(rows(number + 1))
-    assert decided(pipeline) == [0, 1]
+    assert pipeline.decided_batches() == [0, 1]
     assert pipeline.archived_ids() == [1, 2]
 
 
@@ -311,7 +297,7 @@ def test_stop_closes_the_log_of_a_query_that_has_ended_and_stops_one_that_has_no
     assert len(pipeline.entries("close")) == 1
 
 
-def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_tells_why(pipeline: Pipeline, hold: Hold) -> None:
+def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(pipeline: Pipeline, hold: Hold) -> None:
     class Full(FileSink):
         def commit(self, committable: Committable) -> None:
             raise OSError("the disk is full")

@@ -1,4 +1,4 @@
-"""Of a task's attempts, one counts: what the others wrote is rolled back."""
+"""One attempt of each task counts. The others' transactions are rolled back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
+from tests.spark.conftest import rows
 from twopc import Committable, Coordinator, Participant, TwoPhaseCommitSink, Vote
 from twopc.events import Event, TransactionAborted
 from twopc.spark import foreach_batch
@@ -18,20 +19,16 @@ from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 
 if TYPE_CHECKING:
-    from tests.spark.conftest import Pipeline, Rows, Topic
+    from tests.spark.conftest import Pipeline, Topic
     from twopc import Round
 
 pytestmark = [
     pytest.mark.spark,
-    # PySpark can't read annotations that are text, and then makes a plain UDF, which is meant.
+    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
 
 VALUE = ["CAST(id AS STRING) AS value"]
-
-
-def rows(*ids: int) -> Rows:
-    return [{"id": number, "name": "a"} for number in ids]
 
 
 def aborted(events: list[Event]) -> dict[str, list[str]]:
@@ -44,30 +41,31 @@ def aborted(events: list[Event]) -> dict[str, list[str]]:
 
 
 @pytest.mark.kafka
+@pytest.mark.crash
 def test_an_attempt_that_died_after_its_vote_leaves_nothing(
     pipeline: Pipeline, topic: Topic, events: list[Event]
 ) -> None:
-    # Local classes, as what a worker could not import is pickled by value.
+    # Local classes, because they are pickled by value: a worker could not import them.
     class DyingFiles(FileSink):
         def pre_commit(self, transaction: Any) -> Committable:
             committable = super().pre_commit(transaction)
             context = TaskContext.get()
             assert context is not None
             if context.attemptNumber() == 0:
-                os._exit(1)  # the vote is made, and never arrives
+                os._exit(1)  # the vote exists and never arrives
             return committable
 
     archive = DyingFiles({"path": str(pipeline.folder / "archive"), "format": "json"})
     pipeline.add_batch(rows(*range(300)))
     pipeline.run(
-        # Written in this order: the died attempt had pre-committed both.
+        # Pre-committed in this order, so the attempt that died had pre-committed both.
         foreach_batch({"orders": (topic.sink(), VALUE), "archive": archive}, log=str(pipeline.log))
     )
 
     assert pipeline.archived_ids() == list(range(300))
     assert topic.shows([str(number) for number in range(300)])
     assert {sink: len(transactions) for sink, transactions in aborted(events).items()} == {"archive": 1, "orders": 1}
-    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+    assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
 
 
 @pytest.mark.kafka
@@ -90,7 +88,7 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topi
     assert written.read_text().split() == ["0"] * 6 + ["1"] * 10
     assert pipeline.archived_ids() == list(range(1000))
     assert topic.shows([str(number) for number in range(1000)])
-    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+    assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
 
 
 @pytest.mark.kafka
@@ -114,7 +112,7 @@ def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_que
     assert "batch 0, incarnation 1 failed before its decision" in str(failed.value)
     assert "the input is broken" in str(failed.value)
     assert (pipeline.archived(), topic.values()) == ([], [])
-    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+    assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
 
     broken.unlink()
     pipeline.run(writer, lambda source: source.withColumn("id", fails_while_broken("id")))
@@ -144,4 +142,4 @@ def test_of_two_attempts_at_the_same_time_only_the_vote_that_came_back_is_commit
     assert pipeline.archived() == [{"value": "only once"}]
     assert topic.shows(["only once"])
     assert {sink: len(transactions) for sink, transactions in aborted(events).items()} == {"archive": 1, "orders": 1}
-    assert (pipeline.staged(), topic.ongoing()) == ([], [])
+    assert (pipeline.pending_files(), topic.ongoing()) == ([], [])

@@ -1,24 +1,22 @@
-"""Each kind of trigger, and how batches end: in time, without data, with the source, beside another query."""
+"""Each kind of trigger, and batches without data, at the end of a query, and beside another query."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
+from tests.spark.conftest import rows, wait_until
 from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame
 
-    from tests.spark.conftest import Hold, Pipeline, Rows
+    from tests.spark.conftest import Hold, Pipeline
     from twopc.events import Event
     from twopc.spark import ForeachBatch
 
@@ -27,23 +25,8 @@ pytestmark = pytest.mark.spark
 WAIT_S = 60
 
 
-def rows(*ids: int) -> Rows:
-    return [{"id": number, "name": "a"} for number in ids]
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def writer(pipeline: Pipeline) -> ForeachBatch:
     return foreach_batch(pipeline.files(), log=str(pipeline.log))
-
-
-def decided(pipeline: Pipeline) -> list[int]:
-    return [entry["decided"] for entry in pipeline.entries("decide")]
 
 
 def test_a_query_with_a_processing_time_writes_what_comes_until_it_is_stopped(pipeline: Pipeline) -> None:
@@ -53,7 +36,7 @@ def test_a_query_with_a_processing_time_writes_what_comes_until_it_is_stopped(pi
     pipeline.add_batch(rows(1))
     wait_until(lambda: pipeline.archived_ids() == [0, 1])
     stop(query)
-    assert decided(pipeline) == [0, 1]
+    assert pipeline.decided_batches() == [0, 1]
     assert len(pipeline.entries("close")) == 1
 
 
@@ -71,30 +54,30 @@ def test_a_bounded_query_ends_only_after_its_last_batch_is_committed(pipeline: P
 
 
 def by_minute(source: DataFrame) -> DataFrame:
-    """Counts by minute, each of which is put out when the watermark has passed it. ``id``: seconds."""
+    """Count by minute. A count is emitted when the watermark has passed its minute. ``id`` is in seconds."""
     at = source.select(F.timestamp_seconds("id").alias("at")).withWatermark("at", "30 seconds")
     minute = at.groupBy(F.window("at", "1 minute").alias("minute")).count()
     return minute.select(F.unix_timestamp("minute.start").alias("id"), F.col("count").cast("string").alias("name"))
 
 
-def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_though_spark_repeats_it(
+def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spark_repeats_it(
     pipeline: Pipeline, events: list[Event]
 ) -> None:
-    """Spark makes a batch without data where the watermark has advanced, as windows may have ended."""
+    """Spark plans a batch without data if the watermark has advanced, because windows may have ended."""
     pipeline.add_batch(rows(0, 10, 70, 150))
     pipeline.run(writer(pipeline), by_minute)
     without_data = 1
-    assert decided(pipeline) == [0, without_data]
+    assert pipeline.decided_batches() == [0, without_data]
     assert sum(committable["records"] for committable in pipeline.decided(without_data)["sink"]) > 0
     for file in (pipeline.checkpoint / "commits").glob(f"*{without_data}*"):
-        file.unlink()  # as if the driver had died before Spark noted it
+        file.unlink()  # as if the driver had died before Spark recorded the batch
     events.clear()
     pipeline.add_batch(rows(400))
     pipeline.run(writer(pipeline), by_minute)
 
     finished = [event for event in events if isinstance(event, BatchFinished)]
     assert [event.batch_id for event in finished if event.already_decided] == [without_data]
-    assert decided(pipeline) == [0, 1, 2, 3]
+    assert pipeline.decided_batches() == [0, 1, 2, 3]
     counted = sorted((row["id"], row["name"]) for row in pipeline.archived())
     assert counted == [(0, "2"), (60, "1"), (120, "1")]
 

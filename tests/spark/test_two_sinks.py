@@ -11,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
+from tests.spark.conftest import rows
 from twopc.spark import foreach_batch
 
 if TYPE_CHECKING:
@@ -18,24 +19,20 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.spark.conftest import Pipeline, Rows, Topic
+    from tests.spark.conftest import Pipeline, Topic
     from twopc.spark import ForeachBatch
 
 pytestmark = [
     pytest.mark.spark,
-    # PySpark can't read annotations that are text, and then makes a plain UDF, which is meant.
+    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
 
 AS_JSON = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]
 
 
-def rows(*ids: int, name: str = "a") -> Rows:
-    return [{"id": number, "name": name} for number in ids]
-
-
 def finished_jobs(spark: SparkSession) -> list[Any]:
-    """Spark's own records of its jobs, which its UI shows; the newest first."""
+    """Return Spark's own records of its jobs, which its UI shows, newest first."""
     context = spark.sparkContext._jsc.sc()
     context.listenerBus().waitUntilEmpty()
     jobs = context.statusStore().jobsList(None)
@@ -43,7 +40,7 @@ def finished_jobs(spark: SparkSession) -> list[Any]:
 
 
 def descriptions(spark: SparkSession) -> list[str]:
-    """Of those jobs that have one: a job outside a query has none."""
+    """Return the descriptions of jobs. A job outside a query has none."""
     return [str(job.description().get()) for job in finished_jobs(spark) if job.description().isDefined()]
 
 
@@ -68,25 +65,25 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
     assert sorted(pipeline.archived(), key=lambda row: int(row["id"])) == expected
     assert topic.shows([json.dumps(row, separators=(",", ":")) for row in expected])
     assert evaluated.value == 301  # once for each record, though two sinks got it
-    # One job of ours a batch; what shuffles is a job of Spark's own before it.
+    # One job of ours per batch. The shuffle is a job of Spark's own before it.
     assert [job for job in descriptions(pipeline.spark)[:6] if job.startswith("twopc")] == [
         f"twopc: pre-commit batch {batch} of orders, archive" for batch in (2, 1, 0)
     ]
-    assert (pipeline.staged(), topic.ongoing()) == ([], [])
-    assert [entry["decided"] for entry in pipeline.entries("decide")] == [0, 1, 2]
+    assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
+    assert pipeline.decided_batches() == [0, 1, 2]
 
 
-def test_the_figures_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
+def test_the_metrics_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
     write = foreach_batch({"all": pipeline.files(), "few": (pipeline.files(), ["id"])}, log=str(pipeline.log))
     for batch in ([1, 2, 3], [4]):
         pipeline.add_batch(rows(*batch))
     assert write.last_progress is None
     pipeline.run(write)
-    figures: Any = write.last_progress
-    assert (figures.batch_id, figures.records, figures.transactions) == (1, {"all": 1, "few": 1}, {"all": 1, "few": 1})
-    assert figures.bytes["all"] > figures.bytes["few"] > 0
-    assert figures.phases_ms["pre-committing"] > 0
-    assert figures.owner == pipeline.entries("decide")[0]["owner"]
+    metrics: Any = write.last_progress
+    assert (metrics.batch_id, metrics.records, metrics.transactions) == (1, {"all": 1, "few": 1}, {"all": 1, "few": 1})
+    assert metrics.bytes["all"] > metrics.bytes["few"] > 0
+    assert metrics.phases_ms["pre-committing"] > 0
+    assert metrics.owner == pipeline.entries("decide")[0]["owner"]
 
 
 def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(pipeline: Pipeline) -> None:
@@ -110,7 +107,7 @@ def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(p
 
 def test_the_driver_collects_votes_and_no_records(pipeline: Pipeline) -> None:
     records, bytes_each = 2000, 2000
-    # Random, as Spark compresses what it collects.
+    # Random, because Spark compresses what it collects.
     pipeline.add_batch([{"id": i, "name": secrets.token_hex(bytes_each // 2)} for i in range(records)])
     pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)), lambda source: source.repartition(2))
 
@@ -128,7 +125,7 @@ def test_an_empty_partition_begins_no_transaction(pipeline: Pipeline) -> None:
     [committable] = pipeline.decided(0)["sink"]
     assert committable["records"] == 3
     assert pipeline.archived_ids() == [7, 7, 7]
-    assert pipeline.staged() == []
+    assert pipeline.pending_files() == []
 
 
 @pytest.mark.kafka
@@ -139,7 +136,7 @@ def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic
         foreach_batch({"orders": (topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
         lambda source: source.where("id <> 1"),
     )
-    assert [entry["decided"] for entry in pipeline.entries("decide")] == [0, 1, 2]
+    assert pipeline.decided_batches() == [0, 1, 2]
     assert pipeline.decided(1) == {"archive": [], "orders": []}
     assert pipeline.archived_ids() == [0, 2]
     assert topic.shows(['{"id":0,"name":"a"}', '{"id":2,"name":"a"}'])
@@ -175,7 +172,7 @@ def test_one_sink_object_may_serve_two_names(pipeline: Pipeline) -> None:
         lambda source: source.coalesce(1),
     )
     assert pipeline.archived_ids() == [1, 2, 11, 12]
-    assert pipeline.staged() == []
+    assert pipeline.pending_files() == []
 
 
 def test_two_queries_of_one_application_write_at_the_same_time(pipeline: Pipeline) -> None:
@@ -198,7 +195,7 @@ def test_two_queries_of_one_application_write_at_the_same_time(pipeline: Pipelin
         query.awaitTermination()
 
     assert first.archived_ids() == [0, 1, 2, 100, 101, 102]
-    assert first.staged() == []
+    assert first.pending_files() == []
     for each in pipelines:
         decided = [(entry["decided"], entry["incarnation"]) for entry in each.entries("decide")]
         assert decided == [(0, 1), (1, 1), (2, 1)]

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from twopc.checkpoint.comparison import Comparison, compare
 from twopc.checkpoint.folder import CheckpointFolder
-from twopc.checkpoint.repair import Comparison, Plan, compare, mend, plan
+from twopc.checkpoint.repair import Plan, mend, plan
 from twopc.errors import ConfigurationError, LogMismatch, Refused
 from twopc.log.entries import Decision, decided, opened, parse, serialise
 from twopc.transaction import JsonValue
@@ -256,6 +257,11 @@ def without_reads(query: Query) -> None:
     query.lose_batches(5)
 
 
+def without_reads_of_a_plan_that_is_cut_off(query: Query) -> None:
+    query.entries = Query(query.path).run(6, with_reads=False).entries
+    query.write("offsets/5", "v1")
+
+
 def pruned(query: Query) -> None:
     query.entries = query.entries[-2:]
     query.lose_batches(3, 4, 5)
@@ -304,19 +310,20 @@ def files_unknown(query: Query) -> None:
     ("case", "error", "said"),
     [
         (without_reads, Refused, "batch 5 must be planned as it was decided, .*of no batch.*Restore a newer backup"),
+        (without_reads_of_a_plan_that_is_cut_off, Refused, "batch 5 must be planned as it was decided, .*of no batch"),
         (pruned, Refused, "batch 3 must be planned as it was decided, .*only from batch 4 on.*Restore a newer backup"),
         (
             noted_otherwise,
             Refused,
-            "has noted batch 4 as done, with other input .*decided 500, now 5000.*mend the target",
+            "has noted batch 4 as done, with other input .*decided 500, now 5000.*correct the target systems",
         ),
-        (another_query, LogMismatch, "is of query another, and the log of query c2f3be89"),
+        (another_query, LogMismatch, "belongs to query another, and the log to query c2f3be89"),
         (older_log, LogMismatch, "has noted batch 5, and the log has decided batch 4: .*Restore the newer log"),
         (no_checkpoint, ConfigurationError, "Is this the query's checkpoint folder"),
         (
             no_compact_file,
             Refused,
-            r"sources/1/5\.compact can't be written again: .*from 2 on, .* has 2\.compact, 3\. .*Restore a newer",
+            r"sources/1/5\.compact can't be restored: .*from 2 on, .* has 2\.compact, 3\. .*Restore a newer",
         ),
         (a_digest_alone, Refused, "sources/1/7 in the checkpoint is not what it was for batch 5.*only its digest"),
         (files_unknown, Refused, "batch 5 read what sources/1/7 of the checkpoint lists, and the log does not have"),

@@ -1,4 +1,4 @@
-"""A checkpoint's folder, through fsspec: on a disk, or at any store that Python reaches."""
+"""A checkpoint folder, through fsspec: on a disk, or in any store that Python reaches."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 def url(location: str) -> str:
-    """Hadoop's spelling, file:/data, is none that fsspec knows."""
+    """Return a location as fsspec reads it, which does not support Hadoop's spelling file:/data."""
     return _HADOOP.sub(r"\1:///", location, count=1)
 
 
 class CheckpointFolder:
-    """Reads, and writes whole files. Paths are below the folder, such as ``offsets/7``."""
+    """Reads files, and writes them as a whole. Paths are relative to the folder, such as ``offsets/7``."""
 
     def __init__(self, location: str) -> None:
         self.url = url(location).rstrip("/")
@@ -38,32 +38,32 @@ class CheckpointFolder:
             self._fs, self._root = url_to_fs(self.url)
         except (ImportError, TypeError, ValueError) as error:
             raise ConfigurationError(
-                f"the client for {location!r} can't be made ({type(error).__name__}: {error}). Is fsspec's package for"
-                " that store installed?"
+                f"the client for {location!r} can't be created ({type(error).__name__}: {error}). Is fsspec's package"
+                " for that store installed?"
             ) from error
 
     # Reading. -------------------------------------------------------------------------------------------------------
 
     def query_id(self) -> str:
-        """The query's id, which Spark writes before the first batch and nobody after.
+        """Return the query's id, which Spark writes once, before the first batch.
 
         Raises:
-            ConfigurationError: it can't be read.
+            ConfigurationError: the id can't be read.
         """
         try:
             return str(json.loads(self.text("metadata"))["id"])
         except Exception as error:
             raise ConfigurationError(
                 f"the query's id can't be read from {self.url}/metadata ({type(error).__name__}: {error}). Is this the"
-                " query's checkpoint folder, and can Python read it? For stores other than disks that takes fsspec's"
-                " package. (A query with foreach_batch runs without.)"
+                " query's checkpoint folder, and can Python read it? Stores other than disks need fsspec's package. (A"
+                " query with foreach_batch does not need this.)"
             ) from error
 
     def newest(self) -> tuple[int, Reads]:
-        """The newest batch that Spark has planned, and what it reads.
+        """Return the newest batch that Spark has planned, and what it reads.
 
         Raises:
-            ConfigurationError: that can't be read.
+            ConfigurationError: the entry can't be read.
         """
         try:
             batch_id = self.numbers("offsets")[-1]
@@ -71,16 +71,16 @@ class CheckpointFolder:
         except Exception as error:
             raise ConfigurationError(
                 f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must"
-                " be able to read the checkpoint folder. (A query with foreach_batch runs without.)"
+                " be able to read the checkpoint folder. (A query with foreach_batch does not need this.)"
             ) from error
 
     def numbers(self, name: str, suffix: str = "") -> list[int]:
-        """The numbers of the files in a folder, such as ``offsets``, ascending."""
+        """Return the numbers of the files in a folder, such as ``offsets``, in ascending order."""
         names = (name.removesuffix(suffix) for name in self.names(name) if name.endswith(suffix))
         return sorted(int(name) for name in names if name.isdecimal())
 
     def names(self, name: str) -> list[str]:
-        """What is in a folder; nothing where there is none."""
+        """Return the names in a folder, or nothing if it does not exist."""
         path = self._path(name)
         self._fs.invalidate_cache(path)
         try:
@@ -107,10 +107,10 @@ class CheckpointFolder:
         return digest.hexdigest()
 
     def reads(self, batch_id: int) -> Reads:
-        """What a planned batch reads.
+        """Return what a planned batch reads.
 
         Raises:
-            FileNotFoundError: it is not planned.
+            FileNotFoundError: the batch is not planned.
             ValueError: its entry is cut off.
         """
         entry = parse(self.text(f"offsets/{batch_id}"))
@@ -122,8 +122,8 @@ class CheckpointFolder:
         return with_files(entry, files_read(self, batch_id, by_source(entry), by_source(before)))
 
     def _source_folders(self, offsets: Sequence[JsonValue]) -> list[str]:
-        """The folder of each source of the newest batch: its number among those of the plan, in which one may be
-        twice. The newest file in a file source's folder has the number that is its offset."""
+        """Return the folder of each source of the newest batch: its number among the plan's distinct sources, since a
+        plan may list a source twice. The offset of a file source is the number of the newest file in its folder."""
         newest = {int(name): self._newest_file(name) for name in self.names("sources") if name.isdecimal()}
         folders: list[int] = []
         taken: dict[int, int] = {}
@@ -144,13 +144,13 @@ class CheckpointFolder:
     # Writing. -------------------------------------------------------------------------------------------------------
 
     def write(self, path: str, data: bytes) -> None:
-        """Create or replace a file, whole and durable or not at all."""
+        """Create or replace a file. On a disk and in an object store, it is whole and durable or not there at all."""
         if not self._is_disk():
             self._fs.pipe_file(self._path(path), data)
             return
         file = Path(self._path(path))
         make_folder(file.parent)
-        aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")  # Spark's own have such names, and it skips them
+        aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")  # named like Spark's own, which it skips
         try:
             with aside.open("xb") as stream:
                 stream.write(data)
@@ -173,12 +173,12 @@ class CheckpointFolder:
         sync_folder(file.parent)
 
     def data(self, path: str) -> bytes:
-        """The whole file. Raises FileNotFoundError."""
+        """Return the whole file. Raises FileNotFoundError."""
         data: bytes = self._fs.cat_file(self._path(path))
         return data
 
     def _remove_checksum(self, file: Path) -> None:
-        """Hadoop keeps one beside each file on a disk, and reads no file that does not fit its checksum."""
+        """Hadoop keeps a checksum beside each file on a disk, and does not read a file that does not match it."""
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
 
     def _is_disk(self) -> bool:

@@ -1,4 +1,4 @@
-"""An entry of Spark's offset log as JSON, from which the same text can be made again. No I/O.
+"""An entry of Spark's offset log as JSON, from which the same text can be restored. No I/O.
 
 .. code-block:: text
 
@@ -7,8 +7,8 @@
     {"orders":{"0":100}}
     -
 
-The version; what Spark runs the batch with; and for each source the offset at which the batch ends, or ``-`` while it
-has none. In version 2, of Spark 4.2, each offset has the name of its source and a colon before it.
+The lines are the version, the settings with which Spark runs the batch, and per source the offset at which the batch
+ends, or ``-`` while the source has none. In version 2, of Spark 4.2, the source's name and a colon precede its offset.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NONE_YET = "-"
 
 
 def parse(text: str) -> Reads:
-    """The entry as JSON.
+    """Return the entry as JSON.
 
     Raises:
-        ValueError: it is cut off, or no entry.
+        ValueError: the text is cut off, or is not an entry.
     """
     version, *lines = text.split("\n")
     if not version.startswith("v") or len(lines) < 2 or "" in lines[1:]:
@@ -46,12 +46,12 @@ def parse(text: str) -> Reads:
 
 
 def is_entry(reads: Reads) -> bool:
-    """Whether ``reads`` has the form that ``parse`` returns."""
+    """Return whether ``reads`` has the form that ``parse`` returns."""
     return "text" in reads or reads.keys() >= {"sources", "metadata", "version"}
 
 
 def text_of(reads: Reads) -> str:
-    """The entry as Spark wrote it, byte by byte. Undoes ``parse``."""
+    """Return the entry as Spark wrote it, byte by byte. The inverse of ``parse``."""
     if "text" in reads:
         return str(reads["text"])
     sources = reads["sources"]
@@ -63,8 +63,8 @@ def text_of(reads: Reads) -> str:
 
 
 def by_source(reads: Reads) -> dict[str, JsonValue]:
-    """The offset of each source by the name of its folder in the checkpoint: its name, its number in the plan, or what
-    ``folders`` says where Spark lists a source twice, as its plan has it twice."""
+    """Return the offset of each source by its folder in the checkpoint. The folder is the source's name, or its number
+    in the plan. If the plan has a source twice, Spark lists it twice, and ``folders`` has the folder."""
     sources = reads.get("sources", [])
     if isinstance(sources, dict):
         return sources
@@ -72,13 +72,13 @@ def by_source(reads: Reads) -> dict[str, JsonValue]:
 
 
 def watermark_ms(reads: Reads) -> int:
-    """The watermark that the batch begins with, in milliseconds."""
+    """Return the watermark with which the batch begins, in milliseconds."""
     metadata = reads.get("metadata")
     return int(metadata.get("batchWatermarkMs", 0)) if isinstance(metadata, dict) else 0
 
 
 def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
-    """How many records lie between two offsets of Kafka's source, or None where that is not known."""
+    """Return how many records lie between two offsets of a Kafka source, or None if that is not known."""
     before, after = _partitions(earlier), _partitions(later)
     if before is None or after is None or before.keys() != after.keys():
         return None
@@ -86,7 +86,7 @@ def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
 
 
 def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
-    """``{"orders":{"0":100,"1":70}}`` by topic and partition; None where an offset has another form."""
+    """``{"orders":{"0":100,"1":70}}`` by topic and partition, or None if the offset has another form."""
     if not isinstance(offset, dict) or not offset:
         return None
     found: dict[tuple[str, str], int] = {}
@@ -101,7 +101,8 @@ def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
 
 
 def parsed_line(line: str) -> JsonValue:
-    """A line as JSON where that makes the same line again, else as text. A text is never JSON that was parsed."""
+    """Return a line as JSON if the same line can be restored from it, else as text. So a text is always a line as it
+    was written, never a JSON string."""
     try:
         value: JsonValue = json.loads(line, parse_constant=_unequal_to_itself)
     except (ValueError, RecursionError):
@@ -114,7 +115,7 @@ def _unequal_to_itself(constant: str) -> JsonValue:
 
 
 def line_of(value: JsonValue) -> str:
-    """The line, as Spark's serializers write it. Undoes ``parsed_line``."""
+    """Return the line as Spark's serializers write it. The inverse of ``parsed_line``."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -1,8 +1,9 @@
-"""What offsets of a file source stand for: ``{"logOffset":7}`` is the number of a file in the source's own folder of
-the checkpoint, which lists the input files that Spark took up at that moment.
+"""The files that offsets of a file source stand for.
 
-``sources/0/7`` has the version and a line per input file. Each tenth, by default, is ``sources/0/9.compact`` and
-repeats all before it. The source counts by itself: its numbers are not those of the batches.
+The offset ``{"logOffset":7}`` is the number of a file in the source's folder of the checkpoint. This file,
+``sources/0/7``, has the version and one line per input file that Spark discovered at that moment. Every tenth file, by
+default, is a compact one, such as ``sources/0/9.compact``, and repeats all files before it. The numbers are the
+source's own, not those of batches.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from twopc.checkpoint.offsets import Reads, by_source, line_of, parse, parsed_li
 from twopc.transaction import JsonValue
 
 KEPT_BYTES = 256 * 1024
-"""Of a longer file a digest is kept. Every entry of the commit log carries what the newest batch read."""
+"""Only a digest is kept of a longer file, because every entry of the commit log contains what the newest batch read."""
 
 COMPACT = ".compact"
 
@@ -25,34 +26,36 @@ _NUMBER = "logOffset"
 
 
 class Reader(Protocol):
-    """A checkpoint's folder. Paths are below it."""
+    """A checkpoint folder. Paths are relative to it."""
 
     def size(self, path: str) -> int | None:
-        """The length of a file in bytes, or None where there is none."""
+        """Return the length of a file in bytes, or None if it does not exist."""
 
     def text(self, path: str, start: int = 0) -> str:
-        """A file from byte ``start`` on, as UTF-8; what comes before the first whole character does not matter."""
+        """Return a file from byte ``start`` on, as UTF-8. Callers ignore what precedes the first whole character."""
 
     def sha256(self, path: str) -> str:
-        """The digest of a file, in hexadecimal."""
+        """Return the digest of a file, in hexadecimal."""
 
 
 def number(offset: JsonValue) -> int | None:
-    """The number that an offset of a file source is, or None for another source's, or none."""
+    """Return the number in an offset of a file source, or None for other sources and for no offset."""
     found = offset.get(_NUMBER) if isinstance(offset, dict) and len(offset) == 1 else None
     return found if isinstance(found, int) else None
 
 
 def stands_for_files(entry: Reads) -> bool:
-    """Whether an offset of the entry is a file source's."""
+    """Return whether an offset of the entry belongs to a file source."""
     return any(number(offset) is not None for offset in by_source(entry).values())
 
 
 def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
-    """The entry, and below ``files`` what its offsets stand for."""
+    """Return the entry, with what its offsets stand for under ``files``."""
     if not files:
         return entry
-    sources = {"sources": entry["sources"]} if "sources" in entry else {}  # first, as a message shows the first
+    sources = (
+        {"sources": entry["sources"]} if "sources" in entry else {}
+    )  # first, because a message shows the first difference
     return {**sources, "files": files, **entry}
 
 
@@ -66,14 +69,14 @@ def read_before(folder: Reader, batch_id: int) -> Reads | None:
 def files_read(
     folder: Reader, batch_id: int, end: Mapping[str, JsonValue], before: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Of each source by its folder: the files, by their names, that its offset stands for beyond that of the batch
-    before. Of the first batch also what other sources keep in a file 0: the offsets at which they began.
+    """Return, by source, the files that the batch's offsets stand for and that the previous batch's do not, by name.
+    For the first batch, this includes file 0 of other sources, which contains the offsets at which they began.
 
     Args:
         folder: the checkpoint.
         batch_id: the batch's number.
-        end: the offsets at which it ends, by the sources' folders.
-        before: those of the batch before.
+        end: the offsets at which the batch ends, by the sources' folders.
+        before: the offsets at which the previous batch ends.
     """
     found: dict[str, JsonValue] = {}
     for source, offset in end.items():
@@ -92,13 +95,13 @@ def files_read(
 
 
 def kept_files(reads: Reads) -> dict[str, dict[str, JsonValue]]:
-    """What ``files_read`` found, in what was kept of a batch."""
+    """Return the result of ``files_read`` that the log keeps of a batch."""
     return dict(reads.get("files", {}))
 
 
 def content(folder: Reader, path: str) -> JsonValue:
-    """What is kept of a file: its lines, of a ``.compact`` one those of its own number; a digest of what is long; or
-    None where there is no such file."""
+    """Return what is kept of a file: its lines, or a digest if they are long, or None if there is no such file. Of a
+    compact file, only the lines of its own number are kept."""
     size = folder.size(path)
     if size is None:
         return None
@@ -108,7 +111,7 @@ def content(folder: Reader, path: str) -> JsonValue:
 
 
 def file_lines(content: JsonValue) -> list[str] | None:
-    """A file's lines from what was kept of it, or None where that is a digest."""
+    """Return a file's lines from what was kept of it, or None if that is a digest."""
     return list(map(line_of, content)) if isinstance(content, list) else None
 
 
@@ -127,7 +130,7 @@ def _whole(folder: Reader, path: str, size: int) -> JsonValue:
 
 
 def _own(folder: Reader, path: str, size: int, number: int) -> JsonValue:
-    """What a ``.compact`` file adds to those before it, which stands at its end. The version is left out."""
+    """What a compact file adds to the files before it, which is at its end. The version is left out."""
     window = _WINDOW_BYTES
     while True:
         start = max(0, size - window)

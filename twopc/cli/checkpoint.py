@@ -5,8 +5,9 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import TypeAlias
 
+from twopc.checkpoint.comparison import UNCHANGED, Comparison, compare
 from twopc.checkpoint.folder import CheckpointFolder
-from twopc.checkpoint.repair import UNCHANGED, Comparison, Plan, compare, mend, plan
+from twopc.checkpoint.repair import Plan, mend, plan
 from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import ATTEMPTS, History, read_history
 from twopc.cli.report import Document, Report

@@ -1,39 +1,52 @@
-"""What the batch that runs now reads: the entry of Spark's offset log, complete, and what its offsets stand for.
+"""What the current batch reads: its complete entry in Spark's offset log, and what the offsets in it stand for.
 
-Spark's engine is asked, in the driver's JVM (the same in 4.0, 4.1 and 4.2). It has written the entry to the checkpoint,
-wherever that is, and keeps the newest in memory. What a query finds there when it starts is read from the checkpoint:
-another version of Spark may have written it, with fields that this one would leave out.
+``BatchInput`` asks Spark's engine in the driver's JVM, in the same way on 4.0, 4.1 and 4.2. The engine has written the
+entry to the checkpoint, wherever that is, and keeps the newest in memory. The entry that a query finds there when it
+starts is read from the checkpoint, because another version of Spark may have written it, with fields that this version
+would leave out.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from twopc.checkpoint.folder import url
 from twopc.checkpoint.offsets import Reads, by_source, parse
 from twopc.checkpoint.source_files import files_read, read_before, stands_for_files, with_files
-from twopc.spark.progress import each, running_query
+from twopc.errors import ConfigurationError
 from twopc.transaction import JsonValue
+
+OFFSETS_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+"""The next offset to read from each partition, as a consumer group stores it."""
 
 _UTF_8 = "UTF-8"
 
 _FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
-"""Spark's text of one (the same in 4.0, 4.1 and 4.2)."""
+"""How Spark describes a file source (the same in 4.0, 4.1 and 4.2)."""
+
+_KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
 
 
 class BatchInput:
-    """The input of a query's batches, from its start to its end."""
+    """The input of a query's batches, from one start of the query to its end.
+
+    Attributes:
+        query: Spark's object for this start of the query, in the JVM.
+        checkpoint: the URL of the query's checkpoint folder.
+    """
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
         jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
-        self._query = running_query(session, query_id)
-        self._offset_log = self._query.offsetLog()
+        self.query = _running_query(session, query_id)
+        self._offset_log = self.query.offsetLog()
         self._buffer = jvm.java.io.ByteArrayOutputStream()
-        root = self._query.resolvedCheckpointRoot()
+        root = self.query.resolvedCheckpointRoot()
         self.checkpoint = url(str(root))
         self._folder = _JvmFolder(session, root)
         self._folders: list[str] = []
@@ -41,17 +54,17 @@ class BatchInput:
 
     @property
     def file_sources(self) -> list[str]:
-        """The folder of each file source, as URL or as a pattern of them."""
-        named = [_FILE_SOURCE.fullmatch(str(source.toString())) for source in each(self._query.sources())]
+        """The folder of each file source, as a URL or a pattern of URLs."""
+        named = [_FILE_SOURCE.fullmatch(str(source.toString())) for source in each(self.query.sources())]
         return [found[1] for found in named if found]
 
     @property
     def is_active(self) -> bool:
-        """Whether the query has not ended since. A query that is started again has other objects in the JVM."""
-        return bool(self._query.isActive())
+        """Whether the query is still running. When it is started again, it has other objects in the JVM."""
+        return bool(self.query.isActive())
 
     def reads(self, batch_id: int) -> Reads:
-        """What a batch reads, as JSON."""
+        """Return what a batch reads, as JSON."""
         is_first = self._before is None
         entry = self._entry(self._written(batch_id) if is_first else self._newest(batch_id))
         before = self._before or {}
@@ -61,9 +74,35 @@ class BatchInput:
         return with_files(entry, files_read(self._folder, batch_id, self._before, before))
 
     def before(self, batch_id: int) -> Reads | None:
-        """What the batch before reads, as the checkpoint has it when the query starts. None for any later batch, as
-        this process has planned the one before."""
+        """Return what the previous batch reads, as the checkpoint has it when the query starts. Return None for later
+        batches, because this process has planned the previous one."""
         return read_before(self._folder, batch_id) if self._before is None else None
+
+    def kafka_offsets(self) -> pa.RecordBatch:
+        """Return where the query's Kafka sources are at the end of the current batch. If several sources read a
+        partition, the one that is furthest behind counts.
+
+        The engine holds each source beside the offset at which the batch ends. It has written the offset to the
+        checkpoint, and takes it from there when it repeats the batch.
+
+        Raises:
+            ConfigurationError: the query has no Kafka source.
+        """
+        sources = list(each(self.query.sources()))
+        if not any(_is_kafka(source) for source in sources):
+            raise ConfigurationError(
+                "'offsets' is for queries that read from Kafka, and the sources of this query are"
+                f" {', '.join(source.toString() for source in sources)}. Nothing was written. Remove the argument."
+            )
+        found: dict[tuple[str, int], int] = {}
+        for pair in each(self.query.availableOffsets()):
+            source, end = pair.productElement(0), pair.productElement(1)
+            for topic, partitions in (json.loads(end.json()) if _is_kafka(source) else {}).items():
+                for number, offset in partitions.items():
+                    partition = topic, int(number)
+                    found[partition] = min(offset, found.get(partition, offset))
+        rows = [{"topic": topic, "partition": number, "offset": offset} for (topic, number), offset in found.items()]
+        return pa.RecordBatch.from_pylist(rows, OFFSETS_SCHEMA)
 
     def _entry(self, text: str) -> Reads:
         entry = parse(text)
@@ -74,7 +113,7 @@ class BatchInput:
         return entry
 
     def _newest(self, batch_id: int) -> str:
-        """As Spark has written it, from memory."""
+        """The entry in memory, as Spark has written it."""
         self._buffer.reset()
         self._offset_log.serialize(self._offset_log.get(batch_id).get(), self._buffer)
         return str(self._buffer.toString(_UTF_8))
@@ -83,8 +122,8 @@ class BatchInput:
         return self._folder.text(f"offsets/{batch_id}")
 
     def _source_folders(self) -> list[str]:
-        """The folder of each source: its number among those of the plan, in which one may be twice."""
-        sources = list(each(self._query.sources()))
+        """The folder of each source: its number among the distinct sources, since a plan may list a source twice."""
+        sources = list(each(self.query.sources()))
         distinct: list[Any] = []
         for source in sources:
             if not any(source.equals(other) for other in distinct):
@@ -92,8 +131,26 @@ class BatchInput:
         return [str(next(n for n, other in enumerate(distinct) if source.equals(other))) for source in sources]
 
 
+def _running_query(session: SparkSession, query_id: str) -> Any:
+    """The JVM's query. A batch has a session of its own, whose ``streams`` is empty."""
+    jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
+    shared = session._jsparkSession.sharedState()  # noqa: SLF001  # the same
+    return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+
+
+def _is_kafka(source: Any) -> bool:
+    return str(source.getClass().getName()).startswith(_KAFKA_SOURCES)
+
+
+def each(collection: Any) -> Iterator[Any]:
+    """Iterate over one of Scala's collections."""
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
 class _JvmFolder:
-    """The checkpoint by Hadoop's file systems, as Spark reaches it."""
+    """The checkpoint folder through Hadoop's file systems, as Spark reaches it."""
 
     def __init__(self, session: SparkSession, root: str) -> None:
         jvm: Any = session._jvm  # noqa: SLF001
@@ -105,7 +162,7 @@ class _JvmFolder:
         self._fs = self._path_of(root).getFileSystem(conf)
 
     def size(self, path: str) -> int | None:
-        # Not by the exception of a file that is not there: PySpark asks the JVM a hundred times what kind it is of.
+        # Not by catching FileNotFoundException: PySpark makes a hundred calls to the JVM to classify an exception.
         where = self._path(path)
         return int(self._fs.getFileStatus(where).getLen()) if self._fs.exists(where) else None
 

@@ -1,12 +1,12 @@
-"""The callable for ``DataStreamWriter.foreachBatch``: Spark's micro-batches through the coordinator."""
+"""The callable for ``DataStreamWriter.foreachBatch``: passes Spark's micro-batches through the coordinator."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -22,20 +22,13 @@ from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark import refusals
-from twopc.spark.batch_input import BatchInput
-from twopc.spark.output import ALL, projected
-from twopc.spark.pickled_sinks import Shipped, body
-from twopc.spark.plans import Plans
-from twopc.spark.progress import OFFSETS_SCHEMA, end_offsets
-from twopc.spark.record_batches import limited_by_rows
-from twopc.spark.small_batches import on_few_tasks
-from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_as_spark_knows_them, writers
-from twopc.spark.task import VOTE_SCHEMA, Task, load_vote
+from twopc.spark.batch_input import OFFSETS_SCHEMA, BatchInput
+from twopc.spark.output import Output, SinkAndColumns, output_of, projected
+from twopc.spark.pickled_sinks import PickledSinks
+from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
+from twopc.spark.task import VOTE_SCHEMA, Task, load_vote, portable, refusals_from_tasks
+from twopc.spark.tuning import Plan, Plans, limited_by_rows, on_few_tasks
 from twopc.transactional_ids import Round
-
-Sink: TypeAlias = "TwoPhaseCommitSink[Any]"
-Target: TypeAlias = "Sink | tuple[Sink, Sequence[str]]"
 
 _OFFSETS = "offsets"
 _QUERY_ID = "sql.streaming.queryId"
@@ -43,215 +36,214 @@ _DESCRIPTION = "spark.job.description"
 
 
 def foreach_batch(
-    sinks: Target | Mapping[str, Target],
+    sinks: TwoPhaseCommitSink[Any] | SinkAndColumns | Mapping[str, TwoPhaseCommitSink[Any] | SinkAndColumns],
     log: str | os.PathLike[str] | LogStore,
     *,
     first_batch_id: int = 0,
     replay_copies: str | os.PathLike[str] | ReplayCopies | None = None,
-    offsets: Sink | None = None,
+    offsets: TwoPhaseCommitSink[Any] | None = None,
     coalesce: bool = True,
     uncapped: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ForeachBatch:
-    """What to pass to ``DataStreamWriter.foreachBatch`` to write each batch to all ``sinks``, exactly once.
+    """Return a callable for ``DataStreamWriter.foreachBatch`` that writes each batch to all ``sinks``, exactly once.
 
     Args:
-        sinks: a sink; or a sink and the SQL expressions of the columns it gets, such as ``["id AS key"]``, all columns
-            where there are none; or a dictionary of these by names of your choice. The names go into transactional
-            ids and the log: keep them over restarts.
-        log: the folder of the commit log, one for each query, that the driver reaches wherever it is restarted; or what
-            ``twopc.open_store`` makes of a URL with options.
+        sinks: a sink; or a tuple of a sink and the SQL expressions of the columns that it gets, such as
+            ``["id AS key"]`` (without them it gets all columns); or a dictionary of these by names of your choice. The
+            names go into transactional ids and the log: keep them over restarts.
+        log: the folder of the commit log, one per query, in a place that the driver reaches wherever it is restarted;
+            or the result of ``twopc.open_store`` for a URL with options.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
-        replay_copies: a folder for copies of what is written, or None; see ``Coordinator``. Executors must reach it.
-        offsets: a sink of backend ``kafka-offsets``, or None: in each batch's decision a consumer group gets the
-            offsets at which the query's Kafka sources end with it. It is committed after all ``sinks``.
-        coalesce: write a batch that is likely to be small on no more tasks than there are cores, where its plan is
-            nothing but sources, columns and filters. Each task saved is 10 to 20 ms.
-        uncapped: end Arrow record batches by Spark's limit of rows alone, where records are small and only the sinks
-            run Python. Spark's check of its limit of bytes may take longer than everything else.
-        start_timeout_s: how long a target system may give no answer before the query's first batch is decided; then
-            the query fails with the reason. Afterwards it waits as long as it takes.
+        replay_copies: a folder for copies of the records, or None; see ``Coordinator``. Executors must reach it.
+        offsets: a sink of backend ``kafka-offsets``, or None. With each batch's decision, a consumer group gets the
+            offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
+        coalesce: write a batch that is likely to be small on at most as many tasks as there are cores, if its plan
+            consists of sources, columns and filters. Each task saved is 10 to 20 ms.
+        uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
+            Python. Spark's check of its limit of bytes may take longer than everything else.
+        start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
+            query fails with the reason. Later batches wait without limit.
 
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.
     """
-    named = dict(sinks) if isinstance(sinks, Mapping) else {"sink": sinks}
+    named = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
     if offsets is not None and _OFFSETS in named:
-        raise ConfigurationError(f"{_OFFSETS!r} is the name of 'offsets' in the log: give that sink another")
-    targets = {name: _target(target) for name, target in named.items()}
-    offsets = None if offsets is None else _target(offsets).sink
-    return ForeachBatch(targets, log, replay_copies, first_batch_id, offsets, coalesce, uncapped, start_timeout_s)
+        raise ConfigurationError(f"{_OFFSETS!r} is the name of 'offsets' in the log: give that sink another name")
+    return ForeachBatch(
+        _Settings(
+            outputs={name: output_of(given) for name, given in named.items()},
+            log=log,
+            first_batch_id=first_batch_id,
+            replay_copies=replay_copies,
+            offsets=None if offsets is None else output_of(offsets).sink,
+            coalesce=coalesce,
+            uncapped=uncapped,
+            start_timeout_s=start_timeout_s,
+        )
+    )
 
 
 @dataclass(frozen=True)
-class _Target:
-    sink: Sink
-    columns: tuple[str, ...]
+class _Settings:
+    """The arguments of ``foreach_batch``, checked. ``outputs`` are by name."""
 
+    outputs: Mapping[str, Output]
+    log: str | os.PathLike[str] | LogStore
+    first_batch_id: int
+    replay_copies: str | os.PathLike[str] | ReplayCopies | None
+    offsets: TwoPhaseCommitSink[Any] | None
+    coalesce: bool
+    uncapped: bool
+    start_timeout_s: float
 
-def _target(target: Target) -> _Target:
-    sink, columns = target if isinstance(target, tuple) else (target, ALL)
-    if not isinstance(sink, TwoPhaseCommitSink):
-        raise ConfigurationError(f"{sink!r} is no sink: make one with twopc.create_sink, or subclass one")
-    if isinstance(columns, str):
-        raise ConfigurationError(f"the columns of a sink are a list of SQL expressions, not the text {columns!r}")
-    # A caller's sink may serve under two names or in two queries, which would sweep away each other's transactions if
-    # they shared its binding. Sinks can be pickled, so a shallow copy shares nothing live.
-    return _Target(sink.unbound(), tuple(columns))
+    @property
+    def sinks(self) -> dict[str, TwoPhaseCommitSink[Any]]:
+        """The sinks that tasks write to."""
+        return {name: output.sink for name, output in self.outputs.items()}
+
+    def coordinator(self, query_id: str, gives_up: Callable[[CallRetried], bool]) -> Coordinator:
+        """Return the coordinator of a query's batches."""
+        return Coordinator(
+            self.sinks if self.offsets is None else {**self.sinks, _OFFSETS: self.offsets},
+            self.log,
+            owner=query_id,
+            first_batch_id=self.first_batch_id,
+            replay_copies=self.replay_copies,
+            start_timeout_s=self.start_timeout_s,
+            gives_up=gives_up,
+        )
 
 
 class ForeachBatch:
-    """Calls of it are batches. It can be pickled; a copy opens the log anew at its first batch."""
+    """Writes one micro-batch per call. Created by ``foreach_batch``.
 
-    def __init__(
-        self,
-        targets: Mapping[str, _Target],
-        log: str | os.PathLike[str] | LogStore,
-        replay_copies: str | os.PathLike[str] | ReplayCopies | None,
-        first_batch_id: int,
-        offsets: Sink | None,
-        coalesce: bool,
-        uncapped: bool,
-        start_timeout_s: float,
-    ) -> None:
-        self._targets = dict(targets)
-        self._log = log
-        self._replay_copies = replay_copies
-        self._first_batch_id = first_batch_id
-        self._offsets = offsets
-        self._coalesce = coalesce
-        self._uncapped = uncapped
-        self._start_timeout_s = start_timeout_s
-        self._plans = Plans()
+    It can be pickled. A copy opens the log anew at its first batch.
+    """
+
+    def __init__(self, settings: _Settings) -> None:
+        self._settings = settings
         self._last_progress: BatchFinished | None = None
-        self._coordinator: Coordinator | None = None
         self._query_id: str | None = None
+        self._coordinator: Coordinator | None = None
         self._input: BatchInput | None = None
+        self._plans: Plans | None = None
         self._record_bytes = 0.0
         self._turn = Turn()
-        self._new_coordinator("not started")  # wrong arguments are refused here, not at the first batch
+        settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Write one micro-batch. Called by Spark.
 
         Raises:
-            TwoPhaseCommitError: see ``twopc.errors``. The query stops; started again, it recovers first.
+            TwoPhaseCommitError: see ``twopc.errors``. The query stops. When it is started again, it recovers first.
         """
         if not isinstance(batch, ClassicDataFrame):
             raise ConfigurationError(
-                "foreach_batch does not work through Spark Connect: there it runs in a process of the server's that is"
-                " not told its query's id, by which the log knows its query. Nothing was written. Use"
-                " writeStream.format('twopc'), which does."
+                "foreach_batch does not work through Spark Connect: the server runs it in a process that does not know"
+                " its query's id, which the log needs. Nothing was written. Use writeStream.format('twopc') instead."
             )
         context = batch.sparkSession.sparkContext
-        with interrupts_as_spark_knows_them(batch_id, self._is_stopped), self._turn.of_batch(context):
+        with interrupts_in_few_words(batch_id, self._is_stopped), self._turn.of_batch(context):
             self._write(context, batch, batch_id)
 
     def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
-        query_id = _query_id(context)
+        settings, query_id = self._settings, _query_id(context)
         coordinator = self._coordinator_of(query_id)
-        batch_input = self._input_of(batch.sparkSession, query_id)
-        frame, columns = projected(batch, {name: target.columns for name, target in self._targets.items()})
+        batch_input, plans = self._start_of(batch.sparkSession, query_id)
+        frame, columns = projected(batch, {name: output.columns for name, output in settings.outputs.items()})
         # Here rather than in each task, and before the log is opened.
         schemas = columns.schemas(frame)
-        coordinator.validate(schemas if self._offsets is None else {**schemas, _OFFSETS: OFFSETS_SCHEMA})
-        plan = self._plans.of(frame, query_id)
-        plan.refuse_too_many_tasks(batch_id, len(self._targets))
-        frame = on_few_tasks(frame, plan) if self._coalesce else frame
-        offsets = end_offsets(batch.sparkSession, query_id) if self._offsets else None
-        names = ", ".join(self._targets)
+        coordinator.validate(schemas if settings.offsets is None else {**schemas, _OFFSETS: OFFSETS_SCHEMA})
+        plan = plans.of(frame)
+        plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
+        frame = on_few_tasks(frame, plan) if settings.coalesce else frame
+        offsets = batch_input.kafka_offsets() if settings.offsets else None
+        names = ", ".join(settings.outputs)
 
         def phase_one(round: Round) -> list[Vote]:
-            task = Task(Shipped.of(self._sinks()), columns, round)
-            description = f"twopc: pre-commit batch {batch_id} of {names}"
-            record_bytes = self._record_bytes if self._uncapped and not plan.python else 0
-            by_rows = limited_by_rows(batch.sparkSession, record_bytes)
-            with _described(context, description), by_rows, refusals.of_tasks():
-                rows = frame.mapInArrow(body(task), VOTE_SCHEMA).collect()
-            self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
-            votes = [load_vote(row.vote) for row in rows]
+            task = Task(PickledSinks.of(settings.sinks), columns, round)
+            with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"):
+                votes = self._run_tasks(frame, task, plan)
             return votes if offsets is None else [*votes, self._pre_commit_offsets(round, offsets)]
 
         follows, reads = batch_input.before(batch_id), batch_input.reads(batch_id)
         self._last_progress = coordinator.run(batch_id, phase_one, reads=reads, follows=follows)
         if self._last_progress.already_decided:
-            # Spark's state store and watermark advance only where the plan is evaluated, and must after a crash be
-            # where they would be without one. A plan without state can't be told from here, so it is evaluated too.
+            # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
+            # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
             with _described(context, f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    @property
-    def last_progress(self) -> BatchFinished | None:
-        """The figures of the last batch that ended well, or None before the first."""
-        return self._last_progress
-
-    def between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
-        """See ``Turn.between_batches``."""
-        return self._turn.between_batches(query, self._waits_in_vain)
-
-    def _waits_in_vain(self) -> bool:
-        """Whether the batch under way has waited too long for a target system to let it finish."""
-        return self._coordinator is not None and self._coordinator.waited_s > STOP_PATIENCE_S
-
-    def close(self) -> None:
-        """Record a clean stop in the log, of a query that has ended by itself; ``stop`` does it for one that runs.
-        Without it the next start recovers."""
-        if self._coordinator is not None:
-            self._coordinator.close()
+    def _run_tasks(self, frame: DataFrame, task: Task, plan: Plan) -> list[Vote]:
+        """Run the Spark job that writes and pre-commits."""
+        record_bytes = self._record_bytes if self._settings.uncapped and not plan.python else 0
+        with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():
+            rows = frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()
+        self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
+        return [load_vote(row.vote) for row in rows]
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
-        """Here on the driver, when all tasks have voted."""
-        assert self._offsets is not None
-        with Participant({_OFFSETS: self._offsets}, round, partition=0) as participant:
+        """Pre-commit the offsets on the driver, when all tasks have voted."""
+        assert self._settings.offsets is not None
+        with Participant({_OFFSETS: self._settings.offsets}, round, partition=0) as participant:
             participant.write(_OFFSETS, offsets)
             return participant.pre_commit()
 
+    @property
+    def last_progress(self) -> BatchFinished | None:
+        """The metrics of the last successful batch, or None before the first."""
+        return self._last_progress
+
+    def _between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
+        """See ``Turn.between_batches``."""
+        return self._turn.between_batches(query, self._waits_in_vain)
+
+    def close(self) -> None:
+        """Record a clean stop in the log when the query has ended by itself. ``stop`` does it for a running query.
+        Without it, the next start recovers."""
+        if self._coordinator is not None:
+            self._coordinator.close()
+
     def _coordinator_of(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
-            self._query_id, self._coordinator, self._input = query_id, self._new_coordinator(query_id), None
+            self._query_id, self._input = query_id, None
+            self._coordinator = self._settings.coordinator(query_id, self._gives_up)
         writers[query_id] = self
         return self._coordinator
 
-    def _input_of(self, session: SparkSession, query_id: str) -> BatchInput:
-        if self._input is None or not self._input.is_active:
+    def _start_of(self, session: SparkSession, query_id: str) -> tuple[BatchInput, Plans]:
+        """What is kept from one start of the query to its end."""
+        if self._input is None or self._plans is None or not self._input.is_active:
             self._input = BatchInput(session, query_id)
+            self._plans = Plans(session, self._input.query)
             self._refuse_shared_folders(self._input)
-        return self._input
+        return self._input, self._plans
 
     def _refuse_shared_folders(self, batch_input: BatchInput) -> None:
-        """Refuse what the query's checkpoint or sources share with a sink, the log or the replay copies."""
-        refuse_within_outputs("the checkpoint", batch_input.checkpoint, self._sinks())
-        refuse_within_checkpoint(_url(self._log), batch_input.checkpoint)
+        """Refuse a checkpoint or a source that shares a folder with a sink, the log or the replay copies."""
+        settings = self._settings
+        refuse_within_outputs("the checkpoint", batch_input.checkpoint, settings.sinks)
+        refuse_within_checkpoint(_url(settings.log), batch_input.checkpoint)
         for source in batch_input.file_sources:
-            refuse_within_source("the commit log", _url(self._log), source)
-            if self._replay_copies is not None:
-                refuse_within_source("the folder of replay copies", _url(self._replay_copies), source)
+            refuse_within_source("the commit log", _url(settings.log), source)
+            if settings.replay_copies is not None:
+                refuse_within_source("the folder of replay copies", _url(settings.replay_copies), source)
 
-    def _sinks(self) -> dict[str, Sink]:
-        return {name: target.sink for name, target in self._targets.items()}
-
-    def _new_coordinator(self, query_id: str) -> Coordinator:
-        sinks = self._sinks() if self._offsets is None else {**self._sinks(), _OFFSETS: self._offsets}
-        return Coordinator(
-            sinks,
-            self._log,
-            owner=query_id,
-            first_batch_id=self._first_batch_id,
-            replay_copies=self._replay_copies,
-            start_timeout_s=self._start_timeout_s,
-            gives_up=self._gives_up,
-        )
+    def _waits_in_vain(self) -> bool:
+        """Whether the current batch has waited too long for a target system."""
+        return self._coordinator is not None and self._coordinator.waited_s > STOP_PATIENCE_S
 
     def _gives_up(self, event: CallRetried) -> bool:
-        """Whether to end the wait for a target system, as the query was stopped."""
+        """Whether to end the wait for a target system because the query was stopped."""
         return event.waited_s > STOP_PATIENCE_S and self._is_stopped()
 
     def _is_stopped(self) -> bool:
         return self._input is not None and not self._input.is_active
 
     def __reduce__(self) -> tuple[object, ...]:
-        given = (self._targets, self._log, self._replay_copies, self._first_batch_id, self._offsets)
-        return ForeachBatch, (*given, self._coalesce, self._uncapped, self._start_timeout_s)
+        return ForeachBatch, (self._settings,)
 
 
 def _url(place: str | os.PathLike[str] | LogStore | ReplayCopies) -> str:
@@ -261,7 +253,7 @@ def _url(place: str | os.PathLike[str] | LogStore | ReplayCopies) -> str:
 def _query_id(context: SparkContext) -> str:
     query_id = context.getLocalProperty(_QUERY_ID)
     if query_id is None:
-        raise ConfigurationError("this is to be called by a streaming query: df.writeStream.foreachBatch(...)")
+        raise ConfigurationError("only a streaming query can call this: use df.writeStream.foreachBatch(...)")
     return query_id
 
 

@@ -1,9 +1,9 @@
-"""Ends of a query: ``stop``, which comes between two batches, and what Spark's own ``stop()`` does to a batch.
+"""How a query ends: ``stop``, which comes between two batches, and Spark's own ``stop()``, which interrupts a batch.
 
 Measured on Spark 4.2.0: ``StreamingQuery.stop()`` cancels the query's jobs, interrupts the Java thread that runs its
-batches, and waits until that thread has ended. The thread waits for our Python, which nothing interrupts but its own
-calls into Java: they run in that very thread, and raise. So a batch is rolled back where its tasks write, and finished
-where it is past them.
+batches, and waits until that thread has ended. The thread waits for our Python code, which only its own calls into Java
+interrupt: they run in that same thread, and raise. So a batch is rolled back while its tasks write, and finished after
+that.
 """
 
 from __future__ import annotations
@@ -25,58 +25,58 @@ if TYPE_CHECKING:
     from twopc.spark.foreach_batch import ForeachBatch
 
 writers: WeakValueDictionary[str, ForeachBatch] = WeakValueDictionary()
-"""Who writes a query's batches, by the query's id. A query keeps its writer alive."""
+"""The writer of a query's batches, by the query's id. A query keeps its writer alive."""
 
 STOP_PATIENCE_S = 5.0
 """How long a batch that is to end may have waited for a target system."""
 
-_LOOK_AGAIN_S = 0.02
+_POLL_INTERVAL_S = 0.02
 _INTERRUPT = "java.lang.InterruptedException"
 _INTERRUPTED_READING = ("java.io.InterruptedIOException", "java.nio.channels.ClosedByInterruptException")
 _CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
 
 
 def stop(query: StreamingQuery) -> None:
-    """Stop a query between two batches: the batch under way is finished, Spark has noted it, and the log is closed.
+    """Stop a query between two batches: finish the current batch, wait until Spark has recorded it, and close the log.
 
-    Then the next start has nothing to recover and repeats no batch. Spark's own ``query.stop()`` breaks a batch off:
-    nothing is lost or doubled by it, but the next start recovers. A query without ``foreach_batch``, or before its
-    first batch, is stopped by Spark alone.
+    Then the next start has nothing to recover and repeats no batch. Spark's own ``query.stop()`` interrupts a batch:
+    nothing is lost or doubled, but the next start recovers. A query without ``foreach_batch``, or before its first
+    batch, is stopped by Spark alone.
 
-    A batch that has waited ``STOP_PATIENCE_S`` for a target system is broken off by Spark's ``query.stop()``, and the
-    next start goes on with it.
+    A batch that has waited ``STOP_PATIENCE_S`` for a target system is interrupted by Spark's ``query.stop()``, and the
+    next start continues with it.
 
-    It does not raise what the batch under way failed with: ``query.exception()`` tells.
+    ``stop`` does not raise the error of a current batch that fails: see ``query.exception()``.
 
     Raises:
         ConfigurationError: it was called from within a batch.
         TwoPhaseCommitError: like ``Coordinator.close``. The query is stopped, and the next start recovers.
     """
     writer = writers.get(query.id)
-    with writer.between_batches(query) if writer else contextlib.nullcontext():
+    with writer._between_batches(query) if writer else contextlib.nullcontext():  # noqa: SLF001  # not for users
         query.stop()
     if writer := writers.get(query.id):
         writer.close()
 
 
 class Turn:
-    """Whose turn it is with a query: a batch's, or that of who stops it."""
+    """The lock between a query's batches and the thread that stops the query."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._in_batch: int | None = None
-        self._waits = False
+        self._batch_waits = False
 
     @contextlib.contextmanager
     def of_batch(self, context: SparkContext) -> Iterator[None]:
-        """Wait for the turn and hold it. Called in the thread in which Spark runs the query's batches."""
+        """Wait for the lock and hold it. Called in the thread in which Spark runs the query's batches."""
         try:
             while not self._lock.acquire(blocking=False):
-                self._waits = True
-                # In Java, where Spark's interrupt ends it: Spark's stop() would wait for Python's lock without end.
-                context._jvm.java.lang.Thread.sleep(int(_LOOK_AGAIN_S * 1000))  # type: ignore[union-attr]  # noqa: SLF001
+                self._batch_waits = True
+                # Sleep in Java, where Spark's interrupt arrives. Spark's stop() would wait forever for Python's lock.
+                context._jvm.java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))  # type: ignore[union-attr]  # noqa: SLF001
         finally:
-            self._waits = False
+            self._batch_waits = False
         self._in_batch = threading.get_ident()
         try:
             yield
@@ -86,31 +86,33 @@ class Turn:
 
     @contextlib.contextmanager
     def between_batches(self, query: StreamingQuery, waits_in_vain: Callable[[], bool]) -> Iterator[None]:
-        """Wait until the batch under way has ended and Spark has noted it, and let none begin. A batch that waits in
-        vain is broken off."""
+        """Wait until the current batch has ended and Spark has recorded it, and let no other begin. A batch that waits
+        in vain is interrupted."""
         if self._in_batch == threading.get_ident():
-            raise ConfigurationError("stop(query) came from within a batch, which it would wait for: call it elsewhere")
-        is_broken_off = False
-        while not self._lock.acquire(timeout=_LOOK_AGAIN_S):
-            if not is_broken_off and waits_in_vain():
-                is_broken_off = True
-                with contextlib.suppress(Py4JJavaError):  # its 'stopTimeout': the batch ends all the same
+            raise ConfigurationError(
+                "stop(query) was called from within a batch and would wait for that batch: call it elsewhere"
+            )
+        is_interrupted = False
+        while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
+            if not is_interrupted and waits_in_vain():
+                is_interrupted = True
+                with contextlib.suppress(Py4JJavaError):  # after Spark's 'stopTimeout': the batch ends all the same
                     query.stop()
         try:
-            while query.isActive and query.status["isTriggerActive"] and not self._waits:
-                time.sleep(_LOOK_AGAIN_S)
+            while query.isActive and query.status["isTriggerActive"] and not self._batch_waits:
+                time.sleep(_POLL_INTERVAL_S)
             yield
         finally:
             self._lock.release()
 
 
 @contextlib.contextmanager
-def interrupts_as_spark_knows_them(batch_id: int, is_stopped: Callable[[], bool]) -> Iterator[None]:
-    """Tell Spark in few words that its ``stop()`` broke the batch off, amid a call into Java or amid a wait for a
-    target system.
+def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """Shorten the error by which Spark recognizes that its ``stop()`` interrupted the batch, during a call into Java or
+    a wait for a target system.
 
-    It knows by a regular expression (SPARK-39218), which overflows the stack of the query's thread where it finds
-    Java's trace in the text.
+    Spark searches the error's text with a regular expression (SPARK-39218). With Java's stack trace in the text, the
+    search overflows the stack of the query's thread.
     """
     try:
         yield
@@ -122,6 +124,6 @@ def interrupts_as_spark_knows_them(batch_id: int, is_stopped: Callable[[], bool]
             raise
         kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
         raise kind(
-            f"batch {batch_id} was broken off: its query was stopped, or its job cancelled. The query's next start goes"
-            f" on with it. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_INTERRUPT})"
+            f"batch {batch_id} was interrupted: its query was stopped, or its job cancelled. The query's next start"
+            f" continues with it. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_INTERRUPT})"
         ) from None

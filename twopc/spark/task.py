@@ -1,43 +1,53 @@
-"""What runs on the executors: one participant a task attempt, for all sinks at once."""
+"""A task of a batch: what runs on the executors, and how its vote or its error comes back to the driver.
+
+PySpark passes only the text of a task's traceback to the driver. Without ``refusals_from_tasks``, a configuration error
+would look like a failure worth retrying.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StructType
 
+from twopc import errors
 from twopc.participant import Participant, Vote
-from twopc.spark import refusals
 from twopc.spark.output import Columns
-from twopc.spark.pickled_sinks import Shipped
+from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 VOTE_SCHEMA = StructType().add("vote", "string").add("record_bytes", "double")
-"""As a value, which Spark need not ask the JVM about. ``record_bytes``: the largest mean size of the records of one
-record batch, 0 where there was none."""
+"""A value, because a schema given as text takes a call to the JVM to parse. ``record_bytes`` is the largest mean size
+of the records of one record batch, or 0 if there was none."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The body of ``mapInArrow``: the columns of all sinks in, one row with this attempt's vote out."""
+    """The function for ``mapInArrow``: it takes the columns of all sinks and returns one row, with the attempt's vote.
 
-    sinks: Shipped
+    Each task attempt has one participant, for all sinks at once.
+    """
+
+    sinks: PickledSinks
     columns: Columns
     round: Round
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with refusals.in_task():
+        with refusals_to_driver():
             yield self._returned(batches)
 
     def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
-        sinks, record_bytes = self.sinks.arrived(), 0.0
+        sinks, record_bytes = self.sinks.loaded(), 0.0
         # Spark counts task attempts through all jobs of an application, so a retry of a whole stage has other numbers.
         with Participant(
             sinks, self.round, partition=context.partitionId(), serial=context.taskAttemptId()
@@ -55,5 +65,116 @@ def _dump(vote: Vote) -> str:
 
 
 def load_vote(text: str) -> Vote:
-    """The vote that a task returned."""
+    """Return the vote that a task returned as text."""
     return {name: Committable.from_json(value) for name, value in json.loads(text).items()}
+
+
+def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """Wrap ``task`` in a function that Spark can unpickle even where this package is missing, or is another project's.
+
+    There the function raises an error that names the host and what to install. Spark's own would name a module only.
+    The function is pickled by value, because it is nested, so it does its imports inside.
+    """
+    dumps: Callable[[object], bytes] = cloudpickle.dumps
+    pickled = dumps(task)
+
+    def run(batches: Iterable[Any]) -> Iterator[Any]:
+        from pyspark import cloudpickle
+
+        try:
+            loaded = cloudpickle.loads(pickled)
+        except (ImportError, AttributeError) as error:  # not installed, or in another version
+            raise missing(error) from error
+        yield from loaded(batches)
+
+    def missing(error: Exception) -> ModuleNotFoundError:
+        import socket
+        import sys
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = f" of this project, but the distribution 'twopc' {version('twopc')} of another: run"
+            found += " `pip uninstall twopc twopc-core` there, then"
+        except PackageNotFoundError:
+            found = ":" if getattr(error, "name", None) == "twopc" else " that can be loaded:"
+        return ModuleNotFoundError(  # the driver looks for these words: _LACKS_TWOPC
+            f"the Python {sys.executable} of the executor at {socket.gethostname()} has no package 'twopc'{found}"
+            " install twopc-core and the distributions of the sinks there on every executor, as on the driver."
+            f" ({type(error).__name__}: {' '.join(str(error).split())})"
+        )
+
+    return run
+
+
+class TaskRefused(Exception):
+    """A ``Refused`` error on its way from a task to the driver, as one line of JSON: class, message and attributes."""
+
+
+_RAISED = re.compile(rf"^{re.escape(__name__)}\.{TaskRefused.__qualname__}: (.+)$", re.MULTILINE)
+
+_LACKS_TWOPC = re.compile(r"^ModuleNotFoundError: (.* has no package 'twopc'.*)$", re.MULTILINE)
+"""What ``portable`` raises."""
+
+_UNFIT_PYTHON = re.compile(
+    r"^(?:[\w.]+\.)?(?:ImportError|ModuleNotFoundError|PySparkImportError|PySparkRuntimeError): "
+    r"(.*(?:\b(?:PyArrow|Pandas) >= |No module named '(?:pyarrow|pandas)[.']|PYTHON_VERSION_MISMATCH).*)$",
+    re.MULTILINE,
+)
+"""What Spark's own worker raises before it calls a task. On 4.0 to 4.2 a missing pyarrow is a ``ModuleNotFoundError``.
+Elsewhere PySpark raises ``PySparkImportError`` for pyarrow and pandas."""
+
+_LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor")
+
+
+@contextlib.contextmanager
+def refusals_to_driver() -> Iterator[None]:
+    """In a task: raise a ``Refused`` error in a form that ``refusals_from_tasks`` recognizes on the driver.
+
+    Raises:
+        TaskRefused: instead of ``Refused``, which is its cause.
+    """
+    try:
+        yield
+    except errors.Refused as refused:
+        # A user's sink may raise an error of its own class, which the driver may not have.
+        kind = next(base.__name__ for base in type(refused).__mro__ if base.__module__ == errors.__name__)
+        attributes = {name: value for name, value in vars(refused).items() if not name.startswith("__")}
+        raise TaskRefused(json.dumps([kind, str(next(iter(refused.args), "")), attributes], default=str)) from refused
+
+
+@contextlib.contextmanager
+def refusals_from_tasks() -> Iterator[None]:
+    """On the driver: re-raise the ``Refused`` error of a task of the job inside.
+
+    Raises:
+        Refused: a task raised it, with this class, message and attributes.
+        ConfigurationError: the Python of an executor lacks what the task needs.
+    """
+    try:
+        yield
+    except Exception as error:
+        for line in _RAISED.findall(str(error))[-1:]:  # the one that ended the task comes last
+            kind, reason, attributes = json.loads(line)
+            refused: errors.Refused = getattr(errors, kind)(reason)
+            vars(refused).update(attributes)
+            raise refused from error
+        for reason in _LACKS_TWOPC.findall(str(error))[-1:]:
+            raise errors.ConfigurationError(reason) from None
+        for reason in _UNFIT_PYTHON.findall(str(error))[-1:]:
+            hosts = _LOST_TASK.findall(str(error))[-1:]
+            raise errors.ConfigurationError(_unfit(reason, *hosts)) from None
+        raise
+
+
+def _unfit(reason: str, host: str | None = None) -> str:
+    where = f"the executor at {host}" if host else "an executor"
+    advice = (
+        "Give the executors the driver's version of Python, and"
+        if "PYTHON_VERSION_MISMATCH" in reason
+        else "Executors run the Python that PYSPARK_PYTHON or spark.pyspark.python names:"
+    )
+    log = "" if host else " Spark's log names the host of the executor in a line that begins with 'Lost task'."
+    return (
+        f"the Python of {where} can't run the batch's tasks: {reason.rstrip('.')}. {advice} install twopc-core[spark]"
+        f" and the distributions of the sinks into that Python on every executor, as on the driver.{log}"
+    )

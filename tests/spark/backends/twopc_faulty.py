@@ -1,11 +1,18 @@
 """The real backends, with faults at the steps of the protocol. Spark's processes find them by entry point.
 
-The option ``faults`` is a folder. A file in it named for a step is a fault, told by its text, which happens once there:
-``raise``; ``die``, the process; ``kill <process group>``, that group and the process; ``lose``, the executor that the
-task runs on, and the process; ``fence <log>``, by a newer coordinator; ``hold <file>``, a minute, after which the file
-tells that nobody has ended the process; ``orphan <file> <file>``, which kills the process group that is named in the
-first file, and holds; ``touch <file>``, which is no fault but tells somebody. With ``once <file>`` behind it a fault
-waits until that file is there.
+The option ``faults`` is a folder. A file in it that is named for a step is a fault, which happens once at that step.
+Its text is one of:
+
+- ``raise``: raise an error
+- ``die``: kill the process
+- ``kill <process group>``: kill that group and the process
+- ``lose``: kill the executor that runs the task, and the process
+- ``fence <log>``: open the log as a newer coordinator
+- ``hold <file>``: wait for a minute, then create the file, as a sign that the process was not ended
+- ``orphan <file> <file>``: kill the process group named in the first file, then hold
+- ``touch <file>``: no fault; create the file as a sign
+
+A fault followed by ``once <file>`` waits until that file exists.
 """
 
 from __future__ import annotations
@@ -33,7 +40,7 @@ HELD_S = 60
 
 
 class Faults:
-    """The faults that are left in a folder."""
+    """The faults in a folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
@@ -46,7 +53,7 @@ class Faults:
                 return
             file.unlink()
         except FileNotFoundError:
-            return  # there is none, or another task has it
+            return  # there is no fault, or another task has taken it
         what, _, whom = fault.partition(" ")
         if what == "raise":
             raise RuntimeError(f"a fault at {step}")
@@ -110,7 +117,7 @@ def faulty(backend: type[TwoPhaseCommitSink[Any]]) -> type[TwoPhaseCommitSink[An
         def close(self) -> None:
             super().close()
             if self.completed:
-                self.faults.at("close")  # the log is closed, and Spark has not noted the batch
+                self.faults.at("close")  # the log is closed, and Spark has not recorded the batch
 
     Faulty.__name__ = Faulty.__qualname__ = f"Faulty{backend.__name__}"
     return Faulty

@@ -1,1 +1,1 @@
-"""``format("twopc")``: a sink as a data source of Spark's."""
+"""``format("twopc")``: a sink as a Spark data source."""

@@ -9,7 +9,7 @@ from twopc.checkpoint.folder import CheckpointFolder, url
 from twopc.coordinator import START_TIMEOUT_S
 from twopc.errors import ConfigurationError
 from twopc.options import Option, names
-from twopc.spark.data_source.round import Target
+from twopc.spark.data_source.round import Rounds
 
 BATCH_OWNER = "batch writes"
 """Whose the log of batch writes is. No query has this id."""
@@ -49,7 +49,7 @@ OPTIONS = (
 _OWN = {name.lower() for name in names(OPTIONS)}
 
 
-def stream_target(options: Mapping[str, str]) -> Target:
+def stream_target(options: Mapping[str, str]) -> Rounds:
     """The target of a streaming query. ``options``: Spark gives their names in lower case.
 
     Raises:
@@ -68,7 +68,7 @@ def stream_target(options: Mapping[str, str]) -> Target:
     return replace(_target(options, log, folder.query_id()), checkpoint=folder.url)
 
 
-def batch_target(options: Mapping[str, str]) -> tuple[Target, int | None]:
+def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
     """The target of one batch write, and the number that it has been given. Raises like ``stream_target``."""
     if not options.get("log"):
         raise ConfigurationError(
@@ -79,13 +79,13 @@ def batch_target(options: Mapping[str, str]) -> tuple[Target, int | None]:
     return _target(options, options["log"], BATCH_OWNER), batch_id
 
 
-def _target(options: Mapping[str, str], log: str, owner: str) -> Target:
+def _target(options: Mapping[str, str], log: str, owner: str) -> Rounds:
     backend = options.get("sink")
     if not backend:
         raise ConfigurationError("format('twopc') needs the option 'sink': a backend's name, such as kafka or files")
     if log.startswith("memory:"):
         raise ConfigurationError(f"a commit log at {log!r} is in one process's memory, and several need it")
-    return Target(
+    return Rounds(
         backend=backend,
         options={name: value for name, value in options.items() if name not in _OWN},
         log=url(log),

@@ -1,8 +1,8 @@
-"""One round of which each step runs in another process, as Spark's data sources have it.
+"""A round whose steps run in different processes, as Spark's data sources require.
 
-``open`` before the tasks, ``PhaseOne.write`` in each task, ``finish`` or ``recover`` after them. Nothing stays in
-memory in between, so the coordinator of every step is a new one. What holds them together is the incarnation: a round
-has one of its own, opened before its tasks begin, and ``finish`` goes on with that one or learns that it is fenced.
+``Rounds.open`` runs before the tasks, ``PhaseOne.write`` in each task, and ``Rounds.finish`` or ``Rounds.recover``
+after them. Nothing stays in memory in between, so each step creates its own coordinator. The incarnation connects them:
+each round opens one before its tasks begin, and ``finish`` continues with it or learns that it is fenced.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark.pickled_sinks import Shipped
+from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 
 logger = logging.getLogger(__name__)
 
 SINK = "sink"
-"""The sink's name in the log, as in ``foreach_batch`` with one sink: a query can change from one to the other."""
+"""The sink's name in the log, as in ``foreach_batch`` with one sink: a query can change between the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Incarnation:
     """An incarnation that was opened before the tasks.
 
     Attributes:
-        log_id: the log's, which tells it from one that took its place.
-        number: the one that the log counts.
-        began_s: a reading of the driver's ``time.perf_counter`` before any task began.
+        log_id: the log's id, which distinguishes it from a log that took its place.
+        number: the incarnation's number in the log.
+        began_s: the driver's ``time.perf_counter`` before any task began.
     """
 
     log_id: str
@@ -55,8 +55,8 @@ class Incarnation:
 
 @dataclass(frozen=True)
 class TaskVote(WriterCommitMessage):
-    """What a task returns. ``vote`` is empty where it wrote nothing, and ``reads`` but in partition 0's: every batch
-    has one."""
+    """What a task returns. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which every batch
+    has, returns ``reads``."""
 
     incarnation: Incarnation
     vote: Vote
@@ -65,17 +65,17 @@ class TaskVote(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """What travels to the tasks.
+    """What the planner sends to the tasks.
 
     Attributes:
-        sinks: by name.
-        incarnation: the round's.
-        batch_id: the batch that was planned.
-        reads: what it reads, or None in a batch write.
-        is_decided: whether it was decided before this round. No other batch can be before ``finish``.
+        sinks: the pickled sinks, by name.
+        incarnation: the round's incarnation.
+        batch_id: the planned batch.
+        reads: what the batch reads, or None in a batch write.
+        is_decided: whether the batch was decided before this round. No other batch can be decided before ``finish``.
     """
 
-    sinks: Shipped
+    sinks: PickledSinks
     incarnation: Incarnation
     batch_id: int
     reads: JsonValue
@@ -84,11 +84,11 @@ class PhaseOne:
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
 
-        A decided batch is evaluated and not written: Spark's state store and watermark advance only with the
-        evaluation, and after a crash must be where they would be without one.
+        A decided batch is evaluated and not written: Spark's state store and watermark advance only when it is
+        evaluated, and after a crash they must be where they would be without one.
 
         Raises:
-            LogMismatch: it is another batch than the one that was planned, so what it reads was not compared.
+            LogMismatch: this is not the planned batch, so what it reads was not compared.
         """
         context = TaskContext.get()
         assert context is not None
@@ -104,7 +104,7 @@ class PhaseOne:
                 pass
             return TaskVote(self.incarnation, {}, reads)
         round = Round(self.incarnation.number, batch_id)
-        sinks = self.sinks.arrived()
+        sinks = self.sinks.loaded()
         with Participant(sinks, round, partition=context.partitionId(), serial=context.taskAttemptId()) as participant:
             for batch in batches:
                 participant.write(SINK, batch)
@@ -112,9 +112,19 @@ class PhaseOne:
 
 
 @dataclass(frozen=True)
-class Target:
-    """All that a process needs to make the coordinator. ``options`` are the sink's, which may hold credentials, and
-    ``checkpoint`` the query's folder, or None for batch writes."""
+class Rounds:
+    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator.
+
+    Attributes:
+        backend: the sink's entry-point name.
+        options: the sink's options, which may hold credentials.
+        log: the URL of the commit log.
+        owner: the query's id; see ``Coordinator``.
+        replay_copies: the URL of the folder of replay copies, or None.
+        first_batch_id: see ``Coordinator``.
+        checkpoint: the URL of the query's checkpoint folder, or None for batch writes.
+        start_timeout_s: see ``Coordinator``.
+    """
 
     backend: str
     options: Mapping[str, str] = field(repr=False)
@@ -128,11 +138,11 @@ class Target:
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
 
-        The batch is the newest that the query's checkpoint has: Spark writes what it reads there just before. In a
-        batch write it is ``batch_id``, or the log's next.
+        The batch is the newest in the query's checkpoint, where Spark has just written what it reads. In a batch write
+        it is ``batch_id``, or the next batch of the log.
 
         Raises:
-            LogMismatch: the batch can't come now, or was decided with other input.
+            LogMismatch: the batch is not the next one, or was decided with other input.
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
         reads = follows = None
@@ -154,24 +164,24 @@ class Target:
             batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
         is_decided = is_known(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter())
-        return PhaseOne(Shipped.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
+        return PhaseOne(PickledSinks.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
-        """Seal, decide and commit what the tasks pre-committed. Raises like ``Coordinator.run``."""
+        """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``."""
         [incarnation] = {message.incarnation for message in messages}
         with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
             coordinator.resume(incarnation.log_id, incarnation.number)
             votes = [message.vote for message in messages]
             reads = next((message.reads for message in messages if message.reads is not None), None)
             coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=incarnation.began_s)
-        # Leaving it has closed the log: nobody tells a data source when its query ends.
+        # Leaving the block has closed the log: Spark does not notify a data source when its query ends.
 
     def recover(self, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
         """Roll back a round that failed, or finish one that was decided before it failed.
 
-        A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new one
-        settles first whether it did. Where nobody tells the incarnation, the next start does it: to open one would
-        fence a newer driver.
+        A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new
+        incarnation first establishes whether it did. If no message has the incarnation, recovery is left to the next
+        start: opening an incarnation here could fence a newer driver.
         """
         incarnations = {message.incarnation for message in messages if message is not None}
         incarnations |= set() if opened is None else {opened}
@@ -179,12 +189,12 @@ class Target:
             return
         try:
             for incarnation in incarnations:
-                # Raises Fenced: it is a newer driver's now.
+                # Raises Fenced if the log belongs to a newer driver now.
                 CommitLog.resume(open_store(self.log), incarnation.log_id, incarnation.number)
             with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
                 coordinator.recover()
-        except Exception as error:  # noqa: BLE001  # Spark would tell this one instead of why the round failed
-            logger.warning("could not clean up after the failed batch, which the next start does: %s", error)
+        except Exception as error:  # noqa: BLE001  # Spark would report this error instead of why the round failed
+            logger.warning("cleanup after the failed batch is left to the next start: %s", error)
 
     def _coordinator(self, sink: TwoPhaseCommitSink[Any]) -> Coordinator:
         return Coordinator(

@@ -1,20 +1,30 @@
-"""What a task refuses is raised on the driver as what it is: with its class, its words and its attributes."""
+"""An error that a task raises arrives on the driver with its class, message and attributes."""
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 import traceback
 import venv
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import py4j
+import pyspark
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 
+import twopc
 from twopc.errors import ConfigurationError, RecordRefused, Refused, TwoPhaseCommitError
-from twopc.spark import foreach_batch, refusals
+from twopc.spark import foreach_batch
+from twopc.spark.output import Columns
+from twopc.spark.pickled_sinks import PickledSinks
+from twopc.spark.task import Task, portable, refusals_from_tasks, refusals_to_driver
+from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Pipeline, Topic
@@ -25,17 +35,17 @@ class OfAnotherDistribution(RecordRefused):
 
 
 class Spark(Exception):
-    """As PySpark raises it: with the text of the task's traceback, and text of its own around."""
+    """PySpark's error: the text of the task's traceback, within text of its own."""
 
 
 def on_driver(refused: BaseException) -> BaseException:
-    """What the driver makes of an error that a task raised."""
+    """Return the driver's error after a task raised ``refused``."""
     try:
-        with refusals.in_task():
+        with refusals_to_driver():
             raise refused
     except Exception:  # noqa: BLE001  # whatever it is
         told = f"Job aborted:\n{traceback.format_exc()}\n\tat org.apache.spark.api.python.BasePythonRunner\n"
-    with pytest.raises(Exception, match=r".*") as raised, refusals.of_tasks():
+    with pytest.raises(Exception, match=r".*") as raised, refusals_from_tasks():
         raise Spark(told)
     return raised.value
 
@@ -61,7 +71,7 @@ def test_a_refusal_arrives_whole(refused: Refused) -> None:
 def test_a_refusal_of_another_distributions_class_arrives_as_the_class_that_the_core_knows() -> None:
     arrived = on_driver(OfAnotherDistribution("no", record=1))
     assert type(arrived) is RecordRefused
-    assert str(arrived) == "record 1: no"
+    assert str(arrived).startswith("record 1: no")
 
 
 def test_any_other_error_stays_what_spark_raised() -> None:
@@ -70,8 +80,8 @@ def test_any_other_error_stays_what_spark_raised() -> None:
 
 
 def spark_reports(*lines: str) -> BaseException:
-    """What the driver makes of a task that Spark's own worker ended, before a line of ours ran in it."""
-    with pytest.raises(Exception, match=r".*") as raised, refusals.of_tasks():
+    """Return the driver's error after Spark's own worker ended a task, before our code ran in it."""
+    with pytest.raises(Exception, match=r".*") as raised, refusals_from_tasks():
         raise Spark("\n".join(["Traceback (most recent call last):", '  File "worker.py", line 1, in main', *lines]))
     return raised.value
 
@@ -94,7 +104,7 @@ def test_an_executor_without_what_spark_needs_is_refused_with_what_to_install(li
     assert "'Lost task'" in str(arrived)  # where the host is
 
 
-def test_the_host_is_named_where_spark_names_it() -> None:
+def test_the_host_is_named_if_spark_names_it() -> None:
     lost = "Lost task 0.0 in stage 0.0 (TID 0) (10.0.0.7 executor 3): org.apache.spark.api.python.PythonException:"
     arrived = spark_reports(lost, "ModuleNotFoundError: No module named 'pyarrow'")
     assert str(arrived).startswith("the Python of the executor at 10.0.0.7 can't run")
@@ -110,12 +120,12 @@ def test_an_executor_with_another_version_of_python_is_refused_in_sparks_words()
     assert "3.12 than that in driver: 3.11" in str(arrived)
 
 
-def test_another_module_that_is_missing_is_no_fault_of_the_executors_python() -> None:
+def test_another_missing_module_stays_what_spark_raised() -> None:
     assert type(spark_reports("ModuleNotFoundError: No module named 'pandas_of_mine'")) is Spark
 
 
 @pytest.mark.spark
-def test_a_batch_on_an_executor_without_pyarrow_is_not_said_to_be_run_again(
+def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     venv.create(tmp_path / "bare", symlinks=True)
@@ -130,7 +140,7 @@ def test_a_batch_on_an_executor_without_pyarrow_is_not_said_to_be_run_again(
 
 @pytest.mark.spark
 @pytest.mark.kafka
-def test_a_record_that_can_not_be_written_is_named_to_who_runs_the_query(pipeline: Pipeline, topic: Topic) -> None:
+def test_a_record_that_can_not_be_written_is_located_in_the_querys_error(pipeline: Pipeline, topic: Topic) -> None:
     raised: list[RecordRefused] = []
     columns = ["name AS value", "CAST(IF(id = 3, -1, id) AS TIMESTAMP) AS timestamp"]
     write = foreach_batch({"orders": (topic.sink(), columns)}, log=str(pipeline.log))
@@ -151,3 +161,70 @@ def test_a_record_that_can_not_be_written_is_named_to_who_runs_the_query(pipelin
     assert "hunter2" not in str(refused)
     assert pipeline.entries("decide") == []
     assert topic.ongoing() == []
+
+
+# A task where this package itself is missing. ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Path:
+    """The packages of an executor's Python: pyspark and nothing else."""
+    for module in (pyspark, py4j):
+        (tmp_path / module.__name__).symlink_to(Path(module.__file__ or "").parent)
+    return tmp_path
+
+
+def refused_at(executor: Path) -> str:
+    """Return the driver's message about a task that ran in this Python, after the names of the Python and the host."""
+    code = "from pyspark import cloudpickle; import sys; list(cloudpickle.loads(sys.stdin.buffer.read())([]))"
+    task = Task(PickledSinks({}), Columns((), in_structs=False), Round(1, 0))
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        input=cloudpickle.dumps(portable(task)),  # type: ignore[no-untyped-call]
+        capture_output=True,
+        cwd=executor,
+        env={"PYTHONPATH": str(executor)},
+        check=False,
+    )
+    with pytest.raises(ConfigurationError) as refused, refusals_from_tasks():
+        raise Spark(ended.stderr.decode())
+    where = f"the Python {sys.executable} of the executor at {socket.gethostname()} has no package 'twopc'"
+    assert str(refused.value).startswith(where)
+    assert "on every executor, as on the driver." in str(refused.value)
+    return str(refused.value).removeprefix(where)
+
+
+def add_foreign_twopc(executor: Path, *files: str) -> None:
+    """Add the distribution that ``pip install twopc`` installs."""
+    info = executor / "twopc-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: twopc\nVersion: 1.2\n")
+    (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    for file in files:
+        (executor / file).parent.mkdir(exist_ok=True)
+        (executor / file).write_text("")
+
+
+def test_an_executor_without_twopc_is_named_with_its_host_and_what_to_install(executor: Path) -> None:
+    assert refused_at(executor).startswith(": install twopc-core and the distributions of the sinks")
+
+
+def test_another_projects_twopc_on_an_executor_is_named_as_the_one_to_remove(executor: Path) -> None:
+    add_foreign_twopc(executor, "twopc/__init__.py", "twopc/stars.py")
+    refused = refused_at(executor)
+    assert refused.startswith(" of this project, but the distribution 'twopc' 1.2 of another: run `pip uninstall twopc")
+    assert "No module named 'twopc.spark'" in refused
+
+
+def test_two_projects_twopc_in_one_folder_are_named_as_those_to_remove(executor: Path) -> None:
+    (executor / "twopc").symlink_to(Path(twopc.__file__).parent)
+    add_foreign_twopc(executor)
+    (executor / "twopc-1.2.dist-info" / "RECORD").write_text("twopc/__init__.py,,\n")
+    assert "another: run `pip uninstall twopc twopc-core`" in refused_at(executor)
+
+
+def test_the_reason_why_an_executor_cannot_load_twopc_is_named(executor: Path) -> None:
+    (executor / "twopc").symlink_to(Path(twopc.__file__).parent)
+    refused = refused_at(executor)
+    assert refused.startswith(" that can be loaded: install twopc-core")
+    assert "No module named" in refused

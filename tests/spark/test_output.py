@@ -1,20 +1,24 @@
-"""Each sink gets its columns by the names that they have in the batch, whatever those are."""
+"""Each sink gets its columns, by the names that they have in the batch, whatever those are, and with Arrow's types."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql.types import StructField, StructType, TimestampType
 
+import twopc
+from twopc.errors import ConfigurationError
 from twopc.spark import foreach_batch
-from twopc.spark.output import ALL, projected
+from twopc.spark.output import ALL, arrow_schema, projected
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from tests.spark.conftest import Pipeline
-
-pytestmark = pytest.mark.spark
 
 PLAIN = ["id", "name AS text"]
 NOT_PLAIN = [
@@ -25,6 +29,7 @@ NOT_PLAIN = [
 ]
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("by_plan", [False, True], ids=["of its own expressions", "of the batch"])
 @pytest.mark.parametrize(("columns", "record"), [pytest.param(PLAIN, {"id": 1, "text": "one"}, id="plain"), *NOT_PLAIN])
 def test_a_sink_alone_gets_columns(
@@ -39,6 +44,7 @@ def test_a_sink_alone_gets_columns(
     assert pipeline.archived() == [record]
 
 
+@pytest.mark.spark
 def test_only_several_sinks_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
     frame = spark.range(1)
     assert projected(frame, {"one": ALL})[0] is frame
@@ -47,3 +53,31 @@ def test_only_several_sinks_or_names_that_python_cannot_hand_over_need_structs(s
         for expressions in ({"one": ALL}, {"one": ["id"]}, {"one": ["id AS `a.b`"]}, {"one": ALL, "other": ALL})
     ]
     assert in_structs == [False, False, True, True]
+
+
+@pytest.mark.spark
+def test_foreach_batch_writes_timestamps(pipeline: Pipeline) -> None:
+    archive = twopc.create_sink("files", {"path": str(pipeline.folder / "archive")})
+    pipeline.add_batch([{"id": 1793138400}])
+    pipeline.run(
+        foreach_batch(archive, log=str(pipeline.log)),
+        lambda source: source.selectExpr("timestamp_seconds(id) AS at"),
+    )
+    [file] = (pipeline.folder / "archive").glob("part-*")
+    assert [row["at"].timestamp() for row in pq.read_table(file).to_pylist()] == [1793138400]
+
+
+def test_a_timestamp_has_a_time_zone_in_every_version_of_spark() -> None:
+    schema = arrow_schema(StructType([StructField("at", TimestampType())]))
+    assert schema.field("at").type.tz == "UTC"
+
+
+def test_what_is_not_a_sink_with_columns_is_refused(tmp_path: Path) -> None:
+    archive = twopc.create_sink("files", {"path": str(tmp_path / "archive")})
+    given: Any
+    for given, reason in [
+        ("kafka", "'kafka' is not a sink: create one with twopc.create_sink"),
+        ((archive, "id, name"), "must be a list of SQL expressions, not the text 'id, name'"),
+    ]:
+        with pytest.raises(ConfigurationError, match=reason):
+            foreach_batch({"archive": given}, log=str(tmp_path / "log"))

@@ -1,0 +1,198 @@
+"""A round's steps one after the other in this process, as Spark's processes run them: with files, and no session."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+from twopc import Committable
+from twopc.errors import ConfigurationError, Fenced, LogMismatch
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
+from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
+from twopc.spark.data_source.source import StreamWriter, record_batches
+from twopc.spark.output import arrow_schema
+from twopc.transaction import JsonValue
+from twopc_files.sink import FileSink
+
+SCHEMA = pa.schema({"id": pa.int64()})
+RECORDS = pa.record_batch({"id": [1]})
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Rounds:
+    options = {"path": str(tmp_path / "archive"), "format": "json"}
+    return Rounds("files", options, str(tmp_path / "log"), "a-query", None, 0)
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A task's context, until the test ends."""
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
+    context = TaskContext._getOrCreate()
+    context._partitionId, context._taskAttemptId = 0, 7
+    context._localProperties = {"sql.streaming.queryId": "a-query", "streaming.sql.batchId": "0"}
+    return context
+
+
+def written(phase_one: PhaseOne, batch_id: int = 0) -> list[TaskVote]:
+    return [phase_one.write(batch_id, iter([RECORDS]))]
+
+
+def archived(rounds: Rounds) -> int:
+    return len(list(Path(rounds.options["path"]).glob("part-*")))
+
+
+def staged(rounds: Rounds) -> int:
+    return len(list(Path(rounds.options["path"]).glob("_twopc/*")))
+
+
+def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(rounds: Rounds, task: Any) -> None:
+    for batch_id in range(3):
+        rounds.finish(batch_id, written(rounds.open(SCHEMA), batch_id))
+    assert archived(rounds) == 3
+    newest = read_tail(open_store(rounds.log))
+    assert newest is not None
+    assert (newest[1].kind, newest[1].incarnation, newest[1].decided) == ("close", 3, 2)
+
+
+def test_a_commit_that_is_called_again_changes_nothing(rounds: Rounds, task: Any) -> None:
+    votes = written(rounds.open(SCHEMA))
+    rounds.finish(0, votes)
+    rounds.finish(0, votes)
+    assert archived(rounds) == 1
+
+
+def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
+    rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ages: list[float] = []
+
+    def seal(sink: FileSink, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        ages.append(age_s)
+        return committables
+
+    monkeypatch.setattr(FileSink, "seal", seal)
+    [vote] = written(rounds.open(SCHEMA))
+    long_ago = replace(vote.incarnation, began_s=time.perf_counter() - 1000)
+    rounds.finish(0, [replace(vote, incarnation=long_ago)])
+    assert ages[0] >= 1000
+
+
+def test_votes_of_two_rounds_are_never_one_decision(rounds: Rounds, task: Any) -> None:
+    older = written(rounds.open(SCHEMA))
+    newer = written(rounds.open(SCHEMA))
+    with pytest.raises(ValueError, match="too many values"):
+        rounds.finish(0, older + newer)
+    with pytest.raises(Fenced):
+        rounds.finish(0, older)
+    rounds.recover(older)  # does not touch the newer round's files
+    assert staged(rounds) == 1
+    rounds.finish(0, newer)
+    assert archived(rounds) == 1
+
+
+def test_a_task_of_another_query_writes_nothing(rounds: Rounds, task: Any) -> None:
+    writer = StreamWriter(rounds, rounds.open(SCHEMA), StructType())
+    task._localProperties["sql.streaming.queryId"] = "another-query"
+    with pytest.raises(
+        LogMismatch, match="this is query another-query, and its checkpoint folder belongs to query a-query"
+    ):
+        writer.write(iter([RECORDS]))
+    assert staged(rounds) == 0
+
+
+# What the batch reads, according to the checkpoint. ------------------------------------------------------------------
+
+
+def plan(rounds: Rounds, batch_id: int, end: int) -> None:
+    """Write to the checkpoint what Spark writes before it plans a batch."""
+    assert rounds.checkpoint
+    offsets = Path(rounds.checkpoint) / "offsets"
+    offsets.mkdir(parents=True, exist_ok=True)
+    text = f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":5,"conf":{{}}}}\n{{"orders":{{"0":{end}}}}}'
+    (offsets / str(batch_id)).write_text(text)
+
+
+def reads(end: int) -> JsonValue:
+    metadata: JsonValue = {"batchWatermarkMs": 0, "batchTimestampMs": 5, "conf": {}}
+    return {"sources": [{"orders": {"0": end}}], "metadata": metadata, "version": "v1"}
+
+
+@pytest.fixture
+def planned(rounds: Rounds, tmp_path: Path) -> Rounds:
+    """The rounds of a query whose batch 0 is planned to end at 100."""
+    query = replace(rounds, checkpoint=str(tmp_path / "checkpoint"))
+    plan(query, 0, 100)
+    return query
+
+
+def test_a_decision_has_what_the_batch_reads(planned: Rounds, task: Any) -> None:
+    planned.finish(0, written(planned.open(SCHEMA)))
+    newest = read_tail(open_store(planned.log))
+    assert newest is not None
+    assert newest[1].reads == reads(100)
+
+
+def test_only_the_first_partition_returns_what_the_batch_reads(planned: Rounds, task: Any) -> None:
+    phase_one = planned.open(SCHEMA)
+    votes = []
+    for partition in (1, 0, 2):
+        task._partitionId, task._taskAttemptId = partition, partition
+        votes += written(phase_one)
+    assert [vote.reads for vote in votes] == [None, reads(100), None]
+    planned.finish(0, votes)
+    assert archived(planned) == 3
+
+
+def test_a_decided_batch_that_is_planned_again_from_elsewhere_is_refused_before_its_tasks(
+    planned: Rounds, task: Any
+) -> None:
+    planned.finish(0, written(planned.open(SCHEMA)))
+    plan(planned, 0, 300)
+    with pytest.raises(LogMismatch, match=r"sources\.0\.orders\.0: decided 100, now 300 \(\+200\)"):
+        planned.open(SCHEMA)
+    plan(planned, 0, 100)
+    planned.finish(0, written(planned.open(SCHEMA)))  # as Spark repeats it
+    assert archived(planned) == 1
+
+
+def test_a_task_of_another_batch_than_was_planned_writes_nothing(planned: Rounds, task: Any) -> None:
+    with pytest.raises(LogMismatch, match="a task of batch 1, and the newest batch in the checkpoint was 0"):
+        written(planned.open(SCHEMA), 1)
+    assert staged(planned) == 0
+
+
+def test_a_checkpoint_that_can_not_be_read_is_refused_before_the_log_is_opened(planned: Rounds) -> None:
+    shutil.rmtree(str(planned.checkpoint))
+    with pytest.raises(ConfigurationError, match="offsets does not say what the batch reads"):
+        planned.open(SCHEMA)
+    assert read_tail(open_store(planned.log)) is None
+
+
+def test_rows_of_spark_4_0_become_record_batches_of_the_same_schema_one_at_a_time() -> None:
+    schema = StructType([StructField("id", LongType()), StructField("names", ArrayType(StringType()))])
+    taken = 0
+
+    def rows() -> Iterator[Row]:
+        nonlocal taken
+        for taken in range(25_000):
+            yield Row(id=taken, names=None if taken % 2 else [str(taken)])
+
+    batches = record_batches(rows(), schema)
+    first = next(batches)
+    assert taken == first.num_rows - 1
+    rest = list(batches)
+    assert [batch.num_rows for batch in (first, *rest)] == [10_000, 10_000, 5_000]
+    assert all(batch.schema == arrow_schema(schema) for batch in (first, *rest))
+    assert rest[-1].to_pylist()[-2:] == [{"id": 24_998, "names": ["24998"]}, {"id": 24_999, "names": None}]

@@ -1,0 +1,173 @@
+"""How a checkpoint differs from its log.
+
+Spark writes ``offsets/N`` before it runs batch N and ``commits/N`` after it, and syncs neither on a disk. A checkpoint
+that is behind its log lacks the newest of them. Or, once Spark has planned batch N again, it has an ``offsets/N``
+without ``commits/N`` that differs from what was decided.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from twopc.checkpoint.folder import CheckpointFolder
+from twopc.checkpoint.offsets import Reads, by_source, is_entry, parse, records_between
+from twopc.checkpoint.source_files import COMPACT, content, kept_files, with_files
+from twopc.errors import LogMismatch
+from twopc.log.entries import Entry
+from twopc.log.batch_identity import ABSENT, Difference, differences
+from twopc.transaction import JsonValue
+
+UNCHANGED = "Nothing was changed."
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A batch whose plan in the checkpoint differs from its decision in the log.
+
+    Attributes:
+        batch_id: the batch's number.
+        is_noted: whether Spark has recorded it as done.
+        found: the differences; empty if the checkpoint's entry is cut off.
+        records: by how many Kafka records the planned batch ends later, by source, if that is known.
+    """
+
+    batch_id: int
+    is_noted: bool
+    found: tuple[Difference, ...]
+    records: Mapping[str, int]
+
+    @property
+    def read_otherwise(self) -> bool:
+        """Whether the batch ran with other input. A file that a source has lost since then does not count."""
+        return any(each.path.partition(".")[0] != "files" or each.now != ABSENT for each in self.found)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A checkpoint compared with its log.
+
+    Attributes:
+        query_id: the query's id.
+        decided: the newest batch that the log has decided, or None.
+        reads: what decided batches read, as far as the log keeps it.
+        planned: the batches in ``offsets``, ascending.
+        noted: the newest batch in ``commits`` that Spark can read, or None.
+        cut_off: paths that Spark can't read.
+        has_state: whether the query keeps state, which advances only when each batch is evaluated.
+        mismatches: the batches that differ.
+    """
+
+    query_id: str
+    decided: int | None
+    reads: Mapping[int, Reads]
+    planned: tuple[int, ...]
+    noted: int | None
+    cut_off: frozenset[str]
+    has_state: bool
+    mismatches: tuple[Mismatch, ...]
+
+    def has_whole(self, batch_id: int) -> bool:
+        """Return whether Spark can read the plan of a batch."""
+        return batch_id in self.planned and f"offsets/{batch_id}" not in self.cut_off
+
+    @property
+    def missing(self) -> list[int]:
+        """The decided batches that Spark has neither recorded as done nor planned."""
+        first = -1 if self.noted is None else self.noted
+        return [] if self.decided is None else sorted({*range(first + 1, self.decided + 1)} - {*self.planned})
+
+
+def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
+    """Read the checkpoint, and compare it with the log's remaining entries, oldest first.
+
+    Raises:
+        ConfigurationError: the checkpoint can't be read.
+        LogMismatch: it belongs to another query, or the log was not written for a Spark query.
+    """
+    query_id, tail = folder.query_id(), entries[-1]
+    if query_id != tail.owner:
+        raise LogMismatch(
+            f"the checkpoint at {folder.url} belongs to query {query_id}, and the log to query {tail.owner}."
+            f" {UNCHANGED} Name the folders of one query."
+        )
+    reads = {e.decided: e.reads for e in entries if e.decided is not None and isinstance(e.reads, dict)}
+    if strange := [n for n, of_batch in reads.items() if not is_entry(of_batch)]:
+        raise LogMismatch(
+            f"the input of batch {strange[0]} in the log does not have the form of Spark's checkpoint. {UNCHANGED} Is"
+            " it the log of a query that does not run on Spark?"
+        )
+    planned = folder.numbers("offsets")  # before the commits, so that later plans of a running query are left out
+    commits = folder.numbers("commits")
+    noted = next((n for n in reversed(commits) if noted_entry(folder, n) is not None), None)
+    first = -1 if noted is None else noted
+    looked_at = {}
+    for n in planned:
+        if n in reads or n >= first:
+            with contextlib.suppress(FileNotFoundError):  # a running query removes old files
+                looked_at[n] = _planned(folder, n, reads.get(n))
+    cut_off = {f"offsets/{n}" for n, entry in looked_at.items() if entry is None}
+    cut_off |= {f"commits/{n}" for n in commits if n > first}
+    mismatches = [_mismatch(n, n <= first, reads[n], entry) for n, entry in looked_at.items() if n in reads]
+    return Comparison(
+        query_id=query_id,
+        decided=tail.decided,
+        reads=reads,
+        planned=tuple(planned),
+        noted=noted,
+        cut_off=frozenset(cut_off),
+        has_state=bool(folder.names("state")),
+        mismatches=tuple(m for m in mismatches if m.found or f"offsets/{m.batch_id}" in cut_off),
+    )
+
+
+def _mismatch(batch_id: int, is_noted: bool, decided: Reads, planned: Reads | None) -> Mismatch:
+    if planned is None:
+        return Mismatch(batch_id, is_noted, (), {})
+    ends, later = by_source(decided), by_source(planned)
+    between = {source: records_between(ends[source], later.get(source)) for source in ends}
+    records = {source: count for source, count in between.items() if count}
+    return Mismatch(batch_id, is_noted, tuple(differences(decided, planned)), records)
+
+
+def _planned(folder: CheckpointFolder, batch_id: int, decided: Reads | None) -> Reads | None:
+    """The checkpoint's entry of a batch, with those of its files that the log has, or None if it is cut off."""
+    try:
+        entry = parse(folder.text(f"offsets/{batch_id}"))
+    except ValueError:
+        return None
+    if decided is None:
+        return entry
+    if "folders" in decided:
+        entry["folders"] = decided["folders"]
+    files: dict[str, JsonValue] = {
+        source: {
+            name: found
+            for name, kept in of_source.items()
+            if (found := kept_now(folder, source, name, kept)) is not None
+        }
+        for source, of_source in kept_files(decided).items()
+    }
+    return with_files(entry, {source: of_source for source, of_source in files.items() if of_source})
+
+
+def kept_now(folder: CheckpointFolder, source: str, name: str, kept: JsonValue) -> JsonValue:
+    """Return what a file source's file is now. A file that is gone because a later compact file repeats it counts as
+    kept."""
+    found = content(folder, f"sources/{source}/{name}")
+    if found is None and not name.endswith(COMPACT):
+        later = folder.numbers(f"sources/{source}", COMPACT)[-1:]
+        return kept if later and later[0] > int(name) else None
+    return found
+
+
+def noted_entry(folder: CheckpointFolder, batch_id: int) -> tuple[str, dict[str, object]] | None:
+    """Return the version and the JSON of an entry of ``commits``, or None if it is cut off."""
+    try:
+        version, text = folder.text(f"commits/{batch_id}").split("\n")
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return (version, value) if isinstance(value, dict) else None
