@@ -69,4 +69,4 @@ def _run(job: dict[str, Any], ends_with: int) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(prove(Path(sys.argv[1]))))  # noqa: T201  # its answer to the process that runs it
+    print(json.dumps(prove(Path(sys.argv[1]))))  # its answer to the process that runs it

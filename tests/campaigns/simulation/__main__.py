@@ -176,7 +176,7 @@ def main() -> int:
     parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
     given = parser.parse_args()
     if given.mutants:
-        from tests.campaigns.simulation.mutants import main as catch_all
+        from tests.campaigns.simulation.catching import catch_all
 
         return catch_all(given.report.with_name("mutants.json"))
     if given.seed is not None:
@@ -189,7 +189,7 @@ def _show(seed: int) -> int:
     with simulated():
         scenario, result = run_seed(seed)
         if result.violation is None:
-            print(Failure(scenario, result.schedule, "no violation", seed))
+            print(Failure(scenario, result.schedule, None, seed))
             return 0
         found = shortest(scenario, result, seed)
         print(found)
