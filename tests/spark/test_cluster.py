@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.processes import kill_all_of
+from tests.support.kills import kill_all_of
 from tests.support.spark_home import spark_home
 
 if TYPE_CHECKING:

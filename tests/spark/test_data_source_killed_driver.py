@@ -6,12 +6,12 @@ import json
 import os
 import runpy
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.kills import Process, start_logged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,12 +36,10 @@ def add_batches(folder: Path) -> None:
         os.utime(file, (number, number))
 
 
-def start_driver(folder: Path, topic: Topic) -> subprocess.Popen[bytes]:
+def start_driver(folder: Path, topic: Topic) -> Process:
     options = {"sink": "faulty-kafka", "faults": str(folder / "faults"), **topic.options}
     job = {"folder": str(folder), "backends": str(HERE / "backends"), "options": options}
-    with (folder / "driver.log").open("a") as log:
-        command = [sys.executable, str(DRIVER), json.dumps(job)]
-        return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    return start_logged(folder / "driver.log", str(DRIVER), json.dumps(job))
 
 
 def decided(folder: Path) -> list[int]:

@@ -6,23 +6,21 @@ import json
 import os
 import runpy
 import signal
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 
+from tests.support.contents import in_files, in_table, left_in_files
+from tests.support.kills import kill_all_of, start_logged
 from tests.support.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
-    from typing_extensions import LiteralString
 
     from tests.spark.conftest import Topic
 
@@ -54,19 +52,15 @@ def start_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
     """Run the driver to its end, by its own hand or as asked. Returns its exit code."""
     options = {"conninfo": postgres.conninfo, "table": "counts"}
     job = {"folder": str(folder), "kafka": topic.options, "postgres": options, "kills": KILLS}
-    command = [sys.executable, str(DRIVER), json.dumps(job)]
-    with (folder / "driver.log").open("a") as log:
-        driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            return driver.wait(timeout=200)
-        finally:
-            if driver.poll() is None:
-                os.killpg(driver.pid, signal.SIGKILL)
+    driver = start_logged(folder / "driver.log", str(DRIVER), json.dumps(job))
+    try:
+        return driver.wait(timeout=200)
+    finally:
+        kill_all_of(driver)
 
 
 def archived(folder: Path) -> Counter[tuple[Any, ...]]:
-    files = (folder / "archive").glob("*.parquet")
-    return Counter(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+    return Counter(tuple(row.values()) for row in in_files(folder / "archive"))
 
 
 @pytest.fixture
@@ -76,11 +70,6 @@ def postgres() -> Iterator[PostgresServer]:
         with psycopg.connect(server.conninfo) as connection:
             connection.execute('CREATE TABLE counts ("user" text, minute text, count bigint)')
         yield server
-
-
-def asked(server: PostgresServer, query: LiteralString) -> list[tuple[Any, ...]]:
-    with psycopg.connect(server.conninfo) as connection:
-        return connection.execute(query).fetchall()
 
 
 def told(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -113,8 +102,8 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
 
     # The same records in all targets, and nothing left open in any.
     assert archived(folder) == without_a_kill
-    assert Counter(asked(postgres, "SELECT * FROM counts")) == without_a_kill
-    assert asked(postgres, "SELECT gid FROM pg_prepared_xacts") == []
+    assert Counter(in_table(postgres.conninfo, "SELECT * FROM counts")) == without_a_kill
+    assert in_table(postgres.conninfo, "SELECT gid FROM pg_prepared_xacts") == []
     assert topic.shows(
         [
             json.dumps({"user": user, "minute": minute, "count": count}, separators=(",", ":"))
@@ -122,7 +111,7 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
         ]
     )
     assert topic.ongoing() == []
-    assert list((folder / "archive" / "_twopc").iterdir()) == []
+    assert left_in_files(folder / "archive") == []
 
     # Each batch was decided once, and what was decided was finished and not written again.
     for batch, event in KILLS.items():
