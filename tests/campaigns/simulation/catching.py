@@ -36,8 +36,16 @@ def applied(mutant: Mutant) -> contextlib.AbstractContextManager[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule that catches a mutant and does no harm to the code as it is, and how many were tried before."""
+
+    tried: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class Catch:
-    """How a mutant was caught: by a schedule that does no harm to the code as it is."""
+    """What is recorded of a catch."""
 
     scenario: Scenario
     schedule: dict[int, Fault]
@@ -78,17 +86,18 @@ def recorded() -> dict[str, Catch]:
     return {row["mutant"]: Catch.from_json(row) for row in rows}
 
 
-def catch(mutant: Mutant) -> Failure | None:
+def catch(mutant: Mutant) -> Found | None:
     """Search for a schedule that catches ``mutant``. Within ``simulated``."""
-    candidates = _candidates(mutant)
+    candidates = enumerate(_candidates(mutant), 1)
     while True:
         with applied(mutant):
-            found = next((result for result in candidates if result.violation), None)
+            found = next(((tried, result) for tried, result in candidates if result.violation), None)
             if found is None:
                 return None
-            failure = shortest(found.scenario, found)
+            tried, result = found
+            failure = shortest(result.scenario, result)
         if run_schedule(failure.scenario, failure.schedule).violation is None:
-            return failure
+            return Found(tried, failure)
 
 
 def _candidates(mutant: Mutant) -> Iterator[Result]:
@@ -110,27 +119,44 @@ def catch_all(path: Path) -> int:
     for mutant in MUTANTS:
         with applied(mutant):
             """Each seam is there."""
-    caught: dict[str, dict[str, Any]] = {}
-    report = Report(path)
+    found: dict[str, Found] = {}
     with multiprocessing.Pool() as pool:
-        for number, failure in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1), 1):
-            mutant = MUTANTS[number - 1]
-            print(
-                f"{number} of {len(MUTANTS)}: {mutant.name}: {failure.violation if failure else 'SURVIVES'}", flush=True
-            )
-            if failure:
-                where = mutant.seams[0].called_in or mutant.seams[0].where
-                row = {"where": where, **Catch.of(failure).to_json(), "violation": str(failure.violation)}
-                caught[mutant.name] = row
-    survivors = [mutant.name for mutant in MUTANTS if mutant.name not in caught]
-    rows = ({"mutant": name, **row} for name, row in caught.items())
-    lines = (json.dumps({key: value for key, value in row.items() if key != "violation"}) for row in rows)
-    CAUGHT.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    report.write({"mutants": caught, "survivors": survivors})
+        for number, one in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1), 1):
+            name = MUTANTS[number - 1].name
+            verdict = f"caught after {one.tried} schedules" if one else "SURVIVES"
+            print(f"{number} of {len(MUTANTS)}: {verdict}: {name}", flush=True)
+            if one:
+                found[name] = one
+    survivors = [mutant.name for mutant in MUTANTS if mutant.name not in found]
+    mutants = {mutant.name: mutant for mutant in MUTANTS}
+    CAUGHT.write_text("".join(_line(mutants[name], one) for name, one in found.items()), encoding="utf-8")
+    report = Report(path)
+    report.write({"mutants": {name: _row(mutants[name], one) for name, one in found.items()}, "survivors": survivors})
+    for name in survivors:
+        print(f"SURVIVES {name}")
     seconds = time.monotonic() - started
-    return report.end(f"{len(caught)} of {len(MUTANTS)} mutants caught in {seconds:.0f} s", failed=bool(survivors))
+    return report.end(f"{len(found)} of {len(MUTANTS)} mutants caught in {seconds:.0f} s", failed=bool(survivors))
 
 
-def _catch_alone(number: int) -> Failure | None:
+def _line(mutant: Mutant, found: Found) -> str:
+    return json.dumps({"mutant": mutant.name, "where": _where(mutant), **Catch.of(found.failure).to_json()}) + "\n"
+
+
+def _row(mutant: Mutant, found: Found) -> dict[str, Any]:
+    failure = found.failure
+    return {
+        "where": _where(mutant),
+        **Catch.of(failure).to_json(),
+        "scenario": asdict(failure.scenario),
+        "violation": str(failure.violation),
+        "schedules_tried": found.tried,
+    }
+
+
+def _where(mutant: Mutant) -> str:
+    return mutant.seams[0].called_in or mutant.seams[0].where
+
+
+def _catch_alone(number: int) -> Found | None:
     with simulated():
         return catch(MUTANTS[number])

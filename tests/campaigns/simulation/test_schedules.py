@@ -74,7 +74,7 @@ def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == "recovery commits nothing"]
     caught = catch(mutant)
     assert caught
-    scenario, needed = caught.scenario, dict(caught.schedule)
+    scenario, needed = caught.failure.scenario, dict(caught.failure.schedule)
     with applied(mutant):
         tried = (run_schedule(scenario, {**needed, step: Fault.LOST_BEFORE}) for step in range(max(needed)))
         with_more = next(result for result in tried if result.violation and len(result.schedule) > len(needed))
