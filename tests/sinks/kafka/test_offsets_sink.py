@@ -107,6 +107,7 @@ def test_offsets_are_not_too_old_however_long_the_tasks_took(group: Group, wait:
     wait.repeated(lambda: sink.commit(sealed))
 
 
+@pytest.mark.crash
 def test_a_broker_that_is_gone_for_too_long_costs_the_batch(
     second_broker: Any, make_topic: Any, make_group: Any
 ) -> None:
