@@ -87,30 +87,30 @@ demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS=
 
 .PHONY: simulate
 simulate: $(STAMP) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation
-	$(BIN)/python -m tests.campaigns.simulation $(if $(SEEDS),--seeds $(SEEDS)) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS))
+	$(BIN)/python -m tests.campaigns simulation $(if $(SEEDS),--seeds $(SEEDS)) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS))
 
 .PHONY: mutants
 mutants: $(STAMP) ## show that the simulation and the contract of sinks catch every defect that is put into the code
-	$(BIN)/python -m tests.campaigns.simulation --mutants
-	$(WITH_JAVA) $(BIN)/python -m tests.campaigns.contract
+	$(BIN)/python -m tests.campaigns simulation --mutants
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns contract
 
 SECONDS ?= 300
 SEED ?= 1
 .PHONY: storm
 storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer librdkafka"
-	$(WITH_JAVA) $(BIN)/python -m tests.campaigns.storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: prove-stores
 prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
-	$(BIN)/python -m tests.campaigns.stores $(ARGS)
+	$(BIN)/python -m tests.campaigns stores $(ARGS)
 
 .PHONY: prove-spark
 prove-spark: $(STAMP) ## kill Spark in every way that it writes; a report in build/spark
-	$(WITH_JAVA) $(BIN)/python -m tests.campaigns.spark --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns spark --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
 
 .PHONY: prove-plugin
 prove-plugin: $(STAMP) ## install all wheels and the guide's sink into an empty environment, prove them there; a report in build/plugin
-	$(WITH_JAVA) $(BIN)/python -m tests.campaigns.plugin --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns plugin --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench

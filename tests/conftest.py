@@ -1,4 +1,4 @@
-"""What tests of several folders share: one Spark session, as a process has one context at most."""
+"""Fixtures of several folders: one Spark session, as a process has one context at most, and the end of each module."""
 
 from __future__ import annotations
 
@@ -9,11 +9,22 @@ import pytest
 
 from tests.support.spark_home import set_java_and_python
 from twopc import resting
+from twopc.testing import SinkContract
 from twopc_kafka.client import cluster, control
 from twopc_kafka_broker import spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+KILLS_IN_THE_CONTRACT = SinkContract.test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record.__name__
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the test of the contract that kills processes its mark: the contract ships without this project's marks."""
+    for item in items:
+        if item.name.partition("[")[0] == KILLS_IN_THE_CONTRACT:
+            item.add_marker(pytest.mark.crash)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -76,7 +76,7 @@ def test_status_of_a_query_that_stopped_cleanly_says_so(shop: Any, look: Any) ->
     [
         ("deciding", ["current"] * 2 + ["ended"] * 2),
         ("committing", ["decided"] * 2),
-        ("first commit", ["decided", "ended"]),
+        ("commit 1", ["decided", "ended"]),
     ],
 )
 def test_transactions_have_the_logs_verdict_beside_them(
@@ -135,7 +135,7 @@ def test_orphans_are_rolled_back_beside_a_driver_that_goes_on(shop: Any, run: An
     assert "0 orphans were rolled back. No driver was fenced." in table.out
 
 
-@pytest.mark.parametrize("kill_at", ["deciding", "committing", "first commit"])
+@pytest.mark.parametrize("kill_at", ["deciding", "committing", "commit 1"])
 def test_a_dry_run_changes_nothing_and_resolve_does_what_it_showed(
     kill_at: str, shop: Any, run: Any, look: Any
 ) -> None:
@@ -292,7 +292,7 @@ def test_abandon_without_accept_loss_is_wrong_usage(shop: Any, run: Any) -> None
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("kill_at", ["deciding", "first commit"])
+@pytest.mark.parametrize("kill_at", ["deciding", "commit 1"])
 def test_a_topic_and_a_folder_are_resolved_together(
     kill_at: str, make_kafka_shop: Callable[..., Any], kafka_broker: Any, run: Any, look: Any, wait: Any
 ) -> None:
@@ -321,7 +321,7 @@ def test_a_timed_out_kafka_transaction_is_abandoned_and_the_next_run_goes_on(
     make_kafka_shop: Callable[..., Any], quick_broker: Any, run: Any, look: Any, wait: Any
 ) -> None:
     shop = make_kafka_shop(quick_broker, '"transaction.timeout.ms" = 2000\n"commit.margin.ms" = 1')
-    shop.drive("first commit")
+    shop.drive("commit 1")
     wait("the broker has rolled back", lambda: not shop.holds_readers_back())
     lost = run("resolve", shop.log, "--sinks", shop.sinks, "--yes", "--json")
     assert (lost.code, lost.json["error"]["kind"]) == (4, "TransactionLost")

@@ -119,7 +119,7 @@ def test_the_page_has_every_batch_and_every_start_with_the_times_of_the_phases(
 
 @pytest.mark.crash
 def test_without_events_the_page_tells_what_the_log_has(shop: Any, tmp_path: Path, look: Any) -> None:
-    shop.drive(kill_at="first commit")
+    shop.drive(kill_at="commit 1")
     done = look("report", shop.log, "-o", tmp_path / "page.html")
     page = Elements(tmp_path / "page.html")
     assert (done.code, done.out) == (1, f"{tmp_path / 'page.html'}: 3 moments, 1 in doubt\n")

@@ -47,7 +47,7 @@ class Terminal:
 
     def end(self) -> None:
         if self.process.poll() is None:
-            self.process.kill()
+            self.process.terminate()
             self.process.wait()
         os.close(self._ours)
 

@@ -45,6 +45,7 @@ exec(sys.argv[1])
 """
 
 
+@pytest.mark.crash
 def test_the_loop_without_spark_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [text] = [text for page, text in EXAMPLES if page == "docs/getting-started.md" and "phase_one" in text]
     monkeypatch.chdir(tmp_path)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.kills import Process, bound, kill_all_of
 from tests.support.pages import DOCS, blocks, write_files
-from tests.support.processes import Process, bound, kill_all_of
 
 PAGE = DOCS / "getting-started.md"
 ENTER = "⏎"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import griffe
 import pytest
 
+from tests.campaigns.simulation.mutants import MUTANTS
 from tests.support.pages import ROOT
 from twopc import errors, events
 from twopc.options import names
@@ -86,3 +88,9 @@ def test_the_configuration_reference_is_filled_in_from_the_code(site: Path) -> N
     for name in ("commits_at_once", "storage_options", "first_batch_id", "--accept-loss", *names(OPTIONS)):
         assert f"<code>{name}</code>" in page
     assert "<!-- twopc" not in page
+
+
+def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -> None:
+    page = (site / "docs/simulation/index.html").read_text(encoding="utf-8")
+    for mutant in MUTANTS:
+        assert f"<td>{html.escape(mutant.name, quote=False)}</td>" in page

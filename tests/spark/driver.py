@@ -47,7 +47,7 @@ SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 @contextlib.contextmanager
 def driver(job: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a driver, and end it and everything that it started. Its output is appended to ``driver.log``."""
-    from tests.support.processes import kill_all_of
+    from tests.support.kills import kill_all_of
 
     with (Path(job["folder"]) / "driver.log").open("ab") as log:
         command = [sys.executable, __file__, json.dumps(job)]

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.driver import driver
+from tests.support.contents import in_files, in_table, left_in_files
 from tests.support.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
-    from typing_extensions import LiteralString
 
     from tests.spark.conftest import Topic
 
@@ -57,8 +56,7 @@ def run_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
 
 
 def archived(folder: Path) -> Counter[tuple[Any, ...]]:
-    files = (folder / "archive").glob("*.parquet")
-    return Counter(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+    return Counter(tuple(row.values()) for row in in_files(folder / "archive"))
 
 
 @pytest.fixture
@@ -68,11 +66,6 @@ def postgres() -> Iterator[PostgresServer]:
         with psycopg.connect(server.conninfo) as connection:
             connection.execute('CREATE TABLE counts ("user" text, minute text, count bigint)')
         yield server
-
-
-def asked(server: PostgresServer, query: LiteralString) -> list[tuple[Any, ...]]:
-    with psycopg.connect(server.conninfo) as connection:
-        return connection.execute(query).fetchall()
 
 
 def told(folder: Path, **wanted: Any) -> list[dict[str, Any]]:
@@ -105,8 +98,8 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
 
     # The same records are in all target systems, and nothing is left open.
     assert archived(folder) == without_a_kill
-    assert Counter(asked(postgres, "SELECT * FROM counts")) == without_a_kill
-    assert asked(postgres, "SELECT gid FROM pg_prepared_xacts") == []
+    assert Counter(in_table(postgres.conninfo, "SELECT * FROM counts")) == without_a_kill
+    assert in_table(postgres.conninfo, "SELECT gid FROM pg_prepared_xacts") == []
     assert topic.shows(
         [
             json.dumps({"user": user, "minute": minute, "count": count}, separators=(",", ":"))
@@ -114,7 +107,7 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
         ]
     )
     assert topic.ongoing() == []
-    assert list((folder / "archive" / "_twopc").iterdir()) == []
+    assert left_in_files(folder / "archive") == []
 
     # Each batch was decided once, and decided batches were finished and not written again.
     for batch, event in KILLS.items():

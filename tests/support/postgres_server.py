@@ -19,7 +19,7 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from tests.support import run_as_nobody
-from tests.support.processes import all_of, bound, kill_each
+from tests.support.kills import all_of, bound, kill_each
 from tests.support.server_process import ServerProcess
 
 START_TIMEOUT_S = 60.0

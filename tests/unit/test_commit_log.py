@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch
 from twopc.log import entries
@@ -26,12 +27,12 @@ def decision(batch_id: int, incarnation: int = 1) -> Decision:
 
 @pytest.fixture
 def memory() -> LogStore:
-    return open_store(f"memory://{uuid.uuid4().hex}")
+    return MemoryLog()
 
 
 @pytest.fixture(params=["file", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, memory: LogStore) -> LogStore:
-    return memory if request.param == "memory" else open_store(f"{tmp_path}/log")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> LogStore:
+    return open_store(f"memory://{uuid.uuid4().hex}" if request.param == "memory" else f"{tmp_path}/log")
 
 
 def exists() -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pytest
 
+from tests.support.memory_log import MemoryLog
 from twopc import (
     Committable,
     Coordinator,
@@ -54,37 +55,6 @@ class Steps:
         self.names.append(name)
         if here in self.at:
             self.disturb()
-
-
-class Memory:
-    """The fastest store there is: fsspec's looks through the logs of all tests at every listing."""
-
-    url = "memory"
-
-    def __init__(self) -> None:
-        self.entries: dict[int, bytes] = {}
-
-    def slots(self) -> list[int]:
-        return sorted(self.entries)
-
-    def read(self, slot: int) -> bytes:
-        try:
-            return self.entries[slot]
-        except KeyError:
-            raise FileNotFoundError(slot) from None
-
-    def put_if_absent(self, slot: int, data: bytes) -> None:
-        if self.entries.setdefault(slot, data) is not data:
-            raise FileExistsError(slot)
-
-    def delete(self, slot: int) -> None:
-        self.entries.pop(slot, None)
-
-    def post(self, data: bytes) -> None:
-        """Nobody is told anything here."""
-
-    def posted(self) -> bytes:
-        return b""
 
 
 class Store:
@@ -168,7 +138,7 @@ class World:
 
     def __init__(self, partitions: int = 2) -> None:
         self.targets = {"a": MemoryTarget(), "b": MemoryTarget()}
-        self.log = Memory()
+        self.log = MemoryLog()
         self.partitions = partitions
         self.next_batch = 0  # what the engine would replay: the batch whose run has not returned
 
@@ -178,7 +148,7 @@ class World:
         sinks["a"].commits_last = True
         # One commit at a time, so that a step has one number; what threads add is in the order of steps, and all of
         # those are disturbed.
-        return Coordinator(sinks, Store(self.log, steps), owner="query", commits_at_once=1)
+        return Coordinator(sinks, Store(self.log, steps), owner="query", commits_at_once=1, rest_interval_s=None)
 
     def run(self, coordinator: Coordinator, batches: int) -> None:
         """Run what has not returned yet, up to ``batches``."""
@@ -303,7 +273,7 @@ def test_a_call_that_fails_once_at_any_step_costs_at_most_a_repetition(observer:
         world = World()
 
         def fail() -> None:
-            raise error
+            raise type(error)(*error.args)  # one that is raised again grows a traceback of all its raises
 
         steps = Steps(fail, frozenset({at}))
         observer.steps = steps

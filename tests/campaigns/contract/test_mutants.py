@@ -34,7 +34,8 @@ def verdicts(mutants: Iterable[Mutant], folder: Path, servers: str = "") -> Verd
     """In a new Python: this one has imported the sinks, and has threads that would not be there after a fork."""
     report = folder / "report.json"
     names = [mutant.name for mutant in mutants]
-    command = [sys.executable, "-m", "tests.campaigns.contract", "--report", str(report), "--servers", servers, *names]
+    given = ["--report", str(report), "--servers", servers, *names]
+    command = [sys.executable, "-m", "tests.campaigns", "contract", *given]
     paths = [str(ROOT), *(str(plugin) for plugin in ROOT.glob("plugins/*")), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, timeout=220, check=False)

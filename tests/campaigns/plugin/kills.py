@@ -3,70 +3,71 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
-from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psycopg
-import pyarrow.parquet as pq
 
-from tests.campaigns.plugin.loop import STEPS, values
+from tests.support.contents import Difference, difference, in_files, in_table, in_topic, left_in_files
+from tests.support.loop import Job
 from tests.support.postgres_server import PostgresServer
-from tests.support.topic_reader import records_of
 from twopc_kafka_broker import KafkaBroker
+
+PARTITIONS, RECORDS = 3, 5
+SINKS = ("files", "kafka", "postgres")
+
+STEPS = (
+    *(f"vote {n}" for n in range(1, PARTITIONS + 1)),
+    *("sealing", "deciding", "committing"),
+    *(f"commit {n}" for n in range(1, PARTITIONS * len(SINKS) + 1)),
+    "sweeping",
+)
+"""See ``Job.kill_at``."""
 
 
 def prove(folder: Path) -> dict[str, int]:
-    """Kill at each step once, each in a batch of its own, with the server as well in every other. ``lost`` and
-    ``duplicates`` are those of all targets together, ``leftovers`` what is staged or prepared still."""
+    """Kill at each step once, each in a batch of its own, and the server with every other one.
+
+    Returns:
+        ``lost`` and ``duplicates`` in all targets together; ``leftovers``, the pending files and prepared transactions.
+    """
     topic, table = "orders", "orders"
     kills = 0
     with KafkaBroker(folder / "broker") as broker, PostgresServer(max_prepared_transactions=20) as server:
         broker.create_topic(topic, partitions=2)
         with psycopg.connect(server.conninfo) as connection:
             connection.execute("CREATE TABLE orders (value text)")
-        sinks = {
+        options = {
             "kafka": {"bootstrap.servers": broker.bootstrap_servers, "topic": topic},
             "postgres": {"conninfo": server.conninfo, "table": table},
             "files": {"path": str(folder / "files")},
         }
-        for number, step in enumerate((*STEPS, None)):
-            job = {"folder": str(folder), "sinks": sinks, "batches": number + 1, "kill": step}
-            _run(job, -signal.SIGKILL if step else 0)
+        sinks = {name: (name, options[name]) for name in SINKS}
+        job = Job(str(folder), sinks, partitions=PARTITIONS, records=RECORDS)
+        for number, step in enumerate((*STEPS, "")):
+            replace(job, batches=number + 1, kill_in=number, kill_at=step).run()
             if step:
                 kills += 1
             if step and number % 2:
                 server.kill()
                 server.start()
                 kills += 1
-        expected = Counter(value for batch_id in range(len(STEPS) + 1) for value in values(batch_id))
-        with psycopg.connect(server.conninfo) as connection:
-            rows = [value for (value,) in connection.execute("SELECT value FROM orders")]
-            [(prepared,)] = connection.execute("SELECT count(*) FROM pg_prepared_xacts").fetchall()
-        records = records_of(broker.bootstrap_servers, topic, "read_committed")
-        files = [pq.read_table(file) for file in (folder / "files").glob("*.parquet")]
-        found = [
-            Counter(rows),
-            Counter(record.value.decode() for record in records),
-            Counter(value for file in files for value in file["value"].to_pylist()),
-        ]
+        prepared = in_table(server.conninfo, "SELECT gid FROM pg_prepared_xacts")
+        targets = (
+            [value for (value,) in in_table(server.conninfo, "SELECT value FROM orders")],
+            in_topic(broker.bootstrap_servers, topic),
+            [row["value"] for row in in_files(folder / "files")],
+        )
+    expected = job.all_values(len(STEPS) + 1)
+    found = sum((difference(expected, values) for values in targets), Difference())
     return {
         "postgres_kills": kills,
-        "lost": sum((expected - of_target).total() for of_target in found),
-        "duplicates": sum((of_target - expected).total() for of_target in found),
-        "leftovers": prepared + len(list((folder / "files" / "_twopc").iterdir())),
+        "lost": found.lost,
+        "duplicates": found.duplicates,
+        "leftovers": len(prepared) + len(left_in_files(folder / "files")),
     }
 
 
-def _run(job: dict[str, Any], ends_with: int) -> None:
-    command = [sys.executable, "-m", "tests.campaigns.plugin.loop", json.dumps(job)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if ended.returncode != ends_with:
-        raise RuntimeError(f"the loop ended with {ended.returncode} at {job['kill']!r}:\n{ended.stderr}")
-
-
 if __name__ == "__main__":
-    print(json.dumps(prove(Path(sys.argv[1]))))  # noqa: T201  # its answer to the process that runs it
+    print(json.dumps(prove(Path(sys.argv[1]))))  # its answer to the process that runs it

@@ -8,6 +8,7 @@ import random
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.campaigns.simulation.promises import Broken
 from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule
 from tests.campaigns.simulation.world import Fault, Step
 
@@ -38,7 +39,7 @@ class Failure:
 
     scenario: Scenario
     schedule: Mapping[int, Fault]
-    violation: str
+    violation: Broken | None
     seed: int | None = None
 
     def __str__(self) -> str:
@@ -48,7 +49,7 @@ class Failure:
             for step, fault in sorted(self.schedule.items())
         )
         seed = "" if self.seed is None else f" (seed {self.seed})"
-        return f"{self.violation}{seed}\n    {self.scenario}\n    {{{places}}}"
+        return f"{self.violation or 'no violation'}{seed}\n    {self.scenario}\n    {{{places}}}"
 
 
 def _place(step: Step) -> str:
@@ -110,8 +111,3 @@ def shortest(scenario: Scenario, result: Result, seed: int | None = None) -> Fai
         if tried.violation:
             schedule, violation = fewer, tried.violation
     return Failure(scenario, schedule, violation, seed)
-
-
-def reproduced(failure: Failure) -> bool:
-    """Whether the schedule fails again in the same way."""
-    return run_schedule(failure.scenario, failure.schedule).violation == failure.violation

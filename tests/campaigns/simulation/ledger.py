@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from tests.campaigns.simulation.disk import Disk, Folder, Inode
 from tests.campaigns.simulation.kafka_model import Broker, Fate, Written
-from tests.campaigns.simulation.world import Actor, Violation
+from tests.campaigns.simulation.promises import Promise, Violation
+from tests.campaigns.simulation.world import Actor
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log import entries
 from twopc.log.store import entry_name
@@ -49,19 +50,24 @@ class Ledger:
             return  # a zombie that slept on its number fills a pruned slot: nothing may follow from it
         entry = entries.parse(data, "the simulated log")
         if slot != self._top + 1:
-            raise Violation(f"slot {slot} is filled after slot {self._top}")
+            raise Violation(Promise.LOG_IN_ORDER, f"slot {slot} is filled after slot {self._top}")
         self._top = slot
         self._is_resolved({decision.batch_id for decision in entry.unresolved})
         self._first_unresolved = entry.unresolved[0].batch_id if entry.unresolved else None
         match entry.kind:
             case "open":
                 if entry.incarnation != self.incarnation + 1:
-                    raise Violation(f"incarnation {entry.incarnation} opens after {self.incarnation}")
+                    raise Violation(
+                        Promise.LOG_IN_ORDER, f"incarnation {entry.incarnation} opens after {self.incarnation}"
+                    )
                 self.incarnation = entry.incarnation
                 self.opened_at = self._broker.world.steps
             case _:
                 if entry.incarnation != self.incarnation:
-                    raise Violation(f"incarnation {entry.incarnation} writes {entry.kind} after {self.incarnation}")
+                    raise Violation(
+                        Promise.LOG_IN_ORDER,
+                        f"incarnation {entry.incarnation} writes {entry.kind} after {self.incarnation}",
+                    )
         if entry.kind == "decide":
             self._decided(entry.unresolved[-1])
         elif entry.kind == "amend":
@@ -75,12 +81,15 @@ class Ledger:
         if self._staged:
             undone += [name for name in self._uncommitted_files() if self._staged.get(name) not in (None, *unresolved)]
         if undone:
-            raise Violation(f"the log says that all but batches {unresolved} is committed, and not so is {undone}")
+            raise Violation(
+                Promise.RESOLVED_WHEN_COMMITTED,
+                f"the log says that all but batches {unresolved} is committed, and not so is {undone}",
+            )
 
     def _decided(self, decision: entries.Decision) -> None:
         expected = 0 if self.decided_batch is None else self.decided_batch + 1
         if decision.batch_id != expected:
-            raise Violation(f"batch {decision.batch_id} is decided when {expected} was due")
+            raise Violation(Promise.DECIDED_ONCE, f"batch {decision.batch_id} is decided when {expected} was due")
         self.decided_batch = decision.batch_id
         self.decided_at = self._broker.world.steps
         for key in self._keys(decision):
@@ -93,7 +102,9 @@ class Ledger:
             written = self._written.pop(key)
             del self._batch_of[key]
             if written.fate is not Fate.TIMED_OUT:
-                raise Violation(f"{key} is replaced by an amendment, and is {written.fate.value}")
+                raise Violation(
+                    Promise.AMENDED_WHEN_LOST, f"{key} is replaced by an amendment, and is {written.fate.value}"
+                )
         for key, batch in amended.items():
             if key not in self._written:
                 self._is_decided_now(key)
@@ -116,13 +127,16 @@ class Ledger:
     def _is_decided_now(self, key: DecidedKey) -> None:
         written = self._broker.newest.get(key)
         if written is None or written.fate not in (Fate.OPEN, Fate.TIMED_OUT):
-            raise Violation(f"{key} is decided, and was {written.fate.value if written else 'never begun'}")
+            raise Violation(
+                Promise.DECIDED_WHEN_OPEN,
+                f"{key} is decided, and was {written.fate.value if written else 'never begun'}",
+            )
         seen_at = [at for at in self._broker.described_at.get(written.name, {}).values() if at >= written.made_at]
         if not seen_at:
-            raise Violation(f"{key} is decided, and nobody has looked whether it is open")
+            raise Violation(Promise.DECIDED_WHEN_OPEN, f"{key} is decided, and nobody has looked whether it is open")
         # Who decides has looked; another, which is fenced, may see later what has become of it.
         if written.ended_at is not None and written.ended_at < min(seen_at):
-            raise Violation(f"{key} is decided, and was seen to have timed out")
+            raise Violation(Promise.DECIDED_WHEN_OPEN, f"{key} is decided, and was seen to have timed out")
         self._written[key] = written
         self._ever_decided.add(key)
 
@@ -134,24 +148,27 @@ class Ledger:
     def commit_is_asked(self, name: str, producer_id: int, epoch: int) -> None:
         """Invariant 1, in intent: whatever the broker answers, nobody asks for a commit that is not decided."""
         if (name, producer_id, epoch) not in self._ever_decided:
-            raise Violation(f"a commit of {name}, epoch {epoch}, is asked for without a durable decision")
+            raise Violation(
+                Promise.COMMITTED_WHEN_DECIDED,
+                f"a commit of {name}, epoch {epoch}, is asked for without a durable decision",
+            )
 
     def transaction_ends(self, written: Written, fate: Fate) -> None:
         """Invariants 1 and 5: nothing is visible before its decision, nothing decided is rolled back by anybody."""
         key = (written.name, written.producer_id, written.producer_epoch)
         is_decided = self._written.get(key) is written
         if fate is Fate.COMMITTED and not is_decided:
-            raise Violation(f"{key} is committed without a durable decision")
+            raise Violation(Promise.COMMITTED_WHEN_DECIDED, f"{key} is committed without a durable decision")
         if fate is Fate.COMMITTED:
             earlier = [k for k, batch in self._batch_of.items() if batch < self._batch_of[key]]
             if any(self._written[k].fate is Fate.OPEN for k in earlier if k in self._written):
-                raise Violation(f"{key} is committed before an earlier batch")
+                raise Violation(Promise.COMMITTED_IN_ORDER, f"{key} is committed before an earlier batch")
         if fate in (Fate.ABORTED, Fate.REPLACED) and is_decided:
-            raise Violation(f"{key} is decided, and {fate.value}")
+            raise Violation(Promise.DECIDED_IS_KEPT, f"{key} is decided, and {fate.value}")
 
     def file_is_renamed(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
         if target[0] == "data" and source[-1] not in self._staged:
-            raise Violation(f"{target[-1]} is visible without a durable decision")
+            raise Violation(Promise.COMMITTED_WHEN_DECIDED, f"{target[-1]} is visible without a durable decision")
 
     def batch_is_complete(self, sink: str, batch_id: int) -> None:
         """A sink is told so when everything of the batch is committed, and what is its own visible, in order, and of no
@@ -166,10 +183,16 @@ class Ledger:
         ]
         undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
         if undone:
-            raise Violation(f"batch {batch_id} is said to be complete, and not committed is {undone}")
+            raise Violation(
+                Promise.COMPLETE_WHEN_COMMITTED,
+                f"batch {batch_id} is said to be complete, and not committed is {undone}",
+            )
         newest = self._completed.get(sink, self.first_completed - 1)
         if batch_id > newest + 1:
-            raise Violation(f"batch {batch_id} is said to be complete in sink {sink} after {newest}")
+            raise Violation(
+                Promise.COMPLETE_WHEN_COMMITTED,
+                f"batch {batch_id} is said to be complete in sink {sink} after {newest}",
+            )
         self._completed[sink] = max(newest, batch_id)
 
     def _is_committed(self, key: DecidedKey) -> bool:
@@ -182,7 +205,7 @@ class Ledger:
             return
         if isinstance(error, OutcomeUnknown) and (self._expired_undone or (self.expired and timed_out)):
             return  # also of what was decided as its id expired
-        raise Violation(f"the query stops without a reason: {type(error).__name__}: {error}")
+        raise Violation(Promise.STOPS_WITH_REASON, f"the query stops without a reason: {type(error).__name__}: {error}")
 
     # At the end. ----------------------------------------------------------------------------------------------------
 
@@ -191,12 +214,17 @@ class Ledger:
         found = self._broker.visible + self._rows_in_files()
         wanted = Counter(expected)
         if found != wanted:
-            raise Violation(f"missing {sorted(wanted - found)[:4]}, too many {sorted(found - wanted)[:4]}")
+            raise Violation(
+                Promise.SAME_CONTENTS, f"missing {sorted(wanted - found)[:4]}, too many {sorted(found - wanted)[:4]}"
+            )
 
     def check_completions(self, sinks: Iterable[str], newest: int) -> None:
         """Every sink knows of every batch."""
         if any(self._completed.get(sink) != newest for sink in sinks):
-            raise Violation(f"of batches up to {newest} sinks know as complete only those up to {self._completed}")
+            raise Violation(
+                Promise.COMPLETE_WHEN_COMMITTED,
+                f"of batches up to {newest} sinks know as complete only those up to {self._completed}",
+            )
 
     def check_contents_after_a_stop(self) -> None:
         """What is lost is lost as a whole, and nothing else that is decided is left undone."""
@@ -210,7 +238,9 @@ class Ledger:
         ]
         undone_files = [name for name in self._uncommitted_files() if self._staged.get(name, last + 1) <= last]
         if undone or undone_files:
-            raise Violation(f"the query has stopped and left undone {undone} {undone_files}")
+            raise Violation(
+                Promise.STOPS_AFTER_THE_REST, f"the query has stopped and left undone {undone} {undone_files}"
+            )
         # What is committed and hangs is seen when somebody has the query go on, which then completes the batch.
         hanging = [written for held in self._broker.held.values() for written in held.transactions]
         wanted: Counter[str] = Counter()
@@ -219,16 +249,19 @@ class Ledger:
                 wanted.update(written.rows)
         if self._broker.visible != wanted:
             raise Violation(
-                f"after a stop {self._broker.visible - wanted} is too much, {wanted - self._broker.visible} missing"
+                Promise.SAME_CONTENTS,
+                f"after a stop {self._broker.visible - wanted} is too much, {wanted - self._broker.visible} missing",
             )
         twice = [row for row, times in self._rows_in_files().items() if times > 1]
         if twice:
-            raise Violation(f"after a stop {twice} are there twice")
+            raise Violation(Promise.SAME_CONTENTS, f"after a stop {twice} are there twice")
 
     def check_complete(self) -> None:
         """The log says so, and no next decision must come for it."""
         if self._first_unresolved is not None:
-            raise Violation(f"batch {self._first_unresolved} is complete, and the log does not say so")
+            raise Violation(
+                Promise.RESOLVED_AT_REST, f"batch {self._first_unresolved} is complete, and the log does not say so"
+            )
 
     def check_swept(self, before: int) -> None:
         """What a participant that had ended before this step has left open, and is not decided, is gone. Where a broker
@@ -239,7 +272,7 @@ class Ledger:
         for written in open_:
             key = (written.name, written.producer_id, written.producer_epoch)
             if _ended(written.made_by, written.made_at, before) and self._written.get(key) is not written:
-                raise Violation(f"{written.name} is open, was not swept away, and nobody will end it")
+                raise Violation(Promise.SWEPT, f"{written.name} is open, was not swept away, and nobody will end it")
         self._check_nothing_hangs(before)
         for folder in self._sink_folders():
             for staging in folder.entries.values():
@@ -247,14 +280,16 @@ class Ledger:
                     for name, file in staging.entries.items():
                         assert isinstance(file, Inode)
                         if _ended(file.made_by, file.made_at, before) and name not in self._staged:
-                            raise Violation(f"{name} is staged, was not swept away, and nobody will commit it")
+                            raise Violation(
+                                Promise.SWEPT, f"{name} is staged, was not swept away, and nobody will commit it"
+                            )
 
     def _check_nothing_hangs(self, before: int) -> None:
         known = {id.producer_id for id in self._broker.ids.values()}  # of what Kafka has forgotten nobody can tell
         for producer_id, held in self._broker.held.items():
             for written in held.transactions if producer_id in known else ():
                 if written.fate in _ROLLED_BACK and _ended(written.made_by, written.made_at, before):
-                    raise Violation(f"{written.name} hangs, was not swept away, and holds back readers")
+                    raise Violation(Promise.SWEPT, f"{written.name} hangs, was not swept away, and holds back readers")
 
     def check_quiescent(self) -> None:
         """Nothing is left open: no transaction holds back a reader, no staged file takes up room."""
@@ -264,7 +299,9 @@ class Ledger:
         known = {known.producer_id for known in self._broker.ids.values()}
         held = [open_ for open_ in self._broker.open_transactions() if open_.producer_id in known or not self.expired]
         if dangling or held or copies or self._staged_files():
-            raise Violation(f"left open: {dangling} {held} {sorted(self._staged_files())} {copies}")
+            raise Violation(
+                Promise.NOTHING_LEFT, f"left open: {dangling} {held} {sorted(self._staged_files())} {copies}"
+            )
 
     def _rows_in_files(self) -> Counter[str]:
         rows: Counter[str] = Counter()

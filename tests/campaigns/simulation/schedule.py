@@ -20,10 +20,11 @@ from tests.campaigns.simulation.kafka_model import Broker, SimulatedKafkaSink
 from tests.campaigns.simulation.ledger import FolderAsLog, Ledger
 from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
+from tests.campaigns.simulation.promises import Broken, Promise, Violation
 from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share
 from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
-from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, Violation, World
+from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, World
 from twopc import _bound_sink, coordinator, durable_files, leases, participant, replay
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries
@@ -97,7 +98,7 @@ class Result:
     """What became of one run."""
 
     scenario: Scenario
-    violation: str | None
+    violation: Broken | None
     schedule: dict[int, Fault]
     trace: list[Step] = field(default_factory=list)
     steps: int = 0
@@ -356,17 +357,19 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
             ledger.check_contents_after_a_stop()
             return
         if had_stopped:
-            raise Violation(f"the query had stopped and then went on: {had_stopped}")
+            raise Violation(Promise.STOPS_FOR_GOOD, f"the query had stopped and then went on: {had_stopped}")
         checkpoint = spark.checkpoint
         if checkpoint.noted < spark.batches:
-            raise Violation(f"batch {checkpoint.noted} can't be run any more, {len(spark.drivers)} drivers")
+            raise Violation(
+                Promise.ENDS, f"batch {checkpoint.noted} can't be run any more, {len(spark.drivers)} drivers"
+            )
         ledger.check_completions(_names(scenario), spark.batches - 1)
         ledger.check_quiescent()
         disk.power_cut(keeps_names=False)
         rows = rows_between(0, checkpoint.ends[spark.batches - 1])
         ledger.check_contents(f"{name}/{row}" for name in _names(scenario) for row in rows)
     except Violation as violation:
-        world.violation = str(violation)
+        world.violation = violation.broken
 
 
 def _put_back(spark: Spark, ledger: Ledger) -> None:

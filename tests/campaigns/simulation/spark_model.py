@@ -13,9 +13,10 @@ from typing import Any
 
 from tests.campaigns.simulation.checkpoint import NOTE, PLAN, READ, Checkpoint, ConcurrentUpdate, Damaged
 from tests.campaigns.simulation.ledger import Ledger
+from tests.campaigns.simulation.promises import Promise, Violation
 from tests.campaigns.simulation.records import Records, rows_between, share
 from tests.campaigns.simulation.stage import SimulatedStage
-from tests.campaigns.simulation.world import Actor, Op, Violation, World
+from tests.campaigns.simulation.world import Actor, Op, World
 from twopc.coordinator import Coordinator
 from twopc.errors import (
     Fenced,
@@ -187,7 +188,7 @@ class Spark:
     def does_not_match(self, error: Exception) -> None:
         """Checkpoint and log are not of the same age, and the query has stopped for that."""
         if not (self.checkpoint.has_fallen_back or self.log_is_backup):
-            raise Violation(f"refused: {error}") from error
+            raise Violation(Promise.STOPS_WITH_REASON, f"refused: {error}") from error
         self.mismatch = error
 
     def _repair(self) -> None:
@@ -234,7 +235,7 @@ class Driver:
             self._query()
         except Fenced as fenced:
             if not (self._spark.is_fenced(self._coordinator) or self._spark.log_is_backup):
-                raise Violation(f"fenced by nobody: {fenced}") from fenced
+                raise Violation(Promise.FENCED_BY_ANOTHER, f"fenced by nobody: {fenced}") from fenced
             self._rest()
         except OperatorRequired as stop:
             # To a driver that is fenced without knowing it the query is not lost: the newer one goes on.
@@ -249,7 +250,9 @@ class Driver:
             is_behind = self._batch_id < self._checkpoint.noted or self._repairs_seen < self._checkpoint.repairs
             if not is_behind and not self._spark.is_fenced(self._coordinator):
                 if self._has_begun:
-                    raise Violation(f"refused after the batch was written: {refused}") from refused
+                    raise Violation(
+                        Promise.STOPS_WITH_REASON, f"refused after the batch was written: {refused}"
+                    ) from refused
                 self._spark.does_not_match(refused)
             self._rest()
         except ConcurrentUpdate as update:
@@ -259,7 +262,7 @@ class Driver:
         except (RoundAborted, InDoubt, Retriable, OSError):
             return True
         except Exception as error:
-            raise Violation(f"unexpected {type(error).__name__}: {error}") from error
+            raise Violation(Promise.STOPS_WITH_REASON, f"unexpected {type(error).__name__}: {error}") from error
         return False
 
     def _query(self) -> None:
@@ -391,7 +394,7 @@ class ReplayCopies:
         except (TwoPhaseCommitError, OSError):
             self._launch(partition)
         except Exception as error:
-            raise Violation(f"a task fails by {type(error).__name__}: {error}") from error
+            raise Violation(Promise.STOPS_WITH_REASON, f"a task fails by {type(error).__name__}: {error}") from error
 
     def _voted(self, partition: int, vote: Vote) -> None:
         if not self._done:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
+from tests.campaigns.simulation.catching import applied, catch, recorded
 from tests.campaigns.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
-from tests.campaigns.simulation.mutants import MUTANTS, Mutant, applied, catch, is_caught_by, recorded
+from tests.campaigns.simulation.mutants import MUTANTS, Mutant
 from tests.campaigns.simulation.schedule import Scenario, run_schedule, run_seed, simulated
+from tests.campaigns.simulation.seams import Seam, nothing
 from tests.campaigns.simulation.world import Fault
 
 
@@ -57,9 +59,15 @@ def test_a_seed_reproduces_its_run_and_so_does_the_schedule_that_it_drew() -> No
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_defect_in_the_code_is_caught(mutant: Mutant) -> None:
-    """By the schedule in ``caught.json``, or else by a search that takes seconds: ``make mutants`` renews the file."""
+    """By the schedule in ``caught.jsonl``, or else by a search that takes seconds: ``make mutants`` renews the file."""
     known = recorded().get(mutant.name)
-    assert (known and is_caught_by(mutant, known)) or catch(mutant)
+    assert (known and known.still_holds_for(mutant)) or catch(mutant)
+
+
+def test_a_mutant_of_which_the_code_has_changed_is_no_mutant() -> None:
+    renamed = Mutant("renamed", (Seam("twopc.coordinator:Coordinator.renamed", nothing),))
+    with pytest.raises(LookupError, match="there is no twopc"), applied(renamed):
+        """It is not put in place."""
 
 
 def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:

@@ -18,6 +18,8 @@ from typing import Any, Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
 
+from tests.campaigns.simulation.promises import Broken, Promise, Violation
+
 T = TypeVar("T")
 
 STEPS_AT_MOST = 20_000
@@ -47,10 +49,6 @@ def _real_code() -> tuple[str, ...]:
 
 class Killed(BaseException):
     """The process is dead: no later step of it has an effect."""
-
-
-class Violation(BaseException):
-    """The system broke a promise. Not an Exception: the code under test must not swallow it."""
 
 
 class Fault(Enum):
@@ -210,7 +208,7 @@ class World:
     suspended_ms: int = 0
     happened: dict[int, Fault] = field(default_factory=dict)
     trace: list[Step] = field(default_factory=list)
-    violation: str | None = None
+    violation: Broken | None = None
 
     def __post_init__(self) -> None:
         self._hub = getcurrent()
@@ -243,7 +241,7 @@ class World:
             self._arrive()
         if number < self.faults.next_step:
             if number > STEPS_AT_MOST:
-                raise Violation(f"does not end: {actor.name} is at {op.name}")
+                raise Violation(Promise.ENDS, f"does not end: {actor.name} is at {op.name}")
             return effect(*args)
         fault = self.faults.at(number, self._possible(actor, op))
         if fault is None:
@@ -391,7 +389,7 @@ class World:
                 if owner is not None and not owner.dead:
                     actor.on_suspicion()
             except Violation as violation:
-                self.violation = self.violation or str(violation)
+                self.violation = self.violation or violation.broken
             finally:
                 actor.dead = True
                 actor.ended_at = self.steps
@@ -416,7 +414,7 @@ class World:
                 elif not (when_idle() or self._wake()):
                     return
         except Violation as violation:  # of an effect that came late
-            self.violation = str(violation)
+            self.violation = violation.broken
 
     def _next(self) -> Actor | None:
         for actor in tuple(self._actors):

@@ -18,7 +18,7 @@ from tests.campaigns.spark.contents import Contents, compare
 from tests.campaigns.spark.environments import Environment
 from tests.campaigns.spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
 from tests.campaigns.spark.plans import PLANS, batches
-from tests.support.processes import bound, kill_all_of
+from tests.support.kills import bound, kill_all_of
 from twopc_kafka_broker import KafkaBroker
 
 DRIVER_AT_MOST_S = 240

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from tests.campaigns.spark.job import Job
-from tests.support.processes import bound
+from tests.support.kills import bound
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

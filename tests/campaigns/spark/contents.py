@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
-
 from tests.campaigns.spark.job import TO_KAFKA, Job
 from tests.campaigns.spark.plans import PLANS, SCHEMA
-from tests.support.topic_reader import records_of
+from tests.support.contents import Difference, difference, in_files, in_topic, left_in_files
 from twopc_kafka.client.control import connect
 
 if TYPE_CHECKING:
@@ -51,35 +49,22 @@ def compare(job: Job, expected: Contents) -> Found:
 
 def _compare(job: Job, expected: Contents) -> Found:
     plan, folder = PLANS[job.plan], Path(job.folder)
-    values = [record.value.decode() for record in records_of(job.servers, job.target)]
+    values = in_topic(job.servers, job.target)
+    found = Difference()
     if plan.output_mode == "update":
-        lost, duplicates = _differences(_last_of_each_key(values), expected)
-        duplicates += len(values) - len(set(values))  # each update of a key differs from the one before
-    else:
-        lost, duplicates = _differences(values, expected)
+        found += Difference(0, len(values) - len(set(values)))  # each update of a key differs from the one before
+        values = _last_of_each_key(values)
+    found += difference(expected.elements(), values)
     if job.writes_files:
-        more = _differences(_in_files(folder / "parquet"), expected)
-        lost, duplicates = lost + more[0], duplicates + more[1]
+        found += difference(expected.elements(), map(_as_json, in_files(folder / "parquet")))
     ongoing = connect({"bootstrap_servers": [job.servers]}).list_ongoing(f"{job.target}.")
-    staged = list((folder / "parquet" / "_twopc").glob("*"))
-    return Found(lost, duplicates, len(ongoing) + len(staged))
-
-
-def _differences(values: Iterable[str], expected: Contents) -> tuple[int, int]:
-    """How many values are missing, and how many are too many."""
-    found = Counter(values)
-    return (expected - found).total(), (found - expected).total()
+    return Found(found.lost, found.duplicates, len(ongoing) + len(left_in_files(folder / "parquet")))
 
 
 def _last_of_each_key(values: Iterable[str]) -> list[str]:
     return list({json.loads(value)["key"]: value for value in values}.values())
 
 
-def _in_files(folder: Path) -> list[str]:
-    """The records of all committed files, each as Spark's to_json writes it."""
-    rows = [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
-    return [_as_json(row) for row in rows]
-
-
 def _as_json(row: dict[str, Any]) -> str:
+    """Return a row as Spark's to_json writes it."""
     return json.dumps({name: value for name, value in row.items() if value is not None}, separators=(",", ":"))

@@ -13,7 +13,7 @@ from types import TracebackType
 import pyspark
 from typing_extensions import Self
 
-from tests.support.processes import Process, bound, kill_all_of
+from tests.support.kills import Process, bound, kill_all_of
 
 START_AT_MOST_S = 90
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"

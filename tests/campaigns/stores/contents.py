@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ import pyarrow.json
 from tests.campaigns.stores.foreign import present
 from tests.campaigns.stores.places import Place
 from tests.campaigns.stores.query import BATCHES, Record, records
+from tests.support.contents import Difference, difference
 from twopc.errors import ConfigurationError
 from twopc.log.commit_log import read_tail
 from twopc_files import committed_files
@@ -115,13 +115,12 @@ class Findings:
             self._compare(log, view.listed(log))
 
     def _compare(self, reader: str, found: Iterable[Record]) -> None:
-        expected = Counter(record for batch_id in range(BATCHES) for record in records(batch_id))
-        seen = Counter(found)
-        lost, more = (expected - seen).total(), (seen - expected).total()
-        self.lost += lost
-        self.duplicates += more
-        if lost or more:
-            self.told.append(f"at the end the reader of the {reader} lacks {lost} records, and has {more} too many")
+        there = difference((record for batch_id in range(BATCHES) for record in records(batch_id)), found)
+        self.lost += there.lost
+        self.duplicates += there.duplicates
+        if there != Difference():
+            what = f"lacks {there.lost} records, and has {there.duplicates} too many"
+            self.told.append(f"at the end the reader of the {reader} {what}")
 
     def nothing_left(self, place: Place, view: View, foreign: Mapping[str, str]) -> None:
         """No staged file, no upload, nothing that was written aside, and all that is another's."""

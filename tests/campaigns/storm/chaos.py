@@ -16,7 +16,7 @@ from tests.campaigns.storm.checkpoint import Checkpoint, Loss
 from tests.campaigns.storm.disks import LACKS, Disk
 from tests.campaigns.storm.driver import Driver, wake
 from tests.campaigns.storm.query import MOMENTS, REPLAYED, Settings, wish
-from tests.support.processes import kill_all_of
+from tests.support.kills import kill_all_of
 from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import TopicPartition
 
 from tests.campaigns.storm.query import Settings
+from tests.support.contents import difference, left_in_files
 from tests.support.topic_reader import records_of
 
 ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
@@ -30,15 +31,14 @@ MENDED = "wrote a marker that Kafka had left out"
 def compare(settings: Settings, sent: int) -> dict[str, object]:
     """The numbers below ``sent``, each once, and nothing else?"""
     places = in_kafka(settings)
-    kafka = Counter({number: len(at) for number, at in places.items()})
-    parquet = Counter(in_parquet(settings))
-    wanted = Counter(range(sent))
+    kafka = difference(range(sent), (number for number, at in places.items() for _ in at))
+    parquet = difference(range(sent), in_parquet(settings))
     folder = Path(settings.folder)
-    left = [*(folder / "parquet" / "_twopc").glob("*"), *(folder / "stage").glob("*")]
+    left = [*left_in_files(folder / "parquet"), *(folder / "stage").glob("*")]
     return {
         "records": sent,
-        "lost": {"kafka": (wanted - kafka).total(), "parquet": (wanted - parquet).total()},
-        "duplicates": {"kafka": (kafka - wanted).total(), "parquet": (parquet - wanted).total()},
+        "lost": {"kafka": kafka.lost, "parquet": parquet.lost},
+        "duplicates": {"kafka": kafka.duplicates, "parquet": parquet.duplicates},
         "twice_in_kafka": {number: at for number, at in places.items() if len(at) > 1},
         "markers_skipped_by_broker": skipped_markers(settings),
         "markers_written_by_sink": (folder / "driver.log").read_text(encoding="utf-8", errors="replace").count(MENDED),

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +26,7 @@ LACKS: tuple[Lack, ...] = ("bytes", "names")
 """What a full disk has none of: room for data, or for names (tmpfs counts a hard link as one)."""
 
 
-def enter_namespace() -> str | None:
+def enter_namespace(arguments: Sequence[str]) -> str | None:
     """Become the same program in a namespace where it may mount.
 
     Returns:
@@ -36,7 +36,7 @@ def enter_namespace() -> str | None:
         return None
     command, obstacle = in_namespace()
     if command:
-        program = [*command, sys.executable, "-m", "tests.campaigns.storm", *sys.argv[1:]]
+        program = [*command, sys.executable, "-m", "tests.campaigns", "storm", *arguments]
         os.execve(program[0], program, {**os.environ, _INSIDE: "1"})  # noqa: S606
     return obstacle
 

@@ -16,7 +16,7 @@ import psutil
 
 from tests.campaigns.storm.checkpoint import Checkpoint
 from tests.campaigns.storm.query import DAEMON, Settings
-from tests.support.processes import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
+from tests.support.kills import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
 from tests.support.spark_home import spark_home
 
 LAST_RUN_S = 240

@@ -126,7 +126,7 @@ def run(writer: DataStreamWriter, noted: Noted) -> None:
             writer.start().awaitTermination()
             return
         except StreamingQueryException as error:
-            print(error, file=sys.stderr, flush=True)  # noqa: T201  # the driver's log
+            print(error, file=sys.stderr, flush=True)  # the driver's log
             if not isinstance(noted.error, RUN_AGAIN):
                 raise
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow.parquet as pq
 import pytest
 
-from twopc import Committable
+from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,45 +19,24 @@ MakeSink: TypeAlias = "Callable[..., FileSink]"
 
 pytestmark = pytest.mark.crash
 
-WRITER = """
-import json, os, signal, sys
-import pyarrow as pa
-from twopc import Participant, Round
-from twopc_files.sink import FileSink
-
-sink = FileSink({"path": sys.argv[1]})
-sink.bind("orders", "log")
-participant = Participant({"orders": sink}, Round(1, 7), 3)
-participant.write("orders", pa.record_batch({"n": pa.array(range(1000))}))
-if sys.argv[2] == "after pre-commit":
-    print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def killed_writer(folder: Path, when: str) -> str:
-    command = [sys.executable, "-c", WRITER, str(folder), when]
-    writer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert writer.returncode == -9, writer.stderr
-    return writer.stdout
-
 
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(
     folder: Path, make_sink: MakeSink
 ) -> None:
-    committable = Committable.from_json(json.loads(killed_writer(folder, "after pre-commit")))
+    committable = killed_writer("files", {"path": str(folder)})
+    assert committable is not None
     assert list(folder.rglob("*.parquet")) == []
     sink = make_sink()
     sink.seal([committable], age_s=0)
     sink.commit(committable)
     [file] = folder.rglob("*.parquet")
-    assert pq.read_table(file)["n"].to_pylist() == list(range(1000))
+    assert pq.read_table(file)["value"].to_pylist() == VALUES
     assert list((folder / "_twopc").iterdir()) == []
 
 
-@pytest.mark.parametrize("when", ["before pre-commit", "after pre-commit"])
+@pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, folder: Path, make_sink: MakeSink) -> None:
-    killed_writer(folder, when)
+    killed_writer("files", {"path": str(folder)}, when)
     sink = make_sink()
     [found] = sink.recover()
     sink.abort(found)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from kafka import KafkaAdminClient
 from kafka.errors import RetriableError
 
-from tests.sinks.kafka.progress_loop import PARTITIONS
+from tests.sinks.kafka.offsets_loop import PARTITIONS
 from twopc import Committable, Participant, Round
 from twopc_kafka.offsets_sink import KafkaProgressSink
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +19,8 @@ from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceTyp
 import twopc
 from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.groups import Group
-from tests.sinks.kafka.progress_loop import BATCHES, PARTITIONS, RECORDS, At, Job, run, values
+from tests.sinks.kafka.offsets_loop import BATCHES, KILLED_IN, PARTITIONS, RECORDS, Job, run, values
+from tests.support.kills import KillAt, run_killed
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.events import Event, PhaseEntered
@@ -31,7 +31,7 @@ from twopc_kafka.offsets_sink import KafkaProgressSink
 
 pytestmark = pytest.mark.kafka
 
-LOOP = Path(__file__).with_name("progress_loop.py")
+LOOP = "tests.sinks.kafka.offsets_loop"
 
 
 @pytest.fixture
@@ -107,6 +107,7 @@ def test_offsets_are_not_too_old_however_long_the_tasks_took(group: Group, wait:
     wait.repeated(lambda: sink.commit(sealed))
 
 
+@pytest.mark.crash
 def test_a_broker_that_is_gone_for_too_long_costs_the_batch(
     second_broker: Any, make_topic: Any, make_group: Any
 ) -> None:
@@ -152,12 +153,12 @@ def observed() -> Iterator[Callable[[object], None]]:
 
 
 @pytest.mark.parametrize(
-    ("moment", "batches"), [("deciding", 1), ("committing", 1), ("orders committed", 1), ("a-progress committed", 2)]
+    ("moment", "batches"), [("deciding", 1), ("committing", 1), ("commit of orders", 1), ("commit of a-progress", 2)]
 )
 def test_a_driver_that_dies_at_any_step_leaves_the_group_behind_the_records_and_the_next_settles_it(
     moment: str, batches: int, group: Group, job: Job, observed: Callable[[object], None], wait: Any
 ) -> None:
-    observed(dying := At(moment, die))
+    observed(dying := KillAt(KILLED_IN, moment, die))
     with pytest.raises(Killed):
         run(job)
     assert group.reaches(RECORDS * batches, wait)
@@ -174,8 +175,7 @@ def test_a_driver_that_dies_at_any_step_leaves_the_group_behind_the_records_and_
 def test_a_process_killed_before_the_offsets_are_committed_is_finished_by_another(
     group: Group, job: Job, wait: Any
 ) -> None:
-    command = [sys.executable, str(LOOP), json.dumps(asdict(job)), "orders committed"]
-    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+    run_killed("-m", LOOP, json.dumps(asdict(job)), "commit of orders")
     assert group.reaches(RECORDS, wait)
     run(job)
     assert group.reaches(RECORDS * BATCHES, wait)
@@ -196,8 +196,7 @@ def test_offsets_of_a_killed_driver_that_are_lost_are_given_up_and_the_next_batc
     group = make_group(make_topic(partitions=PARTITIONS, on=second_broker.broker))
     brief = {"transaction.timeout.ms": "2000", "commit.margin.ms": "1"}
     job = Job(group.topic.servers, group.topic.name, group.name, prefix, str(tmp_path / "log"), brief)
-    killed = [sys.executable, str(LOOP), json.dumps(asdict(job)), "committing"]
-    assert subprocess.run(killed, timeout=60, check=False).returncode == -signal.SIGKILL
+    run_killed("-m", LOOP, json.dumps(asdict(job)), "committing")
     ongoing = group.sink()._control.list_ongoing
     wait.until("the offsets are rolled back", lambda: len(ongoing(f"{prefix}.")) == PARTITIONS)
 

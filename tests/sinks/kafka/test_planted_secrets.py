@@ -19,8 +19,8 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from tests.sinks.kafka.access import as_user, by_token, grant
+from tests.support.kills import all_of, arguments, bound, kill_all_of
 from tests.support.postgres_server import PostgresServer
-from tests.support.processes import all_of, arguments, bound, kill_all_of
 from tests.support.s3_server import S3Server
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark]

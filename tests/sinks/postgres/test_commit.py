@@ -251,6 +251,7 @@ class KillsTheServer:
                 pass
 
 
+@pytest.mark.crash
 def test_a_server_that_is_killed_between_decision_and_commit_costs_nothing(
     place: Place, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from twopc import Committable
+from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 
 if TYPE_CHECKING:
     from tests.sinks.postgres.conftest import Place
+    from twopc import Committable
 
 pytestmark = pytest.mark.crash
 
-WRITER = """
-import json, os, signal, sys
-import pyarrow as pa
-from twopc import Participant, Round
-from twopc_postgres import PostgresSink
 
-conninfo, table, prefix, upsert_by, when = sys.argv[1:]
-sink = PostgresSink({"conninfo": conninfo, "table": table, "upsert_by": upsert_by})
-sink.prefix = prefix
-sink.bind("orders", "log")
-sink.open()
-participant = Participant({"orders": sink}, Round(1, 7), 3)
-participant.write("orders", pa.record_batch({"value": [str(n) for n in range(100)]}))
-if when == "after pre-commit":
-    print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-VALUES = sorted(str(n) for n in range(100))
-
-
-def killed_writer(place: Place, when: str, upsert_by: str = "") -> str:
-    """What it had pre-committed, if it came to that."""
-    command = [sys.executable, "-c", WRITER, place.server.conninfo, place.table, place.prefix, upsert_by, when]
-    killed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert killed.returncode == -9, killed.stderr
-    return killed.stdout
+def written(place: Place, when: str = AFTER, upsert_by: str = "") -> Committable | None:
+    options = {"conninfo": place.server.conninfo, "table": place.table, "upsert_by": upsert_by}
+    return killed_writer("postgres", options, when, place.prefix)
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
@@ -50,7 +26,8 @@ def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_
     upsert_by: str, place: Place
 ) -> None:
     place.create("value text PRIMARY KEY")
-    committable = Committable.from_json(json.loads(killed_writer(place, "after pre-commit", upsert_by)))
+    committable = written(place, upsert_by=upsert_by)
+    assert committable is not None
     place.server.kill()
     place.server.start()
     place.unbound().close()  # the connections of this process are lost with it
@@ -59,13 +36,13 @@ def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_
     assert sink.seal([committable], age_s=0) == [committable]
     for _ in range(2):
         sink.commit(committable)
-    assert place.values() == VALUES
+    assert place.values() == sorted(VALUES)
     tables = place.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", place.schema)
     assert tables == [("orders",), ("twopc_committed",)]
 
 
 def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Place) -> None:
-    killed_writer(place, "after pre-commit")
+    written(place)
     sink = place.sink()
     [found] = sink.recover()
     sink.abort(found)
@@ -74,7 +51,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Pla
 
 
 def test_what_a_killed_writer_had_not_pre_committed_the_server_rolls_back_by_itself(place: Place) -> None:
-    killed_writer(place, "before pre-commit")
+    written(place, BEFORE)
     deadline = time.monotonic() + 30
     writing = "SELECT count(*) FROM pg_locks WHERE relation = '{}'::regclass AND mode = 'RowExclusiveLock'"
     while place.ask(writing) != [(0,)]:

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 
 from tests.sinks.postgres.conftest import Place
+from tests.support.kills import all_of
 from tests.support.postgres_server import PostgresServer
-from tests.support.processes import all_of
 from twopc import Committable, Round
 from twopc.errors import Retriable, RoundAborted
 from twopc_postgres import sessions, tables

@@ -1,15 +1,13 @@
-"""Put each defect into its sink, and see which test of ``SinkContract`` catches it.
+"""``make mutants``: put each defect into its sink, and see which test of ``SinkContract`` catches it.
 
-``python -m tests.campaigns.contract [--servers HOST:PORT] [--report FILE] [NAME ...]`` tries the mutants whose names
-contain one of those given, or all. Those of Kafka need a broker, and one is started if no servers are named.
+Tries the mutants whose names contain one of those given, or all. Mutants of Kafka need a broker; one is started if no
+servers are named.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from tests.campaigns.contract.judging import Verdict, judge_all
 from tests.campaigns.contract.mutants import MUTANTS, Mutant
+from tests.campaigns.report import Report
 
 
 @contextlib.contextmanager
@@ -30,25 +29,25 @@ def _servers(given: str, mutants: Sequence[Mutant]) -> Iterator[str]:
         yield broker.bootstrap_servers
 
 
-def main() -> int:
-    """The exit code: 1 if a mutant survives that need not, or is caught that can't be."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.contract", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code: 1 if a mutant survives that need not, or is caught that can't be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns contract", description=__doc__)
     parser.add_argument("--servers", default="", help="Kafka's")
     parser.add_argument("--report", type=Path, default=Path("build/contract/mutants.json"))
     parser.add_argument("names", nargs="*", help="parts of the mutants' names")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     mutants = [mutant for mutant in MUTANTS if any(name in mutant.name for name in given.names or [""])]
     started, verdicts = time.monotonic(), []
     with _servers(given.servers, mutants) as servers:
         for mutant, verdict in zip(mutants, judge_all(mutants, servers), strict=True):
             print(_line(mutant, verdict), flush=True)
             verdicts.append(verdict)
-    given.report.parent.mkdir(parents=True, exist_ok=True)
-    given.report.write_text(json.dumps([asdict(verdict) for verdict in verdicts], indent=1), encoding="utf-8")
+    report = Report(given.report)
+    report.write([asdict(verdict) for verdict in verdicts])
     right = sum(verdict.is_as_it_should_be for verdict in verdicts)
     seconds = time.monotonic() - started
-    print(f"{right} of {len(mutants)} mutants as they should be in {seconds:.0f} s; {given.report}")
-    return 0 if right == len(mutants) else 1
+    summary = f"{right} of {len(mutants)} mutants as they should be in {seconds:.0f} s"
+    return report.end(summary, failed=right < len(mutants))
 
 
 def _line(mutant: Mutant, verdict: Verdict) -> str:
@@ -56,7 +55,3 @@ def _line(mutant: Mutant, verdict: Verdict) -> str:
     expected = f" (equivalent: {mutant.equivalent})" if mutant.equivalent else ""
     mark = "ok  " if verdict.is_as_it_should_be else "WRONG"
     return f"{mark} {verdict.seconds:5.1f} s  {mutant.name}: {what}{expected}"
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,25 +1,24 @@
-"""A loop that writes records and, in the same decision, how far it has read; killed at a moment of its second batch.
+"""A loop that writes records and, on the same decision, the offsets that it has read; killed in its second batch.
 
-Run by test_progress.py, there and as a process of its own. One record read is one written to each partition of a topic,
-so that offsets and records can be compared.
+``test_offsets_sink.py`` runs it in its own process and in another. Each record read is one record written to each
+partition of a topic, so offsets and records can be compared. It begins after the last batch that its log has decided.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 import twopc
-from twopc.events import Event, PhaseEntered, TransactionCommitted
+from tests.support.kills import KillAt
 from twopc.participant import Vote
 
 BATCHES, PARTITIONS, RECORDS = 3, 2, 3
+KILLED_IN = 1
 
 
 @dataclass(frozen=True)
@@ -36,23 +35,6 @@ class Job:
 def values(batches: int) -> list[str]:
     """What is written to the topic in so many batches."""
     return [f"{partition}-{n}" for partition in range(PARTITIONS) for n in range(RECORDS * batches)]
-
-
-class At:
-    """Does ``die`` when batch 1 enters a phase, or has committed a transaction of a sink."""
-
-    def __init__(self, moment: str, die: Callable[[], None]) -> None:
-        self._moment, self._die = moment, die
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        match event:
-            case PhaseEntered(phase, 1) if phase.value == self._moment:
-                self._die()
-            case TransactionCommitted(sink, 1, _, _) if f"{sink} committed" == self._moment:
-                self._die()
-            case _:
-                pass
 
 
 def run(job: Job) -> None:
@@ -81,5 +63,5 @@ def run(job: Job) -> None:
 
 
 if __name__ == "__main__":
-    twopc.register_observer(At(sys.argv[2], lambda: os.kill(os.getpid(), signal.SIGKILL)))
+    twopc.register_observer(KillAt(KILLED_IN, sys.argv[2]))
     run(Job(**json.loads(sys.argv[1])))

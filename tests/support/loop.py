@@ -1,0 +1,103 @@
+"""A loop without Spark that writes batches to sinks on one decision, run as a process of its own.
+
+Its source is the number of the batch. As any engine it keeps its own position; a batch that it had not recorded as done
+is run again. It kills itself in one batch, at the moment that its ``Job`` names.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import twopc
+from tests.support.kills import KillAt, run_killed, run_to_the_end
+from twopc.cli.sinks_file import Redaction, read_sinks
+from twopc.errors import RoundAborted
+from twopc.participant import Vote
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a loop does, as JSON in its first argument.
+
+    Attributes:
+        folder: of its log and its position.
+        sinks: name → backend and its options.
+        sinks_file: where the sinks are described instead.
+        batches: how many there are in all.
+        partitions, records: of each batch, and of each partition.
+        kill_in, kill_at: the batch and the moment of the kill, see ``KillAt``; or ``vote 2``, after the second vote.
+        runs_again: whether a batch whose round was aborted is run once more.
+    """
+
+    folder: str
+    sinks: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    sinks_file: str = ""
+    owner: str = "loop"
+    batches: int = 2
+    partitions: int = 2
+    records: int = 3
+    kill_in: int = 0
+    kill_at: str = ""
+    replay_copies: str = ""
+    commits_at_once: int = 16
+    runs_again: bool = False
+
+    def run(self) -> None:
+        """Run the loop in a process of its own, and see that it ends as it should."""
+        run = run_killed if self.kill_at else run_to_the_end
+        run("-m", "tests.support.loop", json.dumps(asdict(self)))
+
+    def values(self, batch_id: int, partition: int) -> list[str]:
+        return [f"{batch_id}-{partition}-{n}" for n in range(self.records)]
+
+    def all_values(self, batches: int | None = None) -> list[str]:
+        """The values of so many batches, or of all."""
+        every = range(self.batches if batches is None else batches)
+        return [
+            value for batch in every for partition in range(self.partitions) for value in self.values(batch, partition)
+        ]
+
+
+def main() -> None:
+    job = Job(**json.loads(sys.argv[1]))
+    kill = KillAt(job.kill_in, job.kill_at)
+    twopc.register_observer(kill)
+    sinks = {name: twopc.create_sink(backend, options) for name, (backend, options) in job.sinks.items()}
+    if job.sinks_file:
+        sinks = dict(read_sinks(Path(job.sinks_file), Redaction()))
+
+    def phase_one(round: twopc.Round) -> Iterator[Vote]:
+        for partition in range(job.partitions):
+            with twopc.Participant(sinks, round, partition=partition) as participant:
+                for name in sinks:
+                    participant.write(name, pa.record_batch({"value": job.values(round.batch_id, partition)}))
+                yield participant.pre_commit()
+            kill.reached(round.batch_id, f"vote {partition + 1}")
+
+    position = Path(job.folder) / "position"
+    with twopc.Coordinator(
+        sinks,
+        f"{job.folder}/log",
+        owner=job.owner,
+        replay_copies=job.replay_copies or None,
+        commits_at_once=job.commits_at_once,
+    ) as coordinator:
+        for batch_id in range(int(position.read_text()) if position.exists() else 0, job.batches):
+            try:
+                coordinator.run(batch_id, phase_one)
+            except RoundAborted:
+                if not job.runs_again:
+                    raise
+                coordinator.run(batch_id, phase_one)
+            position.write_text(str(batch_id + 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Every test that kills a process has the mark ``crash``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.pages import ROOT
+
+METHODS = ("kill", "killpg")
+OF_THE_KIT = ("kill_all_of", "kill_each", "kill_this_process", "run_killed", "killed_writer")
+
+_PROGRAM = re.compile(r"SIGKILL|os\._exit\([1-9]")
+"""In the text of a program that kills itself."""
+
+FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT / "tests")))
+def test_a_test_that_kills_a_process_has_the_mark(file: Path) -> None:
+    module = ast.parse(file.read_text(encoding="utf-8"))
+    all_have_it = any(isinstance(node, ast.Assign) and _names_mark(node) for node in module.body)
+    for part in module.body:
+        is_test = isinstance(part, ast.FunctionDef) and part.name.startswith("test_")
+        # A helper, or the text of a program, is run by some test of the file.
+        has_it = all_have_it or _names_mark(part if is_test else module)
+        lines = [getattr(node, "lineno", 0) for node in _outside_cleanup(part) if _kills(node)]
+        assert has_it or not lines, f"{file.name}:{lines} kills a process, and the test has no mark 'crash'"
+
+
+def _outside_cleanup(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below, but for what a ``finally`` does to end processes that a test has started."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(node, ast.Try) and child in node.finalbody:
+            continue
+        yield child
+        yield from _outside_cleanup(child)
+
+
+def _kills(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in METHODS
+        case ast.Call(func=ast.Name(id=name)):
+            return name in OF_THE_KIT
+        case ast.Attribute(attr="SIGKILL"):
+            return True
+        case ast.Constant(value=str(text)):
+            return "\n" in text.strip() and bool(_PROGRAM.search(text))
+        case _:
+            return False
+
+
+def _names_mark(node: ast.AST) -> bool:
+    return any(isinstance(below, ast.Attribute) and below.attr == "crash" for below in ast.walk(node))
