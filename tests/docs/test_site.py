@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.pages import ROOT
 from twopc import errors, events
+from twopc.cli.commands import cli
 from twopc.options import names
 from twopc_files.options import OPTIONS
 
@@ -83,6 +84,15 @@ def public_names() -> dict[str, str]:
 
 def test_the_configuration_reference_is_filled_in_from_the_code(site: Path) -> None:
     page = (site / "docs/configuration/index.html").read_text(encoding="utf-8")
-    for name in ("commits_at_once", "storage_options", "first_batch_id", "--accept-loss", *names(OPTIONS)):
+    for name in ("commits_at_once", "storage_options", "first_batch_id", *names(OPTIONS)):
         assert f"<code>{name}</code>" in page
+    assert "<!-- twopc" not in page
+
+
+def test_the_reference_of_the_command_has_the_options_of_each_command(site: Path) -> None:
+    page = (site / "docs/cli/index.html").read_text(encoding="utf-8")
+    for name in cli.commands:
+        assert f'id="twopc-{name}' in page
+    for option in ("--accept-loss", "--orphans", "--watch", "-o, --output", "--timeout-s"):
+        assert f"<code>{option}</code>" in page
     assert "<!-- twopc" not in page
