@@ -79,7 +79,7 @@ format: $(STAMP) ## format the code and repair what ruff can repair
 # What is silenced is Material's advice to look at its successor.
 .PHONY: docs
 docs: $(STAMP) ## build the documentation as a site into build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: demo
 demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer librdkafka"

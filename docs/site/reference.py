@@ -1,13 +1,12 @@
-"""A hook of MkDocs: fills the configuration reference in, from the code.
+"""A hook of MkDocs: generates the tables of options on the reference pages, from the code.
 
-A line ``<!-- twopc.spark.foreach_batch -->`` becomes a table of that function's or class's arguments, or of the options
-in a tuple of ``twopc.options.Option``; ``<!-- twopc.cli.commands.cli -->`` the commands.
+A line ``<!-- twopc.spark.foreach_batch -->`` becomes a table of the arguments of that function or class, of the options
+in a tuple of ``twopc.options.Option``, or of the options of a command such as ``twopc.cli.commands.status``.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import re
 from collections.abc import Iterator
 
@@ -19,24 +18,24 @@ from mkdocs.structure.pages import Page
 
 from twopc.options import Option, table
 
-PAGE = "docs/configuration.md"
+PAGES = ("docs/configuration.md", "docs/cli.md")
 
 _NAMED = re.compile(r"^<!-- ([\w.]+) -->$", re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  # MkDocs'
-    """The text of a page, as it goes on to be rendered."""
-    if page.file.src_uri != PAGE:
+    """Return the page as MkDocs renders it."""
+    if page.file.src_uri not in PAGES:
         return markdown
     return _NAMED.sub(lambda found: described(found[1]), markdown)
 
 
 def described(path: str) -> str:
-    """What stands for a name of the code."""
+    """Return what replaces a name of the code."""
     module, _, name = path.rpartition(".")
     named = getattr(importlib.import_module(module), name)
-    if isinstance(named, click.Group):
-        return "\n\n".join(_command(command) for command in named.commands.values())
+    if isinstance(named, click.Command):
+        return table([_option(each) for each in named.params if isinstance(each, click.Option)])
     if callable(named):
         return table(_arguments(f"{named.__module__}.{named.__qualname__}"))
     if all(isinstance(option, Option) for option in named):
@@ -57,18 +56,6 @@ def _arguments(path: str) -> Iterator[Option]:
                     " ".join(argument.description.split()).replace("``", "`"),
                     default,
                 )
-
-
-def _command(command: click.Command) -> str:
-    arguments = [str(parameter.name).upper() for parameter in command.params if isinstance(parameter, click.Argument)]
-    options = [_option(parameter) for parameter in command.params if isinstance(parameter, click.Option)]
-    return "\n\n".join(
-        [
-            f"### `{' '.join(['twopc', str(command.name), *arguments])}`",
-            inspect.cleandoc(str(command.help)),
-            table(options),
-        ]
-    )
 
 
 def _option(option: click.Option) -> Option:

@@ -1,4 +1,4 @@
-"""What is examined before the first batch, and how it is told."""
+"""The checks before the first batch, and how they are shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
-from twopc.cli.doctor import LOG_ID
+from twopc.cli.commands.doctor import LOG_ID
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.errors import Retriable
 from twopc_files.sink import FileSink
@@ -25,16 +25,16 @@ def kafka_table(servers: str) -> str:
 
 
 def results(done: Any, sink: str | None) -> list[tuple[str, str]]:
-    return [(row["result"], row["what"]) for row in done.json["findings"] if row["sink"] == sink]
+    return [(row["result"], row["what"]) for row in done.json["checks"] if row["sink"] == sink]
 
 
 def test_what_works_passes_and_is_as_it_was(shop: Any, look: Any) -> None:
     before = shop.snapshot()
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert (done.code, done.err) == (0, "")
-    assert {row["result"] for row in done.json["findings"]} == {"passed"}
+    assert {row["result"] for row in done.json["checks"]} == {"passed"}
     assert ("passed", f"a file can be staged, published and removed in {shop.target}") in results(done, "archive")
-    assert ("passed", "no log is there yet: the first start of the query begins it") in results(done, None)
+    assert ("passed", "commit log: none yet; the first start of the query creates it") in results(done, None)
     assert shop.snapshot() == before
     assert not shop.target.exists()
     assert not shop.log.exists()
@@ -72,7 +72,7 @@ def test_a_log_that_is_there_is_read_and_compared_with_the_sinks(shop: Any, look
     assert shop.snapshot() == before
     min(shop.log.glob("*.json")).write_text("{}")
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
-    assert (done.code, results(done, None)[-1]) == (4, ("failed", "a commit log can be kept there"))
+    assert (done.code, results(done, None)[-1]) == (4, ("failed", "commit log"))
 
 
 @pytest.mark.kafka
@@ -84,7 +84,7 @@ def test_a_target_where_nobody_listens_fails_and_keeps_no_other_from_being_exami
     shop.sinks.write_text(kafka_table("127.0.0.1:1") + shop.sinks.read_text())
     done = look("doctor", "--sinks", shop.sinks, "--json", PASSWORD=SECRET)
     assert done.code == 4
-    assert results(done, "orders")[-1] == ("failed", "the target answers, and lists what is open")
+    assert results(done, "orders")[-1] == ("failed", "list of open transactions")
     assert "no broker answered at 127.0.0.1:1" in done.out
     assert {result for result, _ in results(done, "archive")} == {"passed"}
     assert SECRET not in done.out + done.err
@@ -99,7 +99,7 @@ def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_en
     done = run("doctor", "--sinks", shop.sinks, "--timeout-s", 3, "--json", PASSWORD=SECRET)
     assert time.monotonic() - started < 60  # and not for ever, however busy the machine is
     assert (done.code, done.json["error"]["kind"]) == (6, "NoAnswer")
-    assert "examining sink 'orders': 2 s" in done.err
+    assert "checking sink 'orders': 2 s" in done.err
     assert {result for result, _ in results(done, "archive")} == {"passed"}
     assert SECRET not in done.out + done.err
 
@@ -110,7 +110,7 @@ def test_a_wait_that_ends_before_the_client_gives_up_ends_with_what_the_client_h
     done = run("doctor", "--sinks", shop.sinks, "--timeout-s", 1, "--json", PASSWORD=SECRET)
     assert (done.code, done.json["error"]["kind"]) == (6, "NoAnswer")
     told = done.json["error"]["message"]
-    assert "while examining sink 'orders'. The last warning of its client: " in told
+    assert "while checking sink 'orders'. The last warning of its client: " in told
     assert "ECONNREFUSED" in told
     assert SECRET not in done.out + done.err
 
@@ -122,10 +122,8 @@ def test_a_wait_that_ends_amid_repeated_tries_ends_with_why_they_failed() -> Non
     waiting = Waiting(0.5, lambda _: None)
     register_observer(waiting)
     try:
-        with pytest.raises(
-            NoAnswer, match=r"while examining sink 'a': it answers \(asked \d+ times: the server starts up"
-        ):
-            waiting.call("examining sink 'a'", CheckResult.of, "it answers", refused)
+        with pytest.raises(NoAnswer, match=r"while checking sink 'a': it answers \(attempt \d+: the server starts up"):
+            waiting.call("checking sink 'a'", CheckResult.of, "it answers", refused)
     finally:
         unregister_observer(waiting)
 
@@ -138,8 +136,8 @@ def test_of_what_was_logged_meanwhile_the_clients_words_are_told_and_not_those_o
         logging.getLogger("twopc.retry").warning("no answer for 2 s")
         ended.wait(10)
 
-    with pytest.raises(NoAnswer, match=r"The last warning of its client: refused\. Is the target up"):
-        Waiting(0.5, lambda _: None).call("examining sink 'a'", silent)
+    with pytest.raises(NoAnswer, match=r"The last warning of its client: refused\. Check that the target system"):
+        Waiting(0.5, lambda _: None).call("checking sink 'a'", silent)
     ended.set()
 
 
@@ -172,7 +170,7 @@ def test_a_log_on_a_network_filesystem_is_examined_for_what_it_shows_late(
     monkeypatch.setattr("twopc.log.mounts._MOUNTS", listed)
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 0
-    what = "each machine sees at once what others write to the log"
+    what = "visibility of new entries to other machines"
     assert [found for found in results(done, None) if found[1] == what] == ([(result, what)] if result else [])
     if result == "warned":
         assert "On nfs4, mounted at /, it may show" in done.out

@@ -1,4 +1,4 @@
-"""Which error ends the command with which code, and that the document tells of each."""
+"""Which error ends the command with which code, and that the reference lists each."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_a_corrupt_log_is_refused_until_the_log_is_open(tmp_path: Path) -> None:
     assert exit_code(CorruptLog("half an entry"), opened=True) is ExitCode.OPERATOR_REQUIRED
 
 
-def test_the_document_tells_of_every_code() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+def test_the_reference_lists_every_code() -> None:
+    document = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
     table = document.split("## Exit codes")[1].split("\n## ")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
 

@@ -230,7 +230,7 @@ def test_abandon_of_a_batch_of_which_nothing_is_lost_commits_it_and_gives_up_not
     shop.drive("committing")
     done = run("abandon", shop.log, "--batch", 1, "--accept-loss", "--sinks", shop.sinks, "--yes")
     assert done.code == 0
-    assert "nothing had to be given up" in done.err
+    assert "is completely committed: nothing was given up" in done.err
     assert shop.files() == BATCH_0 + BATCH_1
     assert look("status", shop.log, "--json").json["abandoned"] == []
 

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from tests.support.pages import PAGES, ROOT, installations
 from twopc import cli
 
-DISTRIBUTIONS = ("twopc-core", "twopc-files", "twopc-kafka", "twopc-postgres")
+DISTRIBUTIONS = ("twopc-core", "twopc-files", "twopc-kafka", "twopc-kafka-broker", "twopc-postgres")
 
 INSTALLED = [
     (page.name, requirement)

@@ -16,6 +16,7 @@ import pytest
 from tests.campaigns.simulation.mutants import MUTANTS
 from tests.support.pages import ROOT
 from twopc import errors, events
+from twopc.cli.commands import cli
 from twopc.options import names
 from twopc_files.options import OPTIONS
 
@@ -41,7 +42,8 @@ _LOADED = re.compile(r'<(?:script|img|iframe|link)\b[^>]* (?:src|href)="?(?:http
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built strictly: a link to what is not there fails it, and so does a page that is in no menu."""
     folder = tmp_path_factory.mktemp("site")
-    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    # Not with --quiet, which keeps warnings from --strict as well.
+    mkdocs = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     built = subprocess.run(mkdocs, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert built.returncode == 0, built.stderr
     return folder
@@ -85,7 +87,7 @@ def public_names() -> dict[str, str]:
 
 def test_the_configuration_reference_is_filled_in_from_the_code(site: Path) -> None:
     page = (site / "docs/configuration/index.html").read_text(encoding="utf-8")
-    for name in ("commits_at_once", "storage_options", "first_batch_id", "--accept-loss", *names(OPTIONS)):
+    for name in ("commits_at_once", "storage_options", "first_batch_id", *names(OPTIONS)):
         assert f"<code>{name}</code>" in page
     assert "<!-- twopc" not in page
 
@@ -94,3 +96,18 @@ def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -
     page = (site / "docs/simulation/index.html").read_text(encoding="utf-8")
     for mutant in MUTANTS:
         assert f"<td>{html.escape(mutant.name, quote=False)}</td>" in page
+def test_the_reference_of_the_command_has_the_options_of_each_command(site: Path) -> None:
+    page = (site / "docs/cli/index.html").read_text(encoding="utf-8")
+    for name in cli.commands:
+        assert f'id="twopc-{name}' in page
+    for option in ("--accept-loss", "--orphans", "--watch", "-o, --output", "--timeout-s"):
+        assert f"<code>{option}</code>" in page
+    assert "<!-- twopc" not in page
+
+
+@pytest.mark.parametrize("readme", sorted(ROOT.glob("plugins/*/README.md")), ids=lambda path: path.parent.name)
+def test_a_readme_of_a_plugin_has_no_link_that_an_index_of_packages_would_break(readme: Path) -> None:
+    text = readme.read_text(encoding="utf-8")
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", text) == []
+    for name in re.findall(r"`(docs/[\w-]+\.md)", text):
+        assert (ROOT / name).exists(), name

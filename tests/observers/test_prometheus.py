@@ -70,7 +70,7 @@ def test_retries_roll_backs_and_recoveries_are_counted(run: Any, scrape: Scrape)
 
 
 def test_the_document_lists_every_metric() -> None:
-    document = (Path(__file__).parents[2] / "docs" / "operating.md").read_text(encoding="utf-8")
+    document = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
     registry = CollectorRegistry()
     PrometheusObserver(registry)
     kept = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}

@@ -1,19 +1,195 @@
-"""The picture of the phases in the docs is the one in the table."""
+"""``docs/architecture.md`` and the tables in docstrings describe the code as it is."""
 
 from __future__ import annotations
 
+import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from tests.support.pages import DOCS, ROOT
 from twopc.phases import NEXT, Phase
 
+PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
 
-def test_the_diagram_in_the_docs_shows_the_table_of_phases() -> None:
+SOURCES = {
+    ".".join(source.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): source
+    for root in (ROOT, *(ROOT / "plugins").iterdir())
+    for package in root.glob("twopc*")
+    for source in package.rglob("*.py")
+}
+"""Every module of every distribution, by its name."""
+
+BACKENDS = ("twopc_kafka", "twopc_files", "twopc_postgres")
+CLIENTS = ("confluent_kafka", "kafka", "psycopg", "prometheus_client", "opentelemetry")
+ENGINE = ("pyspark", "py4j")
+AROUND_THE_CORE = ("twopc.spark", "twopc.cli", "twopc.observers", "twopc.testing")
+COORDINATION = (
+    "twopc.coordinator",
+    "twopc.participant",
+    "twopc.phases",
+    "twopc.replay",
+    "twopc.resting",
+    "twopc.log.commit_log",
+    "twopc.log.entries",
+)
+IO = ("asyncio", "fsspec", "http", "os", "pathlib", "selectors", "socket", "subprocess", "tempfile", "urllib")
+WITHOUT_IO = (
+    "twopc.checkpoint.offsets",
+    "twopc.cli.timeline",
+    "twopc.cli.verdicts",
+    "twopc.log.entries",
+    "twopc.pending",
+    "twopc.phases",
+    "twopc_files.outcomes",
+    "twopc_kafka.answers",
+    "twopc_kafka.writers.encoding",
+)
+
+
+def is_below(module: str, packages: tuple[str, ...]) -> bool:
+    """Whether the module is one of the packages, or in one."""
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
+
+
+def imports(module: str) -> Iterator[str]:
+    """What a module imports, wherever in it: modules, and names as ``module.name``."""
+    for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} has a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def offenders(of: tuple[str, ...], forbidden: tuple[str, ...], besides: tuple[str, ...] = ()) -> list[str]:
+    """Each import of ``forbidden`` in the modules of ``of``, except those of ``besides``."""
+    return [
+        f"{module} imports {imported}"
+        for module in SOURCES
+        if is_below(module, of) and not is_below(module, besides)
+        for imported in imports(module)
+        if is_below(imported, forbidden)
+    ]
+
+
+def test_the_core_imports_no_backend_no_engine_no_client_and_nothing_that_is_around_it() -> None:
+    assert offenders(("twopc",), (*BACKENDS, *CLIENTS, *ENGINE, *AROUND_THE_CORE), besides=AROUND_THE_CORE) == []
+
+
+def test_the_spark_bridge_alone_imports_pyspark() -> None:
+    assert offenders(("twopc", *BACKENDS), ENGINE, besides=("twopc.spark",)) == []
+
+
+def test_the_command_alone_imports_what_its_extra_installs() -> None:
+    assert offenders(("twopc", *BACKENDS), ("click", "jinja2", "rich"), besides=("twopc.cli",)) == []
+
+
+def test_nothing_outside_its_package_imports_the_command() -> None:
+    assert offenders(("twopc", *BACKENDS), ("twopc.cli",), besides=("twopc.cli",)) == []
+
+
+def test_the_log_imports_neither_the_coordinator_nor_a_sink() -> None:
+    above = tuple(module for module in COORDINATION if not module.startswith("twopc.log."))
+    assert offenders(("twopc.log",), (*above, "twopc.sink", "twopc.plugins")) == []
+
+
+def test_a_backend_imports_no_coordination_and_no_private_name_of_twopc() -> None:
+    assert offenders(BACKENDS, (*COORDINATION, "twopc.spark", "twopc.cli", "twopc.testing")) == []
+    assert [
+        f"{module} imports {imported}"
+        for module in SOURCES
+        if is_below(module, BACKENDS)
+        for imported in imports(module)
+        if is_below(imported, ("twopc",)) and "._" in imported
+    ] == []
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_backend_imports_no_other_backend_and_no_development_broker(backend: str) -> None:
+    others = tuple(other for other in BACKENDS if other != backend)
+    assert offenders((backend,), (*others, "twopc_kafka_broker")) == []
+
+
+def test_the_development_broker_imports_nothing_of_twopc() -> None:
+    assert offenders(("twopc_kafka_broker",), ("twopc", *BACKENDS)) == []
+
+
+@pytest.mark.parametrize("module", WITHOUT_IO)
+def test_a_module_without_io_imports_nothing_that_does_any(module: str) -> None:
+    assert is_below(module, tuple(SOURCES)), f"{module} has another name now"
+    assert offenders((module,), (*IO, "kafka.net", "twopc_kafka.client", "confluent_kafka")) == []
+
+
+def committing_places() -> Iterator[str]:
+    """Where the core refers to a method ``commit``: the class and the function, and the file."""
+    for module, source in SOURCES.items():
+        if is_below(module, ("twopc",)) and not is_below(module, ("twopc.testing",)):
+            for scope, node in _scoped(ast.parse(source.read_text(encoding="utf-8")), ()):
+                if isinstance(node, ast.Attribute) and node.attr == "commit":
+                    yield f"`{'.'.join(scope)}` in `{source.relative_to(ROOT)}`"
+
+
+def _scoped(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], ast.AST]]:
+    for child in ast.iter_child_nodes(node):
+        yield scope, child
+        inner = (child.name,) if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) else ()
+        yield from _scoped(child, (*scope, *inner))
+
+
+def test_a_sink_is_committed_in_exactly_the_places_that_the_page_names() -> None:
+    named = PAGE.partition("in exactly these places")[2].partition("\n2. ")[0]
+    assert sorted(re.findall(r"- (`[\w.]+` in `[\w/.]+`)", named)) == sorted(committing_places())
+
+
+def contents(folder: Path) -> set[str]:
+    """The modules and packages in a folder, packages with a slash."""
+    modules = {path.stem for path in folder.glob("*.py") if not path.stem.startswith("__")}
+    return modules | {f"{path.name}/" for path in folder.iterdir() if any(path.glob("**/*.py"))}
+
+
+def code_map() -> dict[str, set[str]]:
+    """The tables of the page's code map: the modules that each folder's table lists."""
+    sections = re.findall(r"^### `([\w/-]+)/`\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.DOTALL)
+    return {
+        folder: {
+            name for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE) for name in re.findall("`(.*?)`", row)
+        }
+        for folder, text in sections
+    }
+
+
+def test_the_code_map_has_every_package() -> None:
+    packages = {str(source.parent.relative_to(ROOT)) for source in SOURCES.values()}
+    assert set(code_map()) == {*packages, "tests"} - {"twopc/cli/commands"}  # listed in the package's docstring
+
+
+@pytest.mark.parametrize("folder", sorted(code_map()))
+def test_the_code_map_lists_exactly_the_modules_of_a_folder(folder: str) -> None:
+    assert code_map()[folder] == contents(ROOT / folder) - {"conftest"}
+
+
+DOCSTRINGS = {
+    module: ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
+    for module, source in SOURCES.items()
+    if source.name == "__init__.py"
+}
+
+
+@pytest.mark.parametrize("package", [name for name, text in DOCSTRINGS.items() if "\nmodule  " in text])
+def test_the_table_in_a_packages_docstring_lists_exactly_its_modules(package: str) -> None:
+    table = re.split(r"^=+ +=+$", DOCSTRINGS[package], flags=re.MULTILINE)[2]
+    listed = set(re.findall(r"^(\w+)", table, re.MULTILINE))
+    assert listed == {name.rstrip("/") for name in contents(SOURCES[package].parent)}
+
+
+def test_the_picture_of_the_phases_shows_the_table_of_phases() -> None:
     arrows = ["    [*] --> closed"]
     arrows += [
         f"    {phase.value} --> {following.value}".replace("pre-committing", "pre_committing")
         for phase in Phase
         for following in sorted(NEXT[phase], key=lambda phase: phase.value)
     ]
-    diagram = "\n".join(["stateDiagram-v2", *arrows])
-    document = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert diagram in document
+    assert "\n".join(["stateDiagram-v2", *arrows]) in PAGE

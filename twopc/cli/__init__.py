@@ -1,10 +1,21 @@
-"""The ``twopc`` command: a person's way to see what is in doubt, to resolve it, and to give up what is lost; and to
-examine targets before there is a query.
+"""The ``twopc`` command, with which an operator sees and settles what is in doubt, gives up what is lost, and checks
+target systems before there is a query.
 
-``commands`` has the five commands, ``history`` reads a log without changing it, ``sinks_file`` makes the sinks,
-``verdicts`` says what becomes of each transaction (pure), ``recovery`` has the coordinator do it, ``doctor`` examines,
-``waiting`` bounds how long, ``report`` shows it, ``timeline`` puts a history in order (pure), ``page`` draws that,
-``exit_codes`` tells programs.
+==============  ===========================================================================
+module          what it does
+==============  ===========================================================================
+commands        the commands, one module each
+history         reads a log, and changes nothing
+sinks_file      creates the sinks from the operator's file
+verdicts        decides what becomes of each transaction; no I/O
+recovery        has the coordinator recover
+checkpoint      compares a checkpoint with its log, and repairs it
+waiting         bounds the time of calls to target systems
+output          prints a command's document
+timeline        puts a history in order; no I/O
+page            draws the history as HTML
+exit_codes      exit codes for programs
+==============  ===========================================================================
 """
 
 from __future__ import annotations
@@ -18,7 +29,7 @@ _NEEDED = ("click", "jinja2", "rich", "tomli")
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     try:
         from twopc.cli.commands import run
     except ModuleNotFoundError as error:

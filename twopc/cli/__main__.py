@@ -1,4 +1,4 @@
-"""``python -m twopc.cli``."""
+"""The command as ``python -m twopc.cli``."""
 
 from twopc.cli import main
 

@@ -1,4 +1,4 @@
-"""A checkpoint beside its log: what is shown of the two, and the repair."""
+"""A checkpoint and its log: the comparison, as a document, and the repair."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import Plan, mend, plan
 from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import ATTEMPTS, History, read_history
-from twopc.cli.report import Document, Report
+from twopc.cli.output import Document, Report
 from twopc.errors import Refused
 from twopc.log.batch_identity import ABSENT
 from twopc.transaction import JsonValue
 
 ASIDE = "twopc-put-aside"
-"""Below the checkpoint, where what was replaced is kept. Spark does not look there."""
+"""The folder in the checkpoint that keeps the replaced files. Spark does not look there."""
 
 _Seen: TypeAlias = "tuple[History, Comparison, Plan]"
 
 
 class Repair:
-    """One look at a checkpoint and its log, and then the repair, if nothing has changed since.
+    """One comparison of a checkpoint with its log, and then the repair, unless one of them has changed since.
 
     Raises:
-        Refused: it can't be repaired exactly; what was found is in the report.
-        ConfigurationError, CorruptLog: one of the two can't be read.
+        Refused: the checkpoint can't be repaired exactly; the report has the differences.
+        ConfigurationError, CorruptLog: the checkpoint or the log can't be read.
     """
 
     def __init__(self, checkpoint: str, log: str, report: Report) -> None:
@@ -37,18 +37,17 @@ class Repair:
 
     @property
     def question(self) -> str:
-        """What the operator must know before."""
+        """The question to the operator, with the facts that an answer needs."""
         tail = self.history.tail
         state = (
             "It stopped cleanly"
             if self.history.is_clean
-            else f"Nothing here can tell that it does not run: its log was not closed, and its newest entry is of"
-            f" {tail.written_at}"
+            else f"It may still run: its log was not closed, and the newest entry was written at {tail.written_at}"
         )
         return f"Query {tail.owner} must not run. {state}. Change the checkpoint?"
 
     def run(self) -> None:
-        """Mend the checkpoint.
+        """Repair the checkpoint.
 
         Raises:
             Refused: the query runs; nothing was changed.
@@ -78,7 +77,7 @@ class Repair:
         return history, compared, planned
 
     def _both(self) -> tuple[History, Comparison]:
-        """Both as they are at one moment. A query that runs may decide a batch while they are read."""
+        """Read both as of one moment. A running query may decide a batch while they are read."""
         for _ in range(ATTEMPTS):
             history = read_history(self._log)
             compared = compare(self._folder, history.entries)

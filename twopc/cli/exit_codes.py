@@ -1,4 +1,4 @@
-"""Exit codes: one for each thing that whoever called the command must do differently."""
+"""Exit codes: one for each thing that the caller must do differently."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twopc.errors import CorruptLog, Fenced, InDoubt, OperatorRequired, Refused,
 
 
 class ExitCode(IntEnum):
-    """Documented in docs/operating.md; programs rely on them."""
+    """The exit codes, documented in docs/cli.md. Programs rely on them."""
 
     FINE = 0
     IN_DOUBT = 1
@@ -31,7 +31,7 @@ _CODES: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 
 
 def exit_code(error: BaseException, opened: bool) -> ExitCode:
-    """What ``error`` means to the caller. ``opened``: the log was, so something was changed."""
+    """Return the code of ``error``. ``opened``: whether the log was opened, so that something has changed."""
     if isinstance(error, CorruptLog) and not opened:
         return ExitCode.REFUSED
     return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.DEFECT)

@@ -1,4 +1,4 @@
-"""A commit log as a person looks at it: every entry that is kept, read and checked, and nothing changed."""
+"""A commit log as an operator sees it: every kept entry, read and checked. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from twopc.log.notices import Notice
 from twopc.log.store import LogStore, entry_name, open_store
 
 ATTEMPTS = 5
-"""A driver that runs may append and prune between the listing and the reads: then the log is read once more."""
+"""A running driver may append and prune between the listing and the reads. Then the log is read once more."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The entries that are kept, oldest first. The last one is the whole state of the log. ``notice``: what its
-    coordinator has been waiting for."""
+    """The kept entries, oldest first. The last one is the whole state of the log. ``notice`` is what its coordinator
+    has been waiting for."""
 
     store: LogStore
     entries: tuple[Entry, ...]
@@ -35,11 +35,11 @@ class History:
 
     @property
     def sinks(self) -> list[str]:
-        """The names of all sinks that a kept decision names."""
+        """The sinks that kept decisions name."""
         return sorted({name for entry in self.entries for d in entry.unresolved for name in d.committables})
 
     def in_doubt_since(self, batch_id: int) -> str:
-        """When the oldest kept entry that has the batch unresolved was written: UTC."""
+        """Return when the oldest kept entry that has the batch unresolved was written, in UTC."""
         return next(e.written_at for e in self.entries if any(d.batch_id == batch_id for d in e.unresolved))
 
 
@@ -47,7 +47,7 @@ def read_history(url: str) -> History:
     """Read every entry of the log at ``url``.
 
     Raises:
-        ConfigurationError: there is no log, or its folder can't be read.
+        ConfigurationError: the folder has no log, or can't be read.
         CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
     """
     store = open_store(url)
@@ -58,7 +58,7 @@ def read_history(url: str) -> History:
             if attempt == ATTEMPTS:
                 if isinstance(error, CorruptLog):
                     raise
-                raise ConfigurationError(f"the commit log at {url} changes while it is read: try again.") from error
+                raise ConfigurationError(f"the commit log at {url} changes while it is read. Try again.") from error
         except OSError as error:
             raise ConfigurationError(
                 f"the commit log at {url} can't be read ({type(error).__name__}: {error.strerror or error})."
@@ -81,8 +81,8 @@ def _read(store: LogStore) -> History:
         wrong = _misfit(before, entries[before], slot, entries[slot])
         if wrong:
             raise CorruptLog(
-                f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Something else than a"
-                " coordinator wrote to this folder, or removed a part of it: restore it from a backup."
+                f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Another program than"
+                " a coordinator wrote to this folder, or removed a part of it: restore it from a backup."
             )
     kept = tuple(entries.values())
     return History(store, kept, notices.read(store, kept[-1]))

@@ -1,4 +1,4 @@
-"""The page of ``twopc report``: one file of HTML, which loads nothing and runs nothing."""
+"""The page of ``twopc report``: one HTML file, which loads nothing and runs nothing."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from twopc.cli.timeline import Batch, Moment, Note, Written
 from twopc.phases import Phase
 
 SHOWN = 500
-"""Moments on one page, the newest, and transactions in one table: a browser scrolls through them at once."""
+"""The newest moments on one page, and transactions in one table: a browser scrolls through them at once."""
 
 WIDTH = 1000
-"""Of a drawing, in its own units."""
+"""The width of a drawing, in its own units."""
 
-COLOURS = {
+COLORS = {
     Phase.RECOVERING: "#999999",
     Phase.PRE_COMMITTING: "#56b4e9",
     Phase.SEALING: "#f0e442",
@@ -28,7 +28,7 @@ COLOURS = {
     Phase.COMMITTING: "#009e73",
     Phase.SWEEPING: "#cc79a7",
 }
-"""Okabe's and Ito's, which colour-blind people tell apart."""
+"""The palette of Okabe and Ito, which color-blind people can distinguish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,15 @@ class Bar:
 
     x: float
     width: float
-    colour: str
+    color: str
     title: str
 
 
 def render(status: Mapping[str, Any], history: History, moments: Sequence[Moment], unread: int, made_at: str) -> str:
-    """The page. ``status``: the document of ``twopc status``. ``unread``: lines of the events file that are none.
+    """Return the page. ``status`` is the document of ``twopc status``; ``unread``, how many lines of the events file
+    are no events.
 
-    Every text in it is escaped: who may name a sink or a query must not run anything in an operator's browser.
+    Every text is escaped: whoever may name a sink or a query must not run code in an operator's browser.
     """
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("twopc.cli", ""),
@@ -79,7 +80,7 @@ def render(status: Mapping[str, Any], history: History, moments: Sequence[Moment
         left_out=len(moments) - len(shown),
         batches=len({batch.batch_id for batch in batches}),
         scale_ms=scale_ms,
-        colours={phase.value: colour for phase, colour in COLOURS.items()},
+        colors={phase.value: color for phase, color in COLORS.items()},
         width=WIDTH,
         limit=SHOWN,
         unread=unread,
@@ -88,8 +89,8 @@ def render(status: Mapping[str, Any], history: History, moments: Sequence[Moment
 
 
 def _scale_ms(batches: Iterable[Batch]) -> float:
-    """How long a bar of full width takes. The first batch of a process may take a hundred times what the others do:
-    it must not make them dots, and is cut."""
+    """How long a bar of full width takes. The first batch of a process may take a hundred times as long as the
+    others. It is cut, so that it does not make them dots."""
     took = [batch.took_ms for batch in batches if batch.took_ms]
     return min(max(took), 4 * statistics.median(took)) if took else 0
 
@@ -98,7 +99,7 @@ def _bars(batch: Batch, scale_ms: float) -> list[Bar]:
     bars, x = [], 0.0
     for phase, ms in batch.phases_ms.items():
         width = WIDTH * ms / scale_ms if scale_ms else 0
-        bars.append(Bar(x, min(width, max(WIDTH - x, 0)), COLOURS[Phase(phase)], f"{phase} {ms:.1f} ms"))
+        bars.append(Bar(x, min(width, max(WIDTH - x, 0)), COLORS[Phase(phase)], f"{phase} {ms:.1f} ms"))
         x += width
     return bars
 
@@ -112,15 +113,15 @@ def _overview(moments: Sequence[Moment]) -> list[Bar]:
     first_s, last_s = min(starts_s), max(at_s for _, at_s in times)
     unit = WIDTH / ((last_s - first_s) or 1)
     return [
-        Bar((start_s - first_s) * unit, max((at_s - start_s) * unit, 1), _colour(moment), _title(moment))
+        Bar((start_s - first_s) * unit, max((at_s - start_s) * unit, 1), _color(moment), _title(moment))
         for (moment, at_s), start_s in zip(times, starts_s, strict=True)
     ]
 
 
-def _colour(moment: Moment) -> str:
+def _color(moment: Moment) -> str:
     if isinstance(moment, Note):
         return "currentColor"
-    return COLOURS[Phase.DECIDING if moment.state == "in doubt" else Phase.COMMITTING]
+    return COLORS[Phase.DECIDING if moment.state == "in doubt" else Phase.COMMITTING]
 
 
 def _title(moment: Moment) -> str:
@@ -128,7 +129,7 @@ def _title(moment: Moment) -> str:
 
 
 def _seconds(at: str) -> float | None:
-    """The log's times are for people, and nothing has checked them."""
+    """The time of an entry, or None: entries keep it for operators, and it is not checked."""
     try:
         return datetime.fromisoformat(at).timestamp()
     except (ValueError, OverflowError, OSError):

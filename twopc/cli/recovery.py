@@ -1,6 +1,6 @@
-"""What recovery does, without an engine: the coordinator's own code, over the sinks that the operator brings.
+"""Recovery without an engine: the coordinator's own code, over the sinks that the operator describes.
 
-Of the coordinator's private names it reads one, the open log, in which an operator gives transactions up.
+It reads one private name of the coordinator: the open log, in which an operator gives transactions up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from twopc.transaction import Committable, JsonValue
 
 @dataclass
 class Work:
-    """What recovery did, as the coordinator's events told it."""
+    """What recovery did, from the coordinator's events."""
 
     committed: list[dict[str, JsonValue]] = field(default_factory=list)
     replayed: list[dict[str, JsonValue]] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Work:
         match event:
             case TransactionCommitted(sink, batch_id, committable, _):
                 row = _row(sink, committable) | {"batch_id": batch_id}
-                if row not in self.committed:  # it is committed again after something was given up
+                if row not in self.committed:  # after a transaction was given up, it is committed again
                     self.committed.append(row)
             case TransactionReplayed(sink, batch_id, lost, replacement):
                 row = _row(sink, replacement) | {"batch_id": batch_id, "lost_transaction_id": lost.transaction_id}
@@ -56,7 +56,7 @@ def _row(sink: str, committable: Committable) -> dict[str, JsonValue]:
 
 @dataclass(frozen=True)
 class Lost:
-    """A decided transaction that no repeated commit brings back, and why."""
+    """A decided transaction that a repeated commit does not bring back, and why."""
 
     sink: str
     committable: Committable
@@ -68,7 +68,7 @@ class Lost:
 
 
 class Recovery:
-    """Recovery of one log, over the sinks that are there."""
+    """Recovery of one log, over the sinks of the sinks file."""
 
     def __init__(
         self, history: History, sinks: Mapping[str, TwoPhaseCommitSink[Any]], replay_copies: str | None
@@ -90,11 +90,11 @@ class Recovery:
     # Without changing anything. -------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Refuse what recovery would fail at, before it fences anybody.
+        """Refuse what recovery would fail at, before it fences a driver.
 
         Raises:
-            LogMismatch: there is work for a sink that is not in the file, or one has another prefix there.
-            ConfigurationError: the log names copies of what was written, and no folder for them was given.
+            LogMismatch: the log has work for a sink that is not in the file, or a sink has another prefix in the file.
+            ConfigurationError: the log names replay copies, and no folder for them was given.
         """
         opened(self._history.tail, self._history.tail.owner, self._prefixes)
         copies = [
@@ -106,19 +106,19 @@ class Recovery:
         ]
         if self._replay_copies is None and copies:
             raise ConfigurationError(
-                f"batch {copies[0][0]} is decided, and there are copies of its records ({len(copies)}, such as"
-                f" {copies[0][1]}): give the folder that the query was given, with --replay-copies URL."
+                f"batch {copies[0][0]} is decided, and its records have replay copies ({len(copies)}, such as"
+                f" {copies[0][1]}). Pass --replay-copies URL with the folder that the query was given."
                 " Nothing was changed."
             )
         if self._replay_copies is not None and copies and not _is_folder(self._replay_copies):
             raise ConfigurationError(
-                f"batch {copies[0][0]} is decided, and the folder {self._replay_copies}, where copies of its records"
-                f" should be (such as {copies[0][1]}), is not there: is --replay-copies what the query was given?"
+                f"batch {copies[0][0]} is decided, and the folder {self._replay_copies} of its replay copies (such as"
+                f" {copies[0][1]}) does not exist. Pass --replay-copies as the query was given it."
                 " Nothing was changed."
             )
 
     def look(self) -> list[Judged]:
-        """Every transaction of this log that is open in a target, or decided, with the verdict on it.
+        """Return every transaction of this log that is open in a target system, or decided, with the verdict on it.
 
         Raises:
             LogMismatch: a sink has another prefix than in the log.
@@ -136,7 +136,7 @@ class Recovery:
         return list(sink.recover())
 
     def leftover_copies(self) -> list[str]:
-        """The copies that recovery would remove, now or when their batch is committed."""
+        """Return the replay copies that recovery would remove, now or when their batch is committed."""
         if self._replay_copies is None:
             return []
         pools = [sink.transactional_ids for sink in self._sinks.values()]
@@ -146,7 +146,7 @@ class Recovery:
             if any(pool.owns_exact(written) for pool in pools)
         ]
 
-    # What changes the log and the targets. ------------------------------------------------------------------------
+    # What changes the log and the target systems. ------------------------------------------------------------------
 
     @property
     def log(self) -> CommitLog | None:
@@ -154,11 +154,12 @@ class Recovery:
         return getattr(self._coordinator, "_log", None)
 
     def end_orphans(self) -> None:
-        """Roll back every open transaction of a round that is over, and open no incarnation. What may be of the round
-        that runs stays: ``look`` reads the log after it has listed, so what it calls undecided nobody can decide.
+        """Roll back every open transaction of a round that is over, and open no incarnation. Transactions that may
+        belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver can
+        decide those that it reports as undecided.
 
         Raises:
-            TwoPhaseCommitError: a target could not roll one back.
+            TwoPhaseCommitError: a target system could not roll one back.
         """
         ended: list[Judged] = []
         while (orphans := [row for row in self.look() if row.verdict is Verdict.UNDECIDED]) and orphans != ended:
@@ -166,7 +167,7 @@ class Recovery:
                 abort = self._sinks[row.sink].abort
                 until_answered(f"abort of {row.committable.transaction_id}", abort, row.committable)
                 notify(TransactionAborted(row.sink, row.committable, recovered=True))
-            ended = orphans  # what Kafka leaves open in a partition is seen at the next look
+            ended = orphans  # the next look shows what Kafka leaves open in a partition
 
     def run(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest, close. Raises like ``Coordinator.run``."""
@@ -177,12 +178,12 @@ class Recovery:
 
     @property
     def stuck(self) -> int | None:
-        """The batch at which ``run`` failed: everything older is committed. None where all batches are."""
+        """The batch at which ``run`` failed: all older ones are committed. None if all batches are."""
         return min((batch_id for sink in self._sinks.values() for batch_id in sink.pending), default=None)
 
     def lost(self, batch_id: int) -> list[Lost]:
-        """What can't be committed of a batch, after ``run`` failed. All else of it is committed on return, or will be
-        written again from its copy.
+        """Return the transactions of a batch that can't be committed, after ``run`` failed. On return, all others are
+        committed, or will be written again from their replay copies.
 
         Raises:
             TwoPhaseCommitError: a transaction can't be committed now, and is not lost.
@@ -206,7 +207,7 @@ class Recovery:
         return None
 
     def give_up(self, batch_id: int, lost: list[Lost], by: str) -> None:
-        """Write into the log that ``lost`` is given up: from here on nobody asks for it. Raises like ``run``."""
+        """Write into the log that ``lost`` is given up. From then on no coordinator commits it. Raises like ``run``."""
         assert self.log is not None
         given_up: dict[str, list[Committable]] = {}
         for transaction in lost:

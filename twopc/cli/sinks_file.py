@@ -1,4 +1,4 @@
-"""The file that says how to reach the sinks: the log holds no options and no secrets, so an operator brings them.
+"""The sinks file, which describes how to reach target systems: the log holds no options and no secrets.
 
 .. code-block:: toml
 
@@ -28,11 +28,11 @@ else:
 
 _REFERENCE = re.compile(r"\$\{(?:file:(?P<file>[^}]+)|(?P<variable>[A-Za-z_][A-Za-z0-9_]*))\}")
 _SHORTEST_HIDDEN = 4
-"""What is shorter would be found in every second word."""
+"""A shorter value would occur in every second word."""
 
 
 class Redaction:
-    """Takes the values that came from the environment or from files out of what is shown."""
+    """Replaces values from the environment or from files by their references, in all that a command prints."""
 
     def __init__(self) -> None:
         self._secrets: dict[str, str] = {}
@@ -48,10 +48,10 @@ class Redaction:
 
 
 def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[Any]]:
-    """The sinks that the file describes, by name. What it refers to is added to ``redact``.
+    """Create the sinks that the file describes, by name. Values that it refers to are added to ``redact``.
 
     Raises:
-        ConfigurationError: the file can't be read, or a sink can't be made; it names the sink and the option.
+        ConfigurationError: the file can't be read, or a sink can't be created; names the sink and the option.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -64,7 +64,7 @@ def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[An
     return {name: _sink(path, name, table, redact) for name, table in tables.items()}
 
 
-_EXAMPLE = 'It has a table for each sink of the query, such as: [orders] backend = "kafka" bootstrap.servers = "..."'
+_EXAMPLE = 'It needs one table per sink of the query, such as: [orders] backend = "kafka" bootstrap.servers = "..."'
 
 
 def _sink(path: Path, name: str, table: object, redact: Redaction) -> TwoPhaseCommitSink[Any]:
@@ -79,7 +79,7 @@ def _sink(path: Path, name: str, table: object, redact: Redaction) -> TwoPhaseCo
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """TOML reads ``bootstrap.servers = ...`` as a table in a table; to a sink it is one option."""
+    """Join nested keys: TOML reads ``bootstrap.servers = ...`` as a table in a table, but it is one option."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{before}{key}.")
@@ -88,7 +88,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any
 
 
 def _filled(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
-    """``value`` with every ``${NAME}`` replaced from the environment, and every ``${file:PATH}`` by what is in it."""
+    """Replace every ``${NAME}`` from the environment, and every ``${file:PATH}`` by the contents of the file."""
     if not isinstance(value, str):
         return value
     where = f"{path}: sink {sink!r}, option {key!r}"
@@ -112,7 +112,7 @@ def _of_environment(name: str, where: str) -> str:
 
 
 def _of_file(name: str, where: str) -> str:
-    """Without the line's end that editors leave."""
+    """Read a file, without the end of its last line, which editors add."""
     try:
         return Path(name).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:

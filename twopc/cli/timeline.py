@@ -1,4 +1,4 @@
-"""What happened to a query, in order: from the entries of its log, and from the figures of its batches. No I/O."""
+"""The history of a query, in order, from the entries of its log and the metrics of its batches. No I/O."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Batch:
     """One batch.
 
     Attributes:
-        at: when it finished; where its figures are not known, when it was decided.
-        state: the log's word; of what it has forgotten, that of the figures.
-        incarnation: which decided it, where the log still tells.
-        phases_ms: empty where its figures are not known.
+        at: when it finished, or was decided if its metrics are not known.
+        state: according to the log, or to the metrics if the log no longer has the batch.
+        incarnation: the one that decided it, if the log still has it.
+        phases_ms: empty if its metrics are not known.
         recovered: transactions of earlier incarnations that were settled before it.
     """
 
@@ -50,7 +50,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Anything else that is in the log. ``kind``: of its entry."""
+    """Any other entry of the log. ``kind`` is the entry's."""
 
     at: str
     kind: str
@@ -61,7 +61,7 @@ Moment: TypeAlias = "Batch | Note"
 
 
 def timeline(history: History, lines: Iterable[Line]) -> list[Moment]:
-    """Every moment that is known, oldest first. ``lines``: of the query's batches, oldest first, or none."""
+    """Return every known moment, oldest first. ``lines`` has the metrics of the query's batches, oldest first."""
     known = list(lines)
     newest = {line.batch.batch_id: line for line in known if not line.batch.already_decided}
     moments: list[Moment] = []
@@ -71,9 +71,9 @@ def timeline(history: History, lines: Iterable[Line]) -> list[Moment]:
             decision = entry.unresolved[-1]
             moments.append(_decided(history.tail, entry, decision, newest.pop(decision.batch_id, None)))
         else:
-            moments.append(Note(entry.written_at, entry.kind, _told(before, entry)))
+            moments.append(Note(entry.written_at, entry.kind, _described(before, entry)))
     in_log = {moment.batch_id for moment in moments if isinstance(moment, Batch)}
-    moments += [_of_figures(line) for line in known if line.batch.already_decided or line.batch.batch_id not in in_log]
+    moments += [_of_metrics(line) for line in known if line.batch.already_decided or line.batch.batch_id not in in_log]
     return sorted(moments, key=lambda moment: moment.at)
 
 
@@ -98,8 +98,8 @@ def _decided(tail: Entry, entry: Entry, decision: Decision, line: Line | None) -
     )
 
 
-def _of_figures(line: Line) -> Batch:
-    """A batch that the log does not tell of any more, or that came again."""
+def _of_metrics(line: Line) -> Batch:
+    """A batch that the log no longer has, or that came again."""
     batch = line.batch
     return Batch(
         at=line.finished_at,
@@ -115,8 +115,8 @@ def _of_figures(line: Line) -> Batch:
     )
 
 
-def _told(before: Entry | None, entry: Entry) -> str:
-    """What an entry other than a decision says, in words."""
+def _described(before: Entry | None, entry: Entry) -> str:
+    """An entry other than a decision, in words."""
     match entry.kind:
         case "open":
             ended = ", after a clean stop" if before and before.kind == "close" else ""
@@ -127,7 +127,7 @@ def _told(before: Entry | None, entry: Entry) -> str:
         case "amend":
             same = before.unresolved if before else ()
             batches = ", ".join(str(d.batch_id) for d in entry.unresolved if d not in same)
-            return f"batch {batches}: rolled back by its target, and written again from copies"
+            return f"batch {batches}: rolled back by its target system, and written again from replay copies"
         case "abandon" if entry.abandoned:
             lost = entry.abandoned[-1]
             count = sum(map(len, lost.given_up.committables.values()))
@@ -135,4 +135,4 @@ def _told(before: Entry | None, entry: Entry) -> str:
         case "close":
             return f"incarnation {entry.incarnation} stopped cleanly"
         case kind:
-            return f"an entry of kind {kind} that names no transactions: no coordinator writes such"
+            return f"an entry of kind {kind} that names no transactions, as no coordinator writes it"

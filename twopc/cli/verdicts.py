@@ -1,4 +1,4 @@
-"""What becomes of each transaction, by the log's word. No I/O."""
+"""What becomes of each transaction, according to the log. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from twopc.transactional_ids import Round, TransactionalIdPool
 
 
 class Verdict(Enum):
-    """The keys are for programs; what they mean is for people."""
+    """The log's verdict on a transaction: values for programs, meanings for operators."""
 
     DECIDED = "decided"
     ENDED = "ended"
@@ -27,16 +27,16 @@ class Verdict(Enum):
 
 _MEANING = {
     Verdict.DECIDED: "decided: will be committed",
-    Verdict.ENDED: "decided, not open: was committed or is lost; the commit, repeated, tells",
+    Verdict.ENDED: "decided, not open: committed or lost; only a repeated commit shows which",
     Verdict.UNDECIDED: "undecided: will be aborted",
-    Verdict.CURRENT: "undecided, of the newest round: a driver that runs may decide it; resolve fences it and aborts",
-    Verdict.NEWER: "of a newer incarnation than this log knows: is it an old copy of the log? resolve aborts",
+    Verdict.CURRENT: "undecided, of the newest round: a running driver may decide it; resolve fences it and aborts",
+    Verdict.NEWER: "of a newer incarnation than this log knows: perhaps LOG is an old copy; resolve aborts",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One transaction with the log's verdict. ``batch_id`` and ``records`` are known of what is decided."""
+    """One transaction with the log's verdict. ``batch_id`` and ``records`` are known of decided transactions."""
 
     sink: str
     verdict: Verdict
@@ -59,9 +59,9 @@ class Judged:
 
 
 def judge(tail: Entry, pool: TransactionalIdPool, open_: Iterable[Committable]) -> list[Judged]:
-    """The verdict on every transaction that is open in the target of the sink of ``pool``, or decided for it.
+    """Return the verdict on every transaction that the sink of ``pool`` has open, or that is decided for it.
 
-    ``tail`` must have been read after ``open_`` was listed: what was decided in between is then known as decided.
+    ``tail`` must have been read after ``open_`` was listed. A transaction decided in between then counts as decided.
     """
     found = list(open_)
     rows = [

@@ -1,7 +1,7 @@
-"""Calls to targets, which may take long or for ever: on a thread of their own, with word of what is waited for.
+"""Calls to target systems, which may take long or never end: on a thread of their own, with a line about the wait.
 
-A call that runs out of time is left where it is and the process ends. To the log and the targets that is a crash, which
-every command may have at any instruction, as every driver may.
+A call that runs out of time is left where it is, and the process ends. To the log and the target systems this is a
+crash, which a command may suffer at any instruction, as a driver may.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from twopc.errors import Retriable
 from twopc.events import CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 
 FIRST_WORD_S = 2.0
-"""When a person begins to wonder. After that the pause before the next word doubles."""
+"""When an operator begins to wonder. After that, the pause before the next line doubles."""
 
 ResultT = TypeVar("ResultT")
 
 
 class NoAnswer(Retriable):
-    """A target did not answer in the time that the caller gave it."""
+    """A target system did not answer within the time that the caller gave it."""
 
 
 class _LastWarning(logging.Handler):
-    """Keep the newest warning of a client, which logs why its earlier tries failed. Events report those of twopc."""
+    """Keeps the newest warning of a client, which logs why its attempts failed. twopc reports its own by events."""
 
     text = ""
 
@@ -40,7 +40,7 @@ class _LastWarning(logging.Handler):
 
 
 class Waiting:
-    """Runs calls one after the other, ``timeout_s`` for all of them together."""
+    """Runs calls one after the other, within ``timeout_s`` for all of them together."""
 
     def __init__(self, timeout_s: float, say: Callable[[str], None]) -> None:
         self._timeout_s = timeout_s
@@ -51,10 +51,10 @@ class Waiting:
         self._warning = _LastWarning()
 
     def call(self, what: str, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """``function(*arguments)``. ``what`` says what is waited for.
+        """Return ``function(*arguments)``. ``what`` names the call in lines and errors.
 
         Raises:
-            NoAnswer: it takes too long.
+            NoAnswer: the call takes too long.
         """
         self._for = self._call = what
         results: list[ResultT] = []
@@ -89,21 +89,21 @@ class Waiting:
             if waited_s >= self._left_s:
                 warning = f" The last warning of its client: {self._warning.text}." if self._warning.text else ""
                 raise NoAnswer(
-                    f"no answer within {self._timeout_s:g} s while {self._for}.{warning} Is the target up, and are its"
-                    " options in the sinks file right? To stop here is as safe as a crash: run the command again, with"
-                    " a longer --timeout-s if it was only slow."
+                    f"no answer within {self._timeout_s:g} s while {self._for}.{warning} Check that the target system"
+                    " is up, and its options in the sinks file. Stopping here is as safe as a crash. Run the command"
+                    " again, with a longer --timeout-s if the target system is only slow."
                 )
             self._say(f"{self._for}: {waited_s:.0f} s, {self._left_s - waited_s:.0f} s left")
             next_word_s *= 2
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        """What the coordinator does is what is waited for."""
+        """Name what the coordinator does as what the command waits for."""
         match event:
             case PhaseEntered(phase, _):
                 self._for = f"the coordinator is {phase.value}"
             case CallRetried(what, attempt, _, reason):
-                self._for = f"{self._call}: {what} (asked {attempt} times: {reason})"
+                self._for = f"{self._call}: {what} (attempt {attempt}: {reason})"
             case TransactionCommitted(sink, batch_id, committable, _):
                 self._for = f"committing batch {batch_id}, after {committable.transaction_id} of sink {sink!r}"
             case TransactionReplayed(sink, batch_id, _, replacement):

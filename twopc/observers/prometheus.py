@@ -24,7 +24,7 @@ BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 class PrometheusObserver:
-    """Keeps the metrics that docs/operating.md lists in ``registry``. One of them can be in a registry."""
+    """Keeps the metrics that docs/monitoring.md lists in ``registry``. One of them can be in a registry."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, meaning: str, *labels: str) -> Counter:

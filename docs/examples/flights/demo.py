@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from watch import FolderWatcher, TopicWatcher, watching
 
-from twopc.cli.progress import ProgressLines
+from tests.support.progress_lines import ProgressLines
 from twopc.errors import Retriable
 from twopc_kafka.client.control import connect
 from twopc_kafka.options import ARROW, WRITERS

@@ -23,7 +23,7 @@ from tests.campaigns.report import Report
 from tests.campaigns.simulation.exploration import SMALL, SMALLEST, TINY, Failure, pairs, shortest, singles, triples
 from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
 from tests.campaigns.simulation.world import CRASH_POINTS, Fault
-from twopc.cli.progress import ProgressLines
+from tests.support.progress_lines import ProgressLines
 
 SHARES = {"pairs": 0.4, "triples": 0.2, "seeds": 0.4}
 """Of the time; what pairs leave of theirs goes to the next. Ten minutes on two cores do for the smallest spaces."""

@@ -26,7 +26,7 @@ from tests.campaigns.spark.plans import PLANS
 from tests.campaigns.spark.standalone import Standalone
 from tests.campaigns.spark.ways import WAYS, Way
 from tests.campaigns.storm.query import end_jvm
-from twopc.cli.progress import ProgressLines
+from tests.support.progress_lines import ProgressLines
 from twopc_kafka_broker import JarsNotAvailable, KafkaBroker
 
 console = Console()

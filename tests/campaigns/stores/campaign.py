@@ -20,8 +20,8 @@ from tests.campaigns.stores.blows import STARTS_AT_MOST, VICTIMS, Struck, cases_
 from tests.campaigns.stores.case import AT_MOST_S, Campaign, Outcome, killed_at, moments
 from tests.campaigns.stores.go_servers import PROGRAMS
 from tests.campaigns.stores.places import SEAMS, warm_up
+from tests.support.progress_lines import ProgressLines
 from tests.support.s3_server import S3Server
-from twopc.cli.progress import ProgressLines
 
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
 TOLD_AT_MOST = 20

@@ -1,4 +1,4 @@
-"""Progress bars for a terminal, and progress lines for a pipe."""
+"""Progress bars for a terminal, and progress lines for a pipe, of the campaigns and of the demonstration."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import threading
 from rich.progress import Progress, Task
 
 LINE_INTERVAL_S = 5.0
-"""In a pipe, how often a line is printed."""
+"""How often a line is printed in a pipe."""
 
 
 class ProgressLines(Progress):
-    """Rich's progress bars. In a pipe, where they are drawn once and at the end, a line every few seconds as well."""
+    """Rich's progress bars, which a pipe shows only once, at the end; so a pipe also gets a line every few seconds."""
 
     _ended: threading.Event | None = None
 
@@ -30,7 +30,7 @@ class ProgressLines(Progress):
         while not ended.wait(LINE_INTERVAL_S):
             tasks = self.tasks
             for task in tasks:
-                # The newest task is always printed, to show that work goes on that no task counts.
+                # The newest task is always printed, to show that uncounted work goes on.
                 if not task.finished or task is tasks[-1]:
                     self.console.print(_line(task), highlight=False)
 

@@ -1,0 +1,61 @@
+"""Fills ``docs/errors.md`` in from the classes of ``twopc.errors``: ``python docs/site/errors.py``.
+
+The text between ``<!-- twopc.errors.TransactionLost -->`` and ``<!-- end -->`` describes that class. The text after
+``<!-- twopc.errors -->`` is the tree of all classes. Everything else on the page is written by hand. A test compares
+the page with the classes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import griffe
+
+from twopc import errors
+from twopc.errors import TwoPhaseCommitError
+
+PAGE = Path(__file__).parents[1] / "errors.md"
+
+_BLOCK = re.compile(r"^<!-- (twopc\.errors[.\w]*) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+
+def classes() -> list[type[TwoPhaseCommitError]]:
+    """Return every error class, in the order of the module."""
+    return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TwoPhaseCommitError)]
+
+
+def filled(page: str) -> str:
+    """Return the page with its blocks as the classes have them."""
+    return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n\n{_block(found[1])}\n\n<!-- end -->", page)
+
+
+def _block(path: str) -> str:
+    if path == errors.__name__:
+        return str(re.findall(r"^```text\n.*^```$", errors.__doc__ or "", re.MULTILINE | re.DOTALL)[0])
+    return "\n\n".join(_described(getattr(errors, path.rpartition(".")[2])))
+
+
+def _described(kind: type[TwoPhaseCommitError]) -> Iterator[str]:
+    """The place of a class in the tree, then its docstring, with its own attributes as a list."""
+    docstring = griffe.load(f"{kind.__module__}.{kind.__name__}").docstring
+    assert docstring is not None, kind
+    bases = [base for base in reversed(kind.__mro__[1:]) if issubclass(base, TwoPhaseCommitError)]
+    yield " → ".join([*(f"[`{base.__name__}`](#{base.__name__.lower()})" for base in bases), f"`{kind.__name__}`"])
+    for section in docstring.parse("google"):
+        if section.kind is griffe.DocstringSectionKind.text:
+            yield _markdown(section.value)
+        elif section.kind is griffe.DocstringSectionKind.attributes:
+            yield "Attributes:"
+            yield "\n".join(
+                f"- `{each.name}`: {' '.join(_markdown(each.description).split())}" for each in section.value
+            )
+
+
+def _markdown(text: str) -> str:
+    return text.replace("``", "`")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

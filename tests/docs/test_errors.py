@@ -1,0 +1,41 @@
+"""The error catalog has every error class, as the class describes itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.support.pages import DOCS
+from twopc import errors
+
+PAGE = (DOCS / "errors.md").read_text(encoding="utf-8")
+CLASSES = [name for name, value in vars(errors).items() if isinstance(value, type)]
+
+
+def test_the_page_has_what_the_classes_have() -> None:
+    spec = importlib.util.spec_from_file_location("errors_page", DOCS / "site" / "errors.py")
+    assert spec
+    assert spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.filled(PAGE) == PAGE, "run: python docs/site/errors.py"
+
+
+def test_every_class_has_a_section_in_the_order_of_the_module() -> None:
+    assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == CLASSES
+    assert re.findall(r"^<!-- twopc\.errors\.(\w+) -->$", PAGE, re.MULTILINE) == CLASSES
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name != "TwoPhaseCommitError"])
+def test_every_section_has_the_state_and_what_to_do(name: str) -> None:
+    section = PAGE.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    assert "**State.**" in section
+    assert "**What to do.**" in section
+
+
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in ("TwoPhaseCommitError", "Refused")])
+def test_the_runbook_leads_to_every_section_and_every_section_to_a_command_or_the_runbook(name: str) -> None:
+    runbook = (DOCS / "operating.md").read_text(encoding="utf-8")
+    assert f"errors.md#{name.lower()}" in runbook

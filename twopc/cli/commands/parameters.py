@@ -1,0 +1,33 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+TIMEOUT_S = 60.0
+"""Longer than a client takes to find that no server listens (10 s), and than most brokers take to restart."""
+
+log = click.argument("log")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+sinks_file = click.option(
+    "--sinks",
+    "sinks_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="TOML, one table per sink of the query: backend and options. ${NAME} comes from the environment.",
+)
+timeout_s = click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=TIMEOUT_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for target systems, in total.",
+)
+replay_copies = click.option(
+    "--replay-copies", metavar="URL", help="What the query was given as 'replay_copies', if it was given one."
+)
+yes = click.option("--yes", is_flag=True, help="Do not ask.")

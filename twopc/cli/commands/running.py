@@ -1,0 +1,81 @@
+"""How a command runs: it builds one document, as far as it gets; ``show`` prints it and ends the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import click
+from rich.console import Console
+
+import twopc
+from twopc.cli.exit_codes import exit_code
+from twopc.cli.history import History, read_history
+from twopc.cli.output import Document, Report, say
+from twopc.cli.sinks_file import Redaction
+from twopc.cli.waiting import NoAnswer, Waiting
+from twopc.errors import Refused
+
+
+def show(
+    log: str | None,
+    as_json: bool,
+    draw: Callable[[Console, Document], None],
+    command: Callable[[Report, Redaction], None],
+) -> None:
+    """Run ``command``, print its document and end the process with its exit code."""
+    report, redact = Report({"log": log}), Redaction()
+    stuck = False
+    try:
+        command(report, redact)
+    except click.UsageError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # reported, never as a traceback
+        report.fail(error, redact)
+        stuck = isinstance(error, NoAnswer | KeyboardInterrupt)
+    try:
+        report.show(as_json, draw)
+    except OSError as error:  # such as a full disk, or a closed pipe
+        say(f"the result can't be written to standard output: {error.strerror}.")
+        report.code, stuck = exit_code(error, report.opened), True  # or Python would try once more as it ends
+    if stuck:  # a thread that waits for a target system would hold the process back
+        sys.stderr.flush()
+        os._exit(report.code)
+    sys.exit(report.code)
+
+
+def history_of(log: str, report: Report) -> History:
+    """Read the log, and put its owner into the document."""
+    history = read_history(log)
+    report.document |= {"owner": history.tail.owner, "log_id": history.tail.log_id}
+    return history
+
+
+@contextlib.contextmanager
+def waiting_for_targets(timeout_s: float, redact: Redaction) -> Iterator[Waiting]:
+    """Bound the calls to target systems, and report on standard error what they wait for."""
+    waiting = Waiting(timeout_s, lambda text: say(redact(text)))
+    twopc.register_observer(waiting)
+    try:
+        yield waiting
+    finally:
+        twopc.unregister_observer(waiting)
+
+
+def ask(question: str, yes: bool, otherwise: str) -> None:
+    """Ask the operator, unless ``yes``.
+
+    Raises:
+        Refused: the answer was no, or there was none. ``otherwise`` describes the state that remains.
+    """
+    if yes:
+        return
+    try:
+        answer = click.confirm(f"twopc: {question}", err=True)
+    except click.Abort:
+        say("")
+        raise Refused(f"There was no answer; --yes answers yes. {otherwise}") from None
+    if not answer:
+        raise Refused(f"The answer was no. {otherwise}")

@@ -1,0 +1,151 @@
+"""``twopc status``: what a log has decided, and what is in doubt."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+
+import click
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from twopc.cli.commands import parameters
+from twopc.cli.commands.running import show
+from twopc.cli.exit_codes import ExitCode
+from twopc.cli.history import History, read_history
+from twopc.cli.output import Document, Report, batch_number, facts, standard_output, table
+from twopc.cli.sinks_file import Redaction
+from twopc.errors import TwoPhaseCommitError
+from twopc.log.entries import Decision
+
+WATCH_S = 1.0
+"""Between two reads of a log, which has at most 33 entries."""
+
+
+@click.command()
+@parameters.log
+@click.option("--watch", is_flag=True, help="Follow the log until Ctrl-C.")
+@parameters.as_json
+def status(log: str, watch: bool, as_json: bool) -> None:
+    """Show what a log has decided, and what is in doubt. Reads only the log."""
+    if watch and (as_json or not sys.stdout.isatty()):
+        raise click.UsageError("--watch draws on a terminal: call status again and again instead")
+
+    def run(report: Report, _: Redaction) -> None:
+        add_status(read_history(log), report)
+        if watch:
+            _watch(report, lambda: add_status(read_history(log), report))
+
+    show(log, as_json, _draw, run)
+
+
+def add_status(history: History, report: Report) -> None:
+    """Put the state of the log into the document."""
+    report.document |= _status(history)
+    report.code = ExitCode.IN_DOUBT if history.tail.unresolved else ExitCode.FINE
+
+
+def _status(history: History) -> Document:
+    tail = history.tail
+    return {
+        "owner": tail.owner,
+        "log_id": tail.log_id,
+        "incarnation": tail.incarnation,
+        "kind": tail.kind,
+        "written_at": tail.written_at,
+        "clean_stop": history.is_clean,
+        "entries": len(history.entries),
+        "decided": tail.decided,
+        "committed_through": tail.committed_through,
+        "waits_for": None if history.notice is None else asdict(history.notice),
+        "in_doubt": [
+            {
+                "batch_id": decision.batch_id,
+                "incarnation": decision.round.incarnation,
+                "since": history.in_doubt_since(decision.batch_id),
+                "sinks": {
+                    name: {"transactions": len(of_sink), "records": sum(c.records or 0 for c in of_sink)}
+                    for name, of_sink in decision.committables.items()
+                },
+            }
+            for decision in tail.unresolved
+        ],
+        "abandoned": [
+            {"batch_id": a.given_up.batch_id, "by": a.by, "at": a.at, "sinks": _by_sink(a.given_up)}
+            for a in tail.abandoned
+        ],
+    }
+
+
+def _by_sink(given_up: Decision) -> Document:
+    return {
+        name: {"transactions": [c.transaction_id for c in of_sink], "records": sum(c.records or 0 for c in of_sink)}
+        for name, of_sink in given_up.committables.items()
+    }
+
+
+def _draw(console: Console, document: Document) -> None:
+    if "owner" in document:
+        console.print(_view(document))
+
+
+def _view(document: Document) -> Group:
+    stop = "stopped cleanly" if document["clean_stop"] else "runs, or did not stop cleanly"
+    known = facts(
+        {
+            "log": document["log"],
+            "query": f"{document['owner']} (log id {document['log_id']})",
+            "incarnation": f"{document['incarnation']}, {stop}",
+            "newest entry": f"{document['kind']}, written {document['written_at']}; {document['entries']} entries kept",
+            "last decided batch": batch_number(document["decided"]),
+            "committed through": batch_number(document["committed_through"]),
+        }
+    )
+    doubt = [
+        (d["batch_id"], d["incarnation"], sink, counts["transactions"], counts["records"], d["since"])
+        for d in document["in_doubt"]
+        for sink, counts in d["sinks"].items()
+    ]
+    parts: list[RenderableType] = [known]
+    if waits_for := document["waits_for"]:
+        parts.append(
+            f"Needs an operator: {waits_for['what']}: no answer for {waits_for['waited_s']:.0f} s at {waits_for['at']}"
+            f" ({waits_for['reason']})"
+        )
+    if document["in_doubt"]:
+        columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
+        parts.append(table("In doubt: decided, and not known to be committed", columns, doubt))
+        parts.append("A running query settles this by itself. If none runs, start it again, or run 'twopc resolve'.")
+    else:
+        parts.append("Nothing is in doubt.")
+    lost = [
+        (a["batch_id"], sink, len(of_sink["transactions"]), of_sink["records"], a["by"], a["at"])
+        for a in document["abandoned"]
+        for sink, of_sink in a["sinks"].items()
+    ]
+    if lost:
+        columns = ("batch", "sink", "transactions", "records", "by", "at")
+        parts.append(table("Given up: decided, and missing from the target system", columns, lost))
+    return Group(*parts)
+
+
+def _watch(report: Report, look: Callable[[], None]) -> None:
+    """Show the status in ``report`` again and again, until Ctrl-C. ``look`` renews it. An error of ``look`` is shown,
+    since a log that can't be read now may be readable soon."""
+    wrong: RenderableType = ""
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=standard_output(), transient=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(Group(_view(report.document), wrong, "Ctrl-C ends this."), refresh=True)
+            time.sleep(WATCH_S)
+            try:
+                look()
+                wrong = ""
+            except (TwoPhaseCommitError, OSError) as error:
+                wrong = Text(f"Not up to date: {type(error).__name__}: {error}", style="bold")
