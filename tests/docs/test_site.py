@@ -96,6 +96,8 @@ def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -
     page = (site / "docs/simulation/index.html").read_text(encoding="utf-8")
     for mutant in MUTANTS:
         assert f"<td>{html.escape(mutant.name, quote=False)}</td>" in page
+
+
 def test_the_reference_of_the_command_has_the_options_of_each_command(site: Path) -> None:
     page = (site / "docs/cli/index.html").read_text(encoding="utf-8")
     for name in cli.commands:

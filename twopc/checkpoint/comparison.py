@@ -16,8 +16,8 @@ from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.offsets import Reads, by_source, is_entry, parse, records_between
 from twopc.checkpoint.source_files import COMPACT, content, kept_files, with_files
 from twopc.errors import LogMismatch
-from twopc.log.entries import Entry
 from twopc.log.batch_identity import ABSENT, Difference, differences
+from twopc.log.entries import Entry
 from twopc.transaction import JsonValue
 
 UNCHANGED = "Nothing was changed."
