@@ -417,7 +417,7 @@ MUTANTS = (
     ),
     Mutant(
         "a marker that is missing of a commit is not written",
-        (Seam("twopc_kafka.client.leaders:Leaders.end", nothing, f"{KAFKA}.complete"),),
+        (Seam("twopc_kafka.hanging:end", nothing, f"{KAFKA}.complete"),),
         (ONE,),
     ),
     Mutant(
