@@ -35,10 +35,17 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
     TwoPhaseCommitError,
-    located,
-    worst_of,
 )
-from twopc.events import BatchFinished, CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.events import (
+    BatchFailed,
+    BatchFinished,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionCommitted,
+    TransactionReplayed,
+)
+from twopc.failures import located, worst_of
 from twopc.log import notices
 from twopc.log.batch_identity import is_known
 from twopc.log.commit_log import CommitLog, read_tail
@@ -127,7 +134,7 @@ class Coordinator:
         self._metrics = Metrics()
         self._one_at_a_time = threading.Lock()
         self._batch_or_rest = threading.Lock()
-        self._waits = Waits()
+        self._waits = Waits(owner)
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
         self._has_notice = False
@@ -402,7 +409,7 @@ class Coordinator:
             among = f"batch {batch_id} is decided; commits of {sink.transactional_ids.scope}"
             try:
                 until_answered(what, sink.commit, committable, tell=self._tell, waits=self._waits, among=among)
-                self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
+                self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered, self._owner))
             except Exception as error:  # noqa: BLE001  # raised below, when all attempts have ended
                 return error
             return None
@@ -454,7 +461,7 @@ class Coordinator:
             with located(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id):
                 replacement = self._until_answered(what, write_again, sink, committable, round)
             replaced[_name(sink)][committable.transaction_id] = replacement
-            self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement))
+            self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement, self._owner))
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
             name: tuple(replaced[name].get(c.transaction_id, c) for c in of_sink)
@@ -496,7 +503,7 @@ class Coordinator:
         left, self._phase = self._phase, advance(self._phase, phase)
         self._metrics.leave(left, time.perf_counter() if now_s is None else now_s)
         self._post(None)
-        self._tell(PhaseEntered(phase, batch_id))
+        self._tell(PhaseEntered(phase, batch_id, self._owner))
 
     def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
         """Close after an error, so that the next call recovers first."""
@@ -506,6 +513,8 @@ class Coordinator:
             self._post(None)
         else:
             self._enter(Phase.CLOSED, batch_id)
+        if batch_id is not None:
+            self._tell(BatchFailed(batch_id, error, self._metrics.phases_ms, self._owner))
 
     def _until_answered(
         self,
