@@ -84,7 +84,9 @@ class TwoPhaseCommitError(Exception):
 
     def __str__(self) -> str:
         message = self.message
-        return f"{message} See {self.link}" if message.endswith((".", "!", "?")) else f"{message}; see {self.link}"
+        if not message or message.endswith((".", "!", "?")):
+            return f"{message} See {self.link}".lstrip()
+        return f"{message}; see {self.link}"
 
 
 class Retriable(TwoPhaseCommitError):

@@ -93,7 +93,7 @@ def test_a_batch_whose_tasks_lack_a_sink_is_refused_and_not_said_to_be_run_again
     [refused] = raised
     assert type(refused) is ConfigurationError
     assert str(refused).startswith("sink 'sink' can't be loaded on the executor at")
-    assert str(refused).endswith("on every executor, as on the driver.")
+    assert refused.message.endswith("on every executor, as on the driver.")
     assert pipeline.entries("decide") == []
 
 
@@ -129,7 +129,7 @@ def refused_at(executor: Path) -> str:
     where = f"the Python {sys.executable} of the executor at {socket.gethostname()} has no package 'twopc'"
     assert str(refused.value).startswith(where)
     assert "on every executor, as on the driver." in str(refused.value)
-    return str(refused.value).removeprefix(where)
+    return refused.value.message.removeprefix(where)
 
 
 def add_foreign_twopc(executor: Path, *files: str) -> None:

@@ -639,7 +639,7 @@ def test_a_notice_of_a_coordinator_that_was_killed_does_not_outlast_the_next_ent
     coordinator = world.coordinator()
     run(coordinator, 0)
     event = CallRetried("a commit", 9, 5.0, "away", waited_s=61)
-    notices.post(world.log, coordinator._log.tail, event)
+    notices.Notices(world.log).post(coordinator._log.tail, event)
     assert notices.read(world.log, coordinator._log.tail)
     world.coordinator().recover()
     newest = read_tail(world.log)
