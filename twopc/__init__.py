@@ -1,24 +1,83 @@
 """Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does."""
 
-from twopc.checks import CheckResult
+from twopc.checks import CheckResult, CheckStatus
 from twopc.coordinator import Coordinator
+from twopc.errors import (
+    ConfigurationError,
+    CorruptLog,
+    Fenced,
+    InDoubt,
+    LogMismatch,
+    OperatorRequired,
+    OutcomeUnknown,
+    PoolExhausted,
+    RecordRefused,
+    Refused,
+    Retriable,
+    RoundAborted,
+    SchemaMismatch,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc.events import (
+    BatchFailed,
+    BatchFinished,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionCommitted,
+    TransactionReplayed,
+)
 from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
-from twopc.log.store import open_store
+from twopc.log.entries import Entry
+from twopc.log.store import LogStore, open_store
 from twopc.participant import Participant, Vote
+from twopc.phases import Phase
 from twopc.plugins import create_sink, register_observer, unregister_observer
+from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import Round, TransactionId
+from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
 __all__ = [
+    "BatchFailed",
+    "BatchFinished",
+    "CallRetried",
     "CheckResult",
+    "CheckStatus",
     "Committable",
+    "ConfigurationError",
     "Coordinator",
+    "CorruptLog",
+    "Entry",
+    "Event",
+    "Fenced",
+    "InDoubt",
+    "LogMismatch",
+    "LogStore",
+    "OperatorRequired",
+    "OutcomeUnknown",
     "Participant",
+    "Phase",
+    "PhaseEntered",
+    "PoolExhausted",
+    "RecordRefused",
+    "Refused",
+    "ReplayCopies",
+    "Retriable",
     "Round",
+    "RoundAborted",
+    "SchemaMismatch",
     "Transaction",
+    "TransactionAborted",
+    "TransactionCommitted",
     "TransactionId",
+    "TransactionLost",
+    "TransactionReplayed",
+    "TransactionalIdPool",
+    "TwoPhaseCommitError",
     "TwoPhaseCommitSink",
     "Vote",
     "create_sink",

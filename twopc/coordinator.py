@@ -29,20 +29,26 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 from twopc.errors import (
     ConfigurationError,
     Fenced,
-    OutcomeUnknown,
     Refused,
     Retriable,
     RoundAborted,
     TransactionLost,
     TwoPhaseCommitError,
-    located,
-    worst_of,
 )
-from twopc.events import BatchFinished, CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
-from twopc.log import notices
+from twopc.events import (
+    BatchFailed,
+    BatchFinished,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionCommitted,
+    TransactionReplayed,
+)
+from twopc.failures import located, verdict, worst_of
 from twopc.log.batch_identity import is_known
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision, Entry
+from twopc.log.notices import Notices
 from twopc.log.store import LogStore, store_of
 from twopc.metrics import Metrics
 from twopc.participant import Vote
@@ -77,21 +83,22 @@ class Coordinator:
     """Runs the batches of one query, over all its sinks at once.
 
     Args:
-        sinks: name → sink. The names go into transactional ids and the log; keep them over restarts.
-        log: the commit log's folder, as path or URL, or what ``open_store`` makes of one with options.
-        owner: names the query, the same after a restart and different for any other (Spark's query id).
-        first_batch_id: the first batch that an empty log accepts. Other than 0 only for a query that ran without
-            twopc before: with an empty log nothing tells a lost log from a new one.
+        sinks: name → sink. The names go into transactional ids and the log; keep them across restarts.
+        log: the commit log's folder, as path or URL, or a store that ``open_store`` returns.
+        owner: the query's name, the same after a restart and different from any other query's (Spark's query id).
+        first_batch_id: the first batch that an empty log accepts. Set it only for a query that ran without twopc
+            before: an empty log can't be told from a lost one.
         replay_copies: a folder where participants keep a copy of what they write, or None. If a target system rolls
             back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
             the copy. Without copies the query stops.
-        commits_at_once: threads of phase two. A commit mostly waits for its target; 1 commits on the calling thread.
-        rest_interval_s: how long after a batch, and how often from then on, to ``rest`` on a thread of its own; or None
+        commits_at_once: threads of phase two. A commit mostly waits for its target system. With 1, the calling thread
+            commits.
+        rest_interval_s: how long after a batch, and how often from then on, a thread of its own calls ``rest``; None
             for never.
-        start_timeout_s: how long a target system may give no answer before the first decision of a new log. From the
-            first decision on, there is no such limit: only the target's answer ends a decided transaction.
-        gives_up: asked each time that a target system has given no answer; True ends the wait. The call that waits
-            raises ``Retriable``, and the next one recovers.
+        start_timeout_s: how long a target system may give no answer before the first decision of a new log. After the
+            first decision there is no such limit: only the target system's answer ends a decided transaction.
+        gives_up: called each time that a target system has given no answer; True ends the wait. The waiting call then
+            raises ``Retriable``, and the next call recovers.
     """
 
     def __init__(
@@ -127,10 +134,10 @@ class Coordinator:
         self._metrics = Metrics()
         self._one_at_a_time = threading.Lock()
         self._batch_or_rest = threading.Lock()
-        self._waits = Waits()
+        self._waits = Waits(owner)
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
-        self._has_notice = False
+        self._notices = Notices(self._store)
         self._log: CommitLog
         self._tail_when_closed: Entry | None = None
 
@@ -140,13 +147,15 @@ class Coordinator:
 
     @property
     def waited_s(self) -> float:
-        """For how long the oldest call to a target system that has no answer yet is repeated; 0 where there is none."""
+        """How long the oldest unanswered call to a target system has been repeated; 0 if there is none."""
         return self._waits.longest_s
 
     @property
     def next_batch_id(self) -> int:
-        """The first batch that the log has not decided: where a loop of your own begins after a restart. Reads the log,
-        and opens nothing. Call ``recover`` first: no later call commits a last batch that a crash left decided.
+        """The first batch that the log has not decided: where a loop without Spark begins after a restart.
+
+        Reads the log and opens nothing. Call ``recover`` first: if a crash left the last batch decided and uncommitted,
+        no later call may come to commit it.
 
         Raises:
             TwoPhaseCommitError: the log can't be read.
@@ -156,7 +165,7 @@ class Coordinator:
 
     @property
     def _tail(self) -> Entry | None:
-        """The newest entry of the log that is known; None where there is none."""
+        """The newest known entry of the log, or None if the log is empty."""
         return self._tail_when_closed if self._phase is Phase.CLOSED else self._log.tail
 
     def run(
@@ -210,8 +219,9 @@ class Coordinator:
             return self._finished(batch_id, False, committables)
 
     def recover(self) -> Entry:
-        """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest. The first
-        ``run`` does the same. Waits for a batch that runs. Raises like ``run``.
+        """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
+
+        The first ``run`` does the same. Waits for a running batch. Raises like ``run``.
 
         Returns:
             The newest entry of the log.
@@ -221,11 +231,13 @@ class Coordinator:
             return self._log.tail
 
     def resume(self, log_id: str, incarnation: int) -> None:
-        """Go on with an incarnation that ``recover`` opened in another process. What participants have pre-committed
-        in it stays, for the next ``run`` to decide. Only one process at a time may go on with an incarnation.
+        """Continue an incarnation that ``recover`` opened in another process.
+
+        Transactions that participants have pre-committed in it stay, for the next ``run`` to decide. Only one process
+        at a time may continue an incarnation.
 
         Raises:
-            Fenced: a newer one has opened, or the log is another. Raises otherwise like ``run``.
+            Fenced: a newer incarnation has opened, or the log was replaced. Raises otherwise like ``run``.
         """
         with self._alone("resume", waits=True):
             self._enter(Phase.RECOVERING)
@@ -233,10 +245,10 @@ class Coordinator:
             self._enter(Phase.IDLE)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
-        """Make sure that each sink named in ``schemas`` can write such records. Before the first batch, or the next.
+        """Make sure that each sink named in ``schemas`` can write records of its schema. For use between batches.
 
         Raises:
-            Refused: one can't; nothing was written.
+            Refused: a sink can't; nothing was written.
             TwoPhaseCommitError: like ``run``.
         """
         with self._alone("validate", waits=True):
@@ -246,15 +258,15 @@ class Coordinator:
                 what = f"look at what sink {name!r} writes to"
                 with located(sink=name):
                     self._until_started(what, self._sinks[name].require_valid, schema)
-            self._post(None)
+            self._notices.withdraw()
 
     def rest(self) -> None:
-        """Between batches: record in the log that everything decided is committed, and roll back what lost attempts
-        began after the last sweep. Does nothing where a batch runs or none has run.
+        """Record in the log that everything decided is committed, and roll back what lost attempts began after the last
+        sweep. Does nothing while a batch runs or before the first.
 
         Raises:
-            Fenced: a newer coordinator has opened the log. The next ``run`` says so, too.
-            Exception: the log may have been changed or not; the next ``run`` recovers first.
+            Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
+            Exception: the log may or may not have been changed. The next ``run`` recovers first.
         """
         if not self._batch_or_rest.acquire(blocking=False):
             return
@@ -276,7 +288,8 @@ class Coordinator:
             self._batch_or_rest.release()
 
     def close(self) -> None:
-        """Stop cleanly: nothing is in doubt, and the log says so. Waits for a batch that runs. It may run again.
+        """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
+        again.
 
         Raises:
             TwoPhaseCommitError: like ``run``. The next start recovers.
@@ -294,7 +307,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
-        """One call at a time. After any error the coordinator is closed, and the next call recovers first."""
+        """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
         within = self._running_in == threading.get_ident()
         if within or not self._one_at_a_time.acquire(blocking=waits):
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
@@ -374,7 +387,7 @@ class Coordinator:
                 self._commit_batch(due, [s for s in self._sinks.values() if s.commits_last is last], recovered)
 
     def _commit_batch(self, batch_id: int, sinks: Sequence[TwoPhaseCommitSink[Any]], recovered: bool) -> None:
-        """Commit a pending batch in some sinks, and complete it there."""
+        """Commit a pending batch in ``sinks``, then complete it there."""
         work = [(sink, committable) for sink in sinks for committable in sink.pending[batch_id]]
         while work:
             work = self._attempt_commits(work, batch_id, recovered)
@@ -402,7 +415,7 @@ class Coordinator:
             among = f"batch {batch_id} is decided; commits of {sink.transactional_ids.scope}"
             try:
                 until_answered(what, sink.commit, committable, tell=self._tell, waits=self._waits, among=among)
-                self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered))
+                self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered, self._owner))
             except Exception as error:  # noqa: BLE001  # raised below, when all attempts have ended
                 return error
             return None
@@ -415,7 +428,7 @@ class Coordinator:
         lost: list[InSink] = []  # transactions that their target system rolled back, and that have a copy
         errors: list[Exception] = []
         for (sink, committable), raised in failed:
-            error = _verdict(raised, sink, committable, recovered)
+            error = verdict(raised, committable, sink.replay_copies is not None, recovered)
             if isinstance(error, TwoPhaseCommitError):
                 error.fill_in(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id)
             logger.error("batch %d, sink %r: %s", batch_id, _name(sink), error)
@@ -429,14 +442,14 @@ class Coordinator:
 
     @contextlib.contextmanager
     def _threads(self, calls: int) -> Iterator[Callable[..., Iterable[Any]]]:
-        """Give a ``map`` for so many calls: on this thread, or on those of a pool."""
+        """Yield a ``map`` for that many calls, which runs them on this thread or on a pool's."""
         if self._commits_at_once == 1 or calls <= 1:
             yield map
             return
         with ThreadPoolExecutor(self._commits_at_once, thread_name_prefix="twopc-commit") as pool:
             try:
                 yield pool.map
-            except BaseException:  # such as Ctrl-C: else the pool would wait for as long as its targets are away
+            except BaseException:  # such as Ctrl-C: else the pool would wait for as long as target systems are away
                 self._waits.given_up.set()
                 raise
 
@@ -454,7 +467,7 @@ class Coordinator:
             with located(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id):
                 replacement = self._until_answered(what, write_again, sink, committable, round)
             replaced[_name(sink)][committable.transaction_id] = replacement
-            self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement))
+            self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement, self._owner))
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
             name: tuple(replaced[name].get(c.transaction_id, c) for c in of_sink)
@@ -490,22 +503,24 @@ class Coordinator:
         if self._log.tail.decided is not None:
             self._commit_through(self._log.tail.decided, recovered=True)
 
-    # What is told. ----------------------------------------------------------------------------------------------
+    # Reporting and waiting. --------------------------------------------------------------------------------------
 
     def _enter(self, phase: Phase, batch_id: int | None = None, now_s: float | None = None) -> None:
         left, self._phase = self._phase, advance(self._phase, phase)
         self._metrics.leave(left, time.perf_counter() if now_s is None else now_s)
-        self._post(None)
-        self._tell(PhaseEntered(phase, batch_id))
+        self._notices.withdraw()
+        self._tell(PhaseEntered(phase, batch_id, self._owner))
 
     def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
         """Close after an error, so that the next call recovers first."""
         if isinstance(error, TwoPhaseCommitError):
             error.fill_in(batch_id=batch_id, phase=self._phase)
         if self._phase is Phase.CLOSED:
-            self._post(None)
+            self._notices.withdraw()
         else:
             self._enter(Phase.CLOSED, batch_id)
+        if batch_id is not None:
+            self._tell(BatchFailed(batch_id, error, self._metrics.phases_ms, self._owner))
 
     def _until_answered(
         self,
@@ -517,8 +532,8 @@ class Coordinator:
         return until_answered(what, call, *arguments, tell=self._tell, patience_s=patience_s, waits=self._waits)
 
     def _until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """The same, with a limit before the first decision: nobody depends on the answer then, and the likely reason
-        for none is a wrong option."""
+        """Repeat a call like ``_until_answered``, with a limit before the log's first decision: nothing depends on the
+        answer then, and a wrong option is the likely reason for none."""
         if self._tail is not None and self._tail.decided is not None:
             return self._until_answered(what, call, *arguments)
         began_s = time.monotonic()
@@ -539,20 +554,8 @@ class Coordinator:
         if isinstance(event, CallRetried):
             if self._gives_up(event):
                 self._waits.given_up.set()
-            if event.needs_operator:
-                self._post(event)
-
-    def _post(self, event: CallRetried | None) -> None:
-        """Tell beside the log what is waited for, or with None that nothing is any more."""
-        try:
-            if event is None and self._has_notice:
-                self._has_notice = False
-                notices.withdraw(self._store)
-            elif event is not None and (tail := self._tail):
-                self._has_notice = True
-                notices.post(self._store, tail, event)
-        except Exception as error:  # noqa: BLE001  # the log tells it, too
-            logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
+            if event.needs_operator and (tail := self._tail):
+                self._notices.post(tail, event)
 
     def _finished(
         self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
@@ -569,29 +572,13 @@ def _newest_entry(store: LogStore) -> Entry | None:
 
 
 def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    """Refuse what could not be bound to a log, before the log is opened and others are fenced."""
+    """Refuse sinks that could not be bound to a log, before the log is opened and other coordinators are fenced."""
     if not sinks:
         raise ConfigurationError("a coordinator needs at least one sink")
     if len({id(sink) for sink in sinks.values()}) < len(sinks):
         raise ConfigurationError(f"one sink has several of the names {', '.join(sinks)}: make a sink for each name")
     for name, sink in sinks.items():
         TransactionalIdPool(sink.prefix, "log", name)
-
-
-def _verdict(error: Exception, sink: TwoPhaseCommitSink[Any], committable: Committable, recovered: bool) -> Exception:
-    """Return what the error of a commit means, after the log was seen to have no newer coordinator."""
-    verdict = error
-    if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
-        # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
-        verdict = TransactionLost(f"{error} It was never committed, so another process has rolled it back.")
-    if isinstance(verdict, TransactionLost) and committable.replay_copy and sink.replay_copies is None:
-        verdict = TransactionLost(
-            f"{verdict} There is a copy of its records, {committable.replay_copy}: start the query again with the"
-            " 'replay_copies' that it had, and they are written again from it."
-        )
-    if verdict is not error:
-        verdict.__cause__ = error
-    return verdict
 
 
 def _name(sink: TwoPhaseCommitSink[Any]) -> str:

@@ -23,33 +23,11 @@ Each class's docstring is its section in the catalog, ``docs/errors.md``: what h
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from twopc.phases import Phase
-
-__all__ = [
-    "ConfigurationError",
-    "CorruptLog",
-    "Fenced",
-    "InDoubt",
-    "LogMismatch",
-    "OperatorRequired",
-    "OutcomeUnknown",
-    "PoolExhausted",
-    "RecordRefused",
-    "Refused",
-    "Retriable",
-    "RoundAborted",
-    "SchemaMismatch",
-    "TransactionLost",
-    "TwoPhaseCommitError",
-]
 
 CATALOG = "docs/errors.md"
 
@@ -106,7 +84,9 @@ class TwoPhaseCommitError(Exception):
 
     def __str__(self) -> str:
         message = self.message
-        return f"{message} See {self.link}" if message.endswith((".", "!", "?")) else f"{message}; see {self.link}"
+        if not message or message.endswith((".", "!", "?")):
+            return f"{message} See {self.link}".lstrip()
+        return f"{message}; see {self.link}"
 
 
 class Retriable(TwoPhaseCommitError):
@@ -261,18 +241,3 @@ class CorruptLog(OperatorRequired):
 
     Restore the entry from a backup or another version of the file, or find the program that writes to the log's folder.
     """
-
-
-@contextlib.contextmanager
-def located(**known: Any) -> Iterator[None]:
-    """Fill in what is known of an error that passes. Takes the attributes of ``TwoPhaseCommitError``."""
-    try:
-        yield
-    except TwoPhaseCommitError as error:
-        error.fill_in(**known)
-        raise
-
-
-def worst_of(errors: Sequence[Exception]) -> Exception:
-    """Return the error that is the least likely to go away by itself."""
-    return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))

@@ -1,4 +1,7 @@
-"""What a coordinator tells its observers, as values. A plugin listens by the hook ``twopc_event``."""
+"""What a coordinator reports to its observers, as values. A plugin listens by the hook ``twopc_event``.
+
+Every event ends with ``owner``, the name of the query in its log: a process may run several queries.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,16 @@ from twopc.phases import Phase
 from twopc.transaction import Committable
 
 OPERATOR_AFTER_S = 60.0
-"""How long a call is repeated before an operator is told: longer than most brokers take to restart."""
+"""How long a call is repeated before it needs an operator: longer than most brokers take to restart."""
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseEntered:
-    """The coordinator goes into ``phase``; nothing of it has been done yet. ``batch_id`` is None outside a batch."""
+    """The coordinator enters ``phase`` and has done nothing in it yet. ``batch_id`` is None outside a batch."""
 
     phase: Phase
     batch_id: int | None
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,37 +32,42 @@ class TransactionCommitted:
     batch_id: int
     committable: Committable
     recovered: bool
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionReplayed:
-    """The target had rolled ``lost`` back after its decision; its replay copy's records were written again."""
+    """The target system had rolled ``lost`` back after its decision; the records of its replay copy were written
+    again in ``replacement``."""
 
     sink: str
     batch_id: int
     lost: Committable
     replacement: Committable
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionAborted:
-    """One transaction that was open and not decided is rolled back."""
+    """One transaction that was open and undecided is rolled back."""
 
     sink: str
     committable: Committable
     recovered: bool
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallRetried:
-    """A target could not answer and is asked again: ``attempt`` calls in ``waited_s`` seconds so far, the next in
-    ``wait_s`` seconds. From 60 seconds on it is for an operator."""
+    """A target system could not answer and is asked again: ``attempt`` calls in ``waited_s`` seconds so far, the next
+    in ``wait_s`` seconds. ``owner`` is None for a call outside a coordinator, such as a participant's."""
 
     what: str
     attempt: int
     wait_s: float
     reason: str
     waited_s: float = 0.0
+    owner: str | None = None
 
     @property
     def needs_operator(self) -> bool:
@@ -67,18 +76,16 @@ class CallRetried:
 
 @dataclass(frozen=True, slots=True)
 class BatchFinished:
-    """What became of one batch, in figures.
+    """The metrics of one batch that succeeded.
 
     Attributes:
-        owner: the query's name in its log; a process may run several.
-        already_decided: the log had decided it before; nothing was written, so nothing stands in the next three.
-        records, bytes, transactions: by sink. Bytes are those of the records as Arrow holds them in memory.
-        phases_ms: time in each phase that it went through, by the phase's name. Pre-committing includes the writing.
-        retries: of calls that a target could not answer, on the coordinator.
-        recovered: transactions left by earlier incarnations, committed or rolled back before the batch began.
+        already_decided: the log had decided the batch before. Nothing was written, so the next three are empty.
+        records, bytes, transactions: counts by sink. Bytes are those of the records as Arrow holds them in memory.
+        phases_ms: the time in each phase of the batch, by the phase's name. Pre-committing includes the writing.
+        retries: how often a target system could not answer a call of the coordinator.
+        recovered: transactions of earlier incarnations that were committed or rolled back before the batch began.
     """
 
-    owner: str
     batch_id: int
     already_decided: bool
     records: dict[str, int]
@@ -87,6 +94,7 @@ class BatchFinished:
     phases_ms: dict[str, float]
     retries: int
     recovered: int
+    owner: str
 
     def __str__(self) -> str:
         written = [
@@ -99,6 +107,28 @@ class BatchFinished:
         return f"batch {self.batch_id}: {what}; {rest}"
 
 
+@dataclass(frozen=True, slots=True)
+class BatchFailed:
+    """A run of a batch failed, and the coordinator has closed. One event per failed run, even of a fenced coordinator.
+
+    Attributes:
+        error: the exception that ``Coordinator.run`` raises.
+        phases_ms: the time in each phase that the run entered, by the phase's name. The last one failed.
+    """
+
+    batch_id: int
+    error: BaseException
+    phases_ms: dict[str, float]
+    owner: str
+
+
 Event: TypeAlias = (
-    "PhaseEntered | TransactionCommitted | TransactionReplayed | TransactionAborted | CallRetried | BatchFinished"
+    PhaseEntered
+    | TransactionCommitted
+    | TransactionReplayed
+    | TransactionAborted
+    | CallRetried
+    | BatchFinished
+    | BatchFailed
 )
+"""What an observer may be given."""

@@ -43,7 +43,6 @@ class Metrics:
     ) -> BatchFinished:
         """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
         return BatchFinished(
-            owner=owner,
             batch_id=batch_id,
             already_decided=already_decided,
             records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},
@@ -52,4 +51,5 @@ class Metrics:
             phases_ms=self.phases_ms,
             retries=self._retries,
             recovered=self._recovered,
+            owner=owner,
         )

@@ -9,7 +9,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from twopc.errors import RecordRefused, Retriable, RoundAborted, located
+from twopc.errors import RecordRefused, Retriable, RoundAborted
+from twopc.failures import located
 from twopc.replay import ReplayCopy
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Vote: TypeAlias = "dict[str, Committable]"
-"""The yes votes of one participant: sink name → what it pre-committed. A sink it wrote nothing to is not in it."""
+Vote: TypeAlias = dict[str, Committable]
+"""The yes votes of one participant: sink name → what it pre-committed. Sinks that it wrote nothing to are absent."""
 
 
 VALIDATE_PATIENCE_S = 30.0

@@ -50,7 +50,8 @@ def until_answered(
     def told(state: tenacity.RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()
         reason = error.message if isinstance(error, Retriable) else str(error or "")
-        event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, state.seconds_since_start or 0.0)
+        waited_s = state.seconds_since_start or 0.0
+        event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, waited_s, waits.owner)
         waits.log(among or what, event)
         tell(event)
         if error and ended.is_set():  # 'tell' may have set it
@@ -78,10 +79,12 @@ class Waits:
     """The calls of one caller that wait for an answer: logged together, and given up together.
 
     Attributes:
+        owner: the query of the caller, if it is a coordinator.
         given_up: ends all waits when it is set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str | None = None) -> None:
+        self.owner = owner
         self.given_up = threading.Event()
         self._lock = threading.Lock()
         self._calls: dict[str, dict[str, float]] = {}  # name → call → since when, by time.monotonic

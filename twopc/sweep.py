@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable, Collection
 from typing import Any
 
-from twopc.errors import Fenced, Retriable, located, worst_of
+from twopc.errors import Fenced, Retriable
 from twopc.events import TransactionAborted
+from twopc.failures import located, worst_of
 from twopc.log.commit_log import CommitLog
 from twopc.replay import remove_copies
 from twopc.sink import TwoPhaseCommitSink
@@ -58,7 +59,7 @@ def _sweep_sink(
         for transaction in undecided:
             with located(transaction_id=transaction.transaction_id):
                 sink.abort(transaction)
-            tell(TransactionAborted(sink.transactional_ids.sink, transaction, recovered))
+            tell(TransactionAborted(sink.transactional_ids.sink, transaction, recovered, log.tail.owner))
         aborted = undecided
 
 

@@ -18,7 +18,7 @@ def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goe
     store = open_store(str(tmp_path))
     log = CommitLog.open(store, "orders")
     event = CallRetried("batch 3 is decided; commit of x", 20, 5.0, "topic orders-7 has no leader", waited_s=75.4)
-    notices.post(store, log.tail, event)
+    notices.Notices(store).post(log.tail, event)
 
     table = CliRunner().invoke(cli, ["status", str(tmp_path)])
     assert "Needs an operator: batch 3 is decided; commit of x: no answer for 75 s" in table.output

@@ -9,7 +9,9 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
+from twopc.errors import LogMismatch
 from twopc.observers.opentelemetry import OpenTelemetryObserver
 
 
@@ -66,6 +68,18 @@ def test_a_span_has_the_figures_of_its_batch(run: Any, exporter: InMemorySpanExp
         "twopc.transactions.archive": 1,
     }
     assert (again.attributes or {})["twopc.already_decided"] is True
+
+
+def test_a_failed_run_is_a_span_with_its_error(run: Any, exporter: InMemorySpanExporter) -> None:
+    run(0)
+    with pytest.raises(LogMismatch):
+        run(7)
+    [_, failed] = spans(exporter, "twopc batch")
+    assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "LogMismatch")
+    assert dict(failed.attributes or {}) == {"twopc.owner": "orders", "twopc.batch_id": 7}
+    assert [event.name for event in failed.events] == ["exception"]
+    phases = [span.name for span in exporter.get_finished_spans() if span.parent]
+    assert phases[-1] == "twopc recovering"
 
 
 def test_batches_are_below_the_span_in_which_they_are_run(

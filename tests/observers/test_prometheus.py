@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
+from twopc.errors import LogMismatch
 from twopc.observers.prometheus import PrometheusObserver
 
 Scrape = Callable[[], dict[str, float]]
@@ -63,10 +64,18 @@ def test_retries_roll_backs_and_recoveries_are_counted(run: Any, scrape: Scrape)
     run(0, leaves_open=True)
     run(0)
     samples = scrape()
-    assert samples["twopc_retries_total"] == 2
-    assert samples['twopc_aborted_transactions_total{sink="archive"}'] == 1
+    assert samples['twopc_retries_total{owner="orders"}'] == 2
+    assert samples['twopc_aborted_transactions_total{owner="orders",sink="archive"}'] == 1
     assert samples['twopc_recovered_transactions_total{owner="orders"}'] == 1
     assert samples['twopc_batches_total{already_decided="true",owner="orders"}'] == 1
+
+
+def test_failed_runs_are_counted_by_their_error(run: Any, scrape: Scrape) -> None:
+    run(0)
+    for _ in range(2):
+        with pytest.raises(LogMismatch):
+            run(7)
+    assert scrape()['twopc_failed_batches_total{error="LogMismatch",owner="orders"}'] == 2
 
 
 def test_the_document_lists_every_metric() -> None:

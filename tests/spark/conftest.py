@@ -209,17 +209,17 @@ class Hold:
     """Holds a coordinator when it enters a phase of a batch, once."""
 
     def __init__(self) -> None:
-        self.where: PhaseEntered | None = None
+        self.where: tuple[Phase, int | None] | None = None
         self.reached, self.released = threading.Event(), threading.Event()
 
     def at(self, phase: Phase, batch_id: int) -> None:
-        self.where = PhaseEntered(phase, None if phase is Phase.RECOVERING else batch_id)
+        self.where = (phase, None if phase is Phase.RECOVERING else batch_id)
         self.reached.clear()
         self.released.clear()
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        if event == self.where:
+        if isinstance(event, PhaseEntered) and (event.phase, event.batch_id) == self.where:
             self.where = None
             self.reached.set()
             self.released.wait(60)

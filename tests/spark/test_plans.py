@@ -29,7 +29,7 @@ def test_a_batch_of_as_many_transactions_as_a_decision_has_room_for_is_not_refus
 def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_with_what_to_do() -> None:
     with pytest.raises(ConfigurationError) as refused:
         Plan(tasks=MOST_TRANSACTIONS // 4 + 1).refuse_too_many_tasks(7, sinks=4)
-    assert str(refused.value).startswith(
+    assert refused.value.message == (
         "batch 7 has 25001 tasks, each of which may begin a transaction in each of 4 sinks: 100004, and a decision in"
         " the commit log has room for 100000. Nothing was written. Use fewer tasks, by coalesce or repartition in the"
         " query or a lower spark.sql.shuffle.partitions, and start again."

@@ -28,7 +28,15 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
-from twopc.events import BatchFinished, CallRetried, Event, PhaseEntered, TransactionAborted, TransactionCommitted
+from twopc.events import (
+    BatchFailed,
+    BatchFinished,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionCommitted,
+)
 from twopc.log import notices
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import serialise
@@ -631,7 +639,7 @@ def test_a_notice_of_a_coordinator_that_was_killed_does_not_outlast_the_next_ent
     coordinator = world.coordinator()
     run(coordinator, 0)
     event = CallRetried("a commit", 9, 5.0, "away", waited_s=61)
-    notices.post(world.log, coordinator._log.tail, event)
+    notices.Notices(world.log).post(coordinator._log.tail, event)
     assert notices.read(world.log, coordinator._log.tail)
     world.coordinator().recover()
     newest = read_tail(world.log)
@@ -1124,7 +1132,36 @@ def test_after_an_error_the_next_run_opens_a_new_incarnation_and_recovers_first(
     events.clear()
     run(coordinator, 0)
     assert coordinator._log.incarnation == 2
-    assert events[0] == PhaseEntered(Phase.RECOVERING, None)
+    assert events[0] == PhaseEntered(Phase.RECOVERING, None, "query")
+
+
+def test_a_failed_run_is_reported_once_with_its_error_and_the_times_of_its_phases(
+    world: World, events: list[Event]
+) -> None:
+    coordinator = world.coordinator()
+    with pytest.raises(RoundAborted) as aborted:
+        coordinator.run(0, raises(OSError("lost")))
+    run(coordinator, 0)
+    world.coordinator().recover()
+    with pytest.raises(Fenced) as fenced:
+        run(coordinator, 1)
+    failed = [event for event in events if isinstance(event, BatchFailed)]
+    assert [(event.batch_id, event.error, event.owner) for event in failed] == [
+        (0, aborted.value, "query"),
+        (1, fenced.value, "query"),
+    ]
+    assert [list(event.phases_ms) for event in failed] == [
+        ["recovering", "pre-committing"],
+        ["pre-committing", "sealing", "deciding"],
+    ]
+
+
+def test_every_event_names_its_query(world: World, events: list[Event]) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["commit"] = fails(Retriable("busy"), 1)
+    run(coordinator, 0)
+    assert {type(event) for event in events} >= {PhaseEntered, TransactionCommitted, CallRetried, BatchFinished}
+    assert {event.owner for event in events} == {"query"}
 
 
 def test_after_an_interrupt_nothing_is_carried_on_with(world: World) -> None:

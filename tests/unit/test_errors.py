@@ -20,7 +20,7 @@ from twopc.errors import (
 )
 from twopc.phases import Phase
 
-KINDS = [getattr(errors, name) for name in errors.__all__]
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TwoPhaseCommitError)]
 
 
 def test_a_refused_record_says_where_it_is_as_far_as_that_is_known() -> None:

@@ -37,14 +37,14 @@ class Work:
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
         match event:
-            case TransactionCommitted(sink, batch_id, committable, _):
+            case TransactionCommitted(sink, batch_id, committable):
                 row = _row(sink, committable) | {"batch_id": batch_id}
                 if row not in self.committed:  # after a transaction was given up, it is committed again
                     self.committed.append(row)
             case TransactionReplayed(sink, batch_id, lost, replacement):
                 row = _row(sink, replacement) | {"batch_id": batch_id, "lost_transaction_id": lost.transaction_id}
                 self.replayed.append(row)
-            case TransactionAborted(sink, committable, _):
+            case TransactionAborted(sink, committable):
                 self.aborted.append(_row(sink, committable))
             case _:
                 pass
@@ -166,7 +166,7 @@ class Recovery:
             for row in orphans:
                 abort = self._sinks[row.sink].abort
                 until_answered(f"abort of {row.committable.transaction_id}", abort, row.committable)
-                notify(TransactionAborted(row.sink, row.committable, recovered=True))
+                notify(TransactionAborted(row.sink, row.committable, recovered=True, owner=self._history.tail.owner))
             ended = orphans  # the next look shows what Kafka leaves open in a partition
 
     def run(self) -> None:

@@ -1,12 +1,13 @@
-"""What a coordinator has been waiting for, in a file beside its log: ``twopc status`` looks into no other process.
+"""The call that a coordinator waits for, in a file beside its log, for ``twopc status`` in another process.
 
-Nothing is decided by a notice, and it may be lost. It counts for as long as the log's newest entry is the one that it
-names, so a process that was killed while it waited leaves none that lasts.
+No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
+so a process that is killed while it waits leaves none that lasts.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
@@ -14,17 +15,19 @@ from twopc.events import CallRetried
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A call that a target has not answered for a minute or more.
+    """A call that a target system has not answered for a minute or more.
 
     Attributes:
-        entry_id: of the log's newest entry then.
+        entry_id: the id of the log's newest entry at that time.
         what: the call.
         reason: why the last attempt failed.
-        waited_s: for how long it had been repeated.
-        at: when this was written: UTC, for people.
+        waited_s: how long the call had been repeated.
+        at: when the notice was written, in UTC, for operators.
     """
 
     entry_id: str
@@ -34,19 +37,34 @@ class Notice:
     at: str
 
 
-def post(store: LogStore, tail: Entry, event: CallRetried) -> None:
-    """Tell of ``event`` beside the log. Raises what the store does."""
-    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    store.post(json.dumps(asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))).encode())
+class Notices:
+    """The notice of one coordinator. Its wait does not depend on it, so an error of the store is only logged."""
 
+    def __init__(self, store: LogStore) -> None:
+        self._store = store
+        self._is_posted = False
 
-def withdraw(store: LogStore) -> None:
-    """Nothing waits any more. Raises what the store does."""
-    store.post(b"")
+    def post(self, tail: Entry, event: CallRetried) -> None:
+        """Record beside the log which call has no answer. ``tail`` is the log's newest entry."""
+        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._is_posted = True
+        self._write(json.dumps(asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))).encode())
+
+    def withdraw(self) -> None:
+        """Record that no call waits any more."""
+        if self._is_posted:
+            self._is_posted = False
+            self._write(b"")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._store.post(data)
+        except Exception as error:  # noqa: BLE001  # the process's own log has the wait, too
+            logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
 
 
 def read(store: LogStore, tail: Entry) -> Notice | None:
-    """The notice that counts, if there is one. Raises what the store does."""
+    """Return the valid notice, or None. Raises what the store raises."""
     try:
         notice = Notice(**json.loads(store.posted() or b"null"))
     except (ValueError, TypeError):  # none, or of another version

@@ -1,3 +1,4 @@
-"""Observers for what others look at: each is a module, imported where it is used and registered by
-``twopc.register_observer``. Every batch is told when it has finished; of one that failed none tells.
+"""Observers that report to other systems. Each is a module of its own, imported where it is used and registered by
+``twopc.register_observer``. They receive one ``BatchFinished`` per successful batch, and one ``BatchFailed`` per failed
+run.
 """

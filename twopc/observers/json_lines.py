@@ -1,4 +1,4 @@
-"""A file with one line of JSON for each batch: the times of its phases, which the log does not keep."""
+"""A file with one line of JSON per batch: the times of its phases, which the log does not keep, and failed runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from twopc.events import BatchFinished, Event
+from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.hookspecs import hookimpl
 from twopc.phases import Phase
 
@@ -18,44 +18,62 @@ _A_CENTURY_MS = 3.2e12
 
 
 class JsonLinesObserver:
-    """Appends to the local file ``path``, about 500 bytes a batch. Several queries may share it."""
+    """Appends to the local file ``path``, about 500 bytes per batch. Several queries may share it."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
 
     @hookimpl
     def twopc_event(self, event: Event) -> None:
-        if isinstance(event, BatchFinished):
-            finished_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            line = json.dumps({"finished_at": finished_at, **asdict(event)})
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        match event:
+            case BatchFinished():
+                self._append({"finished_at": now, **asdict(event)})
+            case BatchFailed(batch_id, error, phases_ms, owner):
+                kind = type(error).__name__
+                failed = {"batch_id": batch_id, "error": kind, "message": str(error), "phases_ms": phases_ms}
+                self._append({"failed_at": now, **failed, "owner": owner})
+
+    def _append(self, line: dict[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One batch of the file. ``finished_at``: UTC, for people."""
+    """One finished batch of the file. ``finished_at``: UTC, for people."""
 
     finished_at: str
     batch: BatchFinished
 
 
 def read_lines(path: Path, owner: str) -> Iterator[Line | None]:
-    """The batches of the query ``owner``, oldest first; None for a line that is not one, such as half of one."""
+    """Yield the finished batches of the query ``owner``, oldest first, and None for a line that can't be read, such as
+    a truncated one."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for text in file:
-            line = _line(text)
+            value = _parsed(text)
+            if "failed_at" in value:
+                continue
+            line = _line(value)
             if line is None or line.batch.owner == owner:
                 yield line
 
 
-def _line(text: str) -> Line | None:
-    """Whoever can write the file must not stop the reader: what is shown is of its type, or the line is none."""
+def _parsed(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _line(value: dict[str, Any]) -> Line | None:
+    """Return the line only if every value is of its type: who can write the file must not be able to stop a reader."""
+    try:
         finished_at = value.pop("finished_at")
         return Line(finished_at, BatchFinished(**value)) if _is_sound(finished_at, **value) else None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -1,4 +1,4 @@
-"""Counters and times for Prometheus, by its client library (extra ``prometheus``), which also serves them.
+"""Counters and times for Prometheus, through its client library (extra ``prometheus``), which also serves them.
 
 Named as https://prometheus.io/docs/practices/naming asks: base units, the unit last, then ``total``.
 """
@@ -10,6 +10,7 @@ import time
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from twopc.events import (
+    BatchFailed,
     BatchFinished,
     CallRetried,
     Event,
@@ -24,7 +25,7 @@ BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 
 
 class PrometheusObserver:
-    """Keeps the metrics that docs/monitoring.md lists in ``registry``. One of them can be in a registry."""
+    """Keeps the metrics that docs/monitoring.md lists in ``registry``, which takes one such observer."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -38,6 +39,7 @@ class PrometheusObserver:
         self._bytes = counter("record_bytes_total", "Their bytes as Arrow holds them in memory.", "owner", "sink")
         self._transactions = counter("transactions_total", "Transactions of finished batches.", "owner", "sink")
         self._recovered = counter("recovered_transactions_total", "Those of earlier incarnations, settled.", "owner")
+        self._failed = counter("failed_batches_total", "Runs of batches that failed.", "owner", "error")
         self._batch_id = gauge("batch_id", "The newest finished batch.")
         self._finished_s = gauge("batch_finished_timestamp_seconds", "When it finished.")
         self._phases_s = Histogram(
@@ -48,31 +50,31 @@ class PrometheusObserver:
             registry=registry,
             buckets=BUCKETS_S,
         )
-        # Told at once, also while a batch gets no further. These events don't name the query.
-        self._retries = counter("retries_total", "Calls that a target could not answer.")
-        self._waiting_s = Gauge(
+        # Reported at once, even while a batch makes no progress.
+        self._retries = counter("retries_total", "Calls that a target system could not answer.", "owner")
+        self._waiting_s = gauge(
             "unanswered_seconds",
-            "For how long the call that is repeated now has had no answer; 0 where none is repeated. Alert above 60.",
-            namespace="twopc",
-            registry=registry,
+            "How long the call that is being repeated has had no answer; 0 if none. Alert above 60.",
         )
-        self._aborted = counter("aborted_transactions_total", "Undecided transactions rolled back.", "sink")
-        self._replayed = counter("replayed_transactions_total", "Decided ones written again from a copy.", "sink")
+        self._aborted = counter("aborted_transactions_total", "Undecided transactions rolled back.", "owner", "sink")
+        self._replayed = counter("replayed_transactions_total", "Written again from a copy.", "owner", "sink")
 
     @hookimpl
     def twopc_event(self, event: Event) -> None:
         match event:
             case BatchFinished():
                 self._count(event)
-            case CallRetried(waited_s=waited_s):
-                self._retries.inc()
-                self._waiting_s.set(waited_s)
+            case BatchFailed():
+                self._failed.labels(event.owner, type(event.error).__name__).inc()
+            case CallRetried():
+                self._retries.labels(event.owner or "").inc()
+                self._waiting_s.labels(event.owner or "").set(event.waited_s)
             case PhaseEntered():
-                self._waiting_s.set(0)
+                self._waiting_s.labels(event.owner).set(0)
             case TransactionAborted():
-                self._aborted.labels(event.sink).inc()
+                self._aborted.labels(event.owner, event.sink).inc()
             case TransactionReplayed():
-                self._replayed.labels(event.sink).inc()
+                self._replayed.labels(event.owner, event.sink).inc()
 
     def _count(self, batch: BatchFinished) -> None:
         self._batches.labels(batch.owner, str(batch.already_decided).lower()).inc()

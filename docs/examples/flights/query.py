@@ -98,8 +98,8 @@ def at_least_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
 # ---------------------------------------------------------------------------------------------------------------------
 
 MOMENTS: dict[str, Callable[[Any], bool]] = {
-    "between pre-commit and decision": lambda event: event == PhaseEntered(Phase.DECIDING, event.batch_id),
-    "right after the decision": lambda event: event == PhaseEntered(Phase.COMMITTING, event.batch_id),
+    "between pre-commit and decision": lambda event: event == PhaseEntered(Phase.DECIDING, event.batch_id, event.owner),
+    "right after the decision": lambda event: event == PhaseEntered(Phase.COMMITTING, event.batch_id, event.owner),
     "in the middle of phase two": lambda event: isinstance(event, TransactionCommitted) and not event.recovered,
 }
 EXPOSED_S = 0.5

@@ -79,7 +79,7 @@ def test_an_older_coordinator_that_is_about_to_decide_is_fenced_and_nothing_of_i
 
     def let_the_new_one_run(event: Event) -> None:
         nonlocal entered
-        if event == PhaseEntered(Phase.DECIDING, 0):
+        if isinstance(event, PhaseEntered) and (event.phase, event.batch_id) == (Phase.DECIDING, 0):
             entered += 1
             if entered == 1:
                 new.run(0)
@@ -190,7 +190,7 @@ def test_a_commit_is_repeated_until_the_broker_is_back_and_the_observer_is_told(
     restart = threading.Thread(target=second_broker.broker.start)
 
     def kill_and_restart(event: Event) -> None:
-        if event == PhaseEntered(Phase.COMMITTING, 0):
+        if isinstance(event, PhaseEntered) and (event.phase, event.batch_id) == (Phase.COMMITTING, 0):
             second_broker.broker.kill()
         elif isinstance(event, CallRetried) and "commit of" in event.what:  # not of a restart before
             retried.append(event)

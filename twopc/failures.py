@@ -1,0 +1,45 @@
+"""Errors on their way through the core: it fills in what it knows, and decides what a failed commit means."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost, TwoPhaseCommitError
+from twopc.transaction import Committable
+
+
+@contextlib.contextmanager
+def located(**known: Any) -> Iterator[None]:
+    """Fill in what is known of an error that passes. Takes the attributes of ``TwoPhaseCommitError``."""
+    try:
+        yield
+    except TwoPhaseCommitError as error:
+        error.fill_in(**known)
+        raise
+
+
+def worst_of(errors: Sequence[Exception]) -> Exception:
+    """Return the error that is the least likely to go away by itself."""
+    return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))
+
+
+def verdict(error: Exception, committable: Committable, has_copies: bool, recovered: bool) -> Exception:
+    """Return what the error of a commit means, after the log was seen to have no newer coordinator.
+
+    ``has_copies``: whether the query runs with replay copies for this sink. ``recovered``: whether an earlier incarnation
+    decided the transaction, and may have asked for its commit.
+    """
+    meant = error
+    if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
+        # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
+        meant = TransactionLost(f"{error} It was never committed, so another process has rolled it back.")
+    if isinstance(meant, TransactionLost) and committable.replay_copy and not has_copies:
+        meant = TransactionLost(
+            f"{meant} There is a copy of its records, {committable.replay_copy}: start the query again with the"
+            " 'replay_copies' that it had, and they are written again from it."
+        )
+    if meant is not error:
+        meant.__cause__ = error
+    return meant
