@@ -25,7 +25,7 @@ servers, topic, prefix, writer, when = sys.argv[1:]
 options = {"bootstrap.servers": servers, "topic": topic, "transactional.id.prefix": prefix, "writer": writer}
 sink = KafkaSink(options)
 sink.bind("orders", "log")
-participant = Participant({"orders": sink}, Round(1, 7), 3)
+participant = Participant({"orders": sink}, Round(1, 7), partition=3)
 participant.write("orders", pa.record_batch({"value": [str(n) for n in range(100)]}))
 if when == "after pre-commit":
     print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
