@@ -146,7 +146,7 @@ def test_a_topic_is_examined_and_no_secret_is_shown(shop: Any, run: Any, kafka_b
     shop.sinks.write_text(kafka_table(kafka_broker.bootstrap_servers))
     done = run("doctor", "--sinks", shop.sinks, PASSWORD=SECRET)
     assert done.code == 4
-    assert "topic 'orders-of-${PASSWORD}' is there" in done.out
+    assert "topic 'orders-of-${PASSWORD}': existence" in done.out
     assert "Create it with the partitions that you want" in done.out
     assert SECRET not in done.out + done.err
 

@@ -3,8 +3,8 @@
 An error code means one thing to a request that writes, and may mean another to EndTxn. A writer may repeat a request
 for two reasons only. Either the broker refused it before it did anything, or the same sequence numbers make the next
 leader take the records once, whether or not it has them already. EndTxn may always be repeated, as an epoch names
-exactly one transaction. But an error alone does not tell a rollback from a commit whose id was used again, so the
-transaction is described before its outcome is judged.
+exactly one transaction. But an error alone does not distinguish a rollback from a commit whose id was used again, so
+the transaction is described before its outcome is judged.
 
 An EndTxn of version 5 or later (Kafka 4.0, ``transaction.version`` 2) raises the producer's epoch by one when it ends
 the transaction. Up to version 4 it leaves the epoch alone. A rollback by timeout always raises it.
@@ -264,21 +264,21 @@ class TransactionState:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the id may be used again: its last transaction was committed. "Empty" tells nothing of what was
-        before: it follows whenever anybody initialises the id, such as an operator's tool."""
+        """Whether the id may be used again: its last transaction was committed. "Empty" leaves open what was before: it
+        follows whenever a client initializes the id, such as an operator's tool."""
         return self.state == "CompleteCommit"
 
     def precedes(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether nothing lies between this and what InitProducerId has answered. A new producer id leaves behind
-        whatever hangs."""
+        """Whether no other transaction lies between this one and the answer of InitProducerId. A new producer id leaves
+        behind whatever hangs."""
         return producer_id != self.producer_id or producer_epoch == self.producer_epoch + 1
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
-    """What became of the transaction ``(producer_id, epoch)`` that was to be ended by ``end_txn_version``, or was ended
-    by 4 as ``transaction.version`` had been lowered.
+    """Judge what became of the transaction ``(producer_id, epoch)``, which was to be ended by ``end_txn_version``, or
+    was ended by 4 as ``transaction.version`` had been lowered.
 
-    ``described`` is what its id's coordinator says now; None where it does not know the id.
+    ``described`` is the state that the id's coordinator reports now; None if it does not know the id.
     """
     if described is None or described.producer_id != producer_id:
         return Outcome.UNKNOWN  # expired, or the epochs ran out and the id has another producer
@@ -291,21 +291,21 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
         case "CompleteCommit", at if at in (epoch, ended_by_us):
             return Outcome.COMMITTED
         case "CompleteAbort", at if at in (epoch, epoch + 1):
-            return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch alone; by time-out or by us
+            return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch alone; by timeout or by us
         case _:
-            return Outcome.UNKNOWN  # the id was initialised again since
+            return Outcome.UNKNOWN  # the id was initialized again since
 
 
 def hangs(described: TransactionState, epoch: int, end_txn_version: int) -> bool:
     """Whether ``(described.producer_id, epoch)`` was rolled back, given that a partition has it open *after* it was
-    described like this. What was committed by ``end_txn_version`` is not meant: ``complete`` sees to its markers.
+    described like this. A commit by ``end_txn_version`` does not count: ``complete`` sees to its markers.
     """
     since = described.producer_epoch - epoch
     match described.state:
         case "CompleteAbort":
             return since >= 0
         case "Empty" | "Ongoing":
-            return since >= 1  # its id was initialised again, for which it must have ended
+            return since >= 1  # its id was initialized again, for which it must have ended
         case "CompleteCommit":
             return since > (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)  # a later one
         case _:

@@ -1,4 +1,4 @@
-"""What ``twopc doctor`` asks of a cluster, over the control connection, beyond what a query asks."""
+"""The health checks of ``twopc doctor``, over the control connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twopc_kafka.options import DEFAULTS, KafkaOptions
 TRANSACTION_LOG = "__transaction_state"
 
 LARGEST_SKEW_S = 5.0
-"""More than a network that is worth a query delays an answer. Less is of no consequence: no clock decides anything."""
+"""More than a usable network delays an answer. A smaller skew has no consequence, as no clock decides anything."""
 
 
 def of_sink(
@@ -42,12 +42,12 @@ def of_sink(
         yield result
         is_usable &= result.result is not CheckStatus.FAILED
     if trial is None:
-        advice = "A crash then doubles or loses records, as it says. Whether they may be written can't be tried."
+        advice = "A crash then doubles or loses records. The right to write can't be tried without a transaction."
         yield CheckResult.warned(f"'delivery' is {options().delivery!r}", advice)
     elif is_usable:
         yield timeout(options())
         clocks: list[CheckResult] = []
-        what = "this principal may begin, write and roll back a transaction, tried without a record"
+        what = "begin, write and roll back a transaction, tried without a record"
         yield CheckResult.of(what, lambda: clocks.extend(trial()))
         yield from clocks[-1:]  # the trial may have been repeated
         yield replication(control, TRANSACTION_LOG)
@@ -57,7 +57,7 @@ def of_sink(
 def _before_the_trial(
     control: Control, require_grants: Callable[[], None], of_target: Iterator[CheckResult]
 ) -> Iterator[CheckResult]:
-    yield CheckResult.of("the brokers grant what the options ask of transactions", require_grants)
+    yield CheckResult.of("transaction options granted by the brokers", require_grants)
     yield version(control)
     yield from of_target
 
@@ -65,10 +65,10 @@ def _before_the_trial(
 def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
     """Check the topic of the sink's options, if they have one."""
     if topic is None:
-        advice = "Whether these are there, and may be written, is seen when they are written. Create them before."
+        advice = "Their existence and the right to write to them show when records are written. Create them before."
         yield CheckResult.warned("records name their topics in the column 'topic'", advice)
         return
-    exists = CheckResult.of(f"topic {topic!r} is there", require_topic)
+    exists = CheckResult.of(f"topic {topic!r}: existence", require_topic)
     yield exists
     if exists.result is CheckStatus.PASSED:
         yield leaders(control, topic)
@@ -77,23 +77,24 @@ def of_topic(control: Control, topic: str | None, require_topic: Callable[[], No
 
 
 def replication(control: Control, topic: str) -> CheckResult:
-    """Whether what a topic has acknowledged outlives a broker."""
-    what = f"topic {topic!r} outlives the loss of a broker"
+    """Check that acknowledged records of a topic outlive the loss of a broker."""
+    what = f"topic {topic!r}: replication"
     try:
         replicas, in_sync = control.run(_replication, control, topic)
     except OperatorRequired:
         return CheckResult.warned(
             what,
-            "It can't be seen: grant this principal DESCRIBE and DESCRIBE_CONFIGS on the topic, or see with"
-            " kafka-topics.sh --describe as another that it has three replicas and min.insync.replicas=2.",
+            "It is hidden from this principal: grant DESCRIBE and DESCRIBE_CONFIGS on the topic, or check as another"
+            " with kafka-topics.sh --describe that it has three replicas and min.insync.replicas=2.",
         )
     seen = f"replicas: {replicas}, min.insync.replicas: {in_sync}"
     if replicas == 1:
-        return CheckResult.warned(what, f"No ({seen}). Have three replicas, and min.insync.replicas=2.")
+        advice = f"{seen}: a broker that is lost takes acknowledged records with it. Use 3, min.insync.replicas=2."
+        return CheckResult.warned(what, advice)
     if in_sync == 1:
-        return CheckResult.warned(what, f"Not surely ({seen}): one broker may have acknowledged alone. Set it to 2.")
+        return CheckResult.warned(what, f"{seen}: one broker may have acknowledged alone. Set min.insync.replicas=2.")
     if in_sync >= replicas:
-        return CheckResult.warned(what, f"Yes ({seen}), but nothing can be written meanwhile. Have a replica more.")
+        return CheckResult.warned(what, f"{seen}: nothing can be written while a broker is down. Add a replica.")
     return CheckResult.passed(f"{what} ({seen})")
 
 
@@ -106,27 +107,27 @@ async def _replication(control: Control, topic: str) -> tuple[int, int]:
 
 
 def leaders(control: Control, topic: str) -> CheckResult:
-    """Whether every partition can be written to."""
-    what = f"every partition of topic {topic!r} has a leader"
+    """Check that every partition has a leader, without which it can't be written to."""
+    what = f"topic {topic!r}: partition leaders"
     away = sorted(f"{name}-{number}" for name, number in control.leaders.away(topic))
     if not away:
         return CheckResult.passed(what)
     return CheckResult.warned(
         what,
-        f"{', '.join(away)} has none, so a batch that writes there fails or waits, and what hangs there can't be seen."
-        " Bring the brokers of its replicas back.",
+        f"{', '.join(away)} without a leader: a batch that writes there fails or waits, and transactions that hang"
+        " there stay unseen. Bring the brokers of its replicas back.",
     )
 
 
 def may_write_markers(control: Control) -> CheckResult:
-    """Whether this principal may mend what Kafka leaves open. It is asked, as trying it would change something."""
-    what = "by what the brokers tell, this principal may write a marker that Kafka leaves out (KAFKA-20734)"
+    """Check the right to write markers that Kafka leaves out. The brokers report it; a trial would change something."""
+    what = "right to write markers that Kafka leaves out (KAFKA-20734), as the brokers report it"
     if control.run(_may_alter, control):
         return CheckResult.passed(what)
     return CheckResult.warned(
         what,
-        "Without ALTER on the cluster the query stops if that ever happens. Grant it then, if only to the principal of"
-        " 'twopc resolve'.",
+        "This principal lacks ALTER on the cluster, so the query stops if Kafka ever leaves one out. Grant it then, if"
+        " only to the principal of 'twopc resolve'.",
     )
 
 
@@ -136,31 +137,34 @@ async def _may_alter(control: Control) -> bool:
 
 
 def timeout(options: KafkaOptions) -> CheckResult:
-    """Whether what is decided can wait for its commit for long enough."""
+    """Check how long a decided batch may wait for its commit."""
     if not options.has_timeout:
-        return CheckResult.passed("what is decided may wait for its commit without limit (KIP-939)")
-    what = f"what is decided may wait {options.transaction_timeout_ms / 1000:g} s for its commit"
+        return CheckResult.passed("transaction timeout: none, so a decided batch may wait without limit (KIP-939)")
+    what = f"transaction timeout: a decided batch may wait {options.transaction_timeout_ms / 1000:g} s for its commit"
     if options.transaction_timeout_ms >= DEFAULTS["transaction.timeout.ms"]:
         return CheckResult.passed(what)
     return CheckResult.warned(
         what,
-        "Then Kafka rolls it back, and the query stops. Raise 'transaction.timeout.ms' or the brokers'"
-        " transaction.max.timeout.ms, or give the query a 'stage'.",
+        "After that Kafka rolls it back, and the query stops. Raise 'transaction.timeout.ms' or the brokers'"
+        " transaction.max.timeout.ms, or set 'replay_copies'.",
     )
 
 
 def version(control: Control) -> CheckResult:
-    """Whether the brokers have the transactions of Kafka 4.0."""
-    what = f"Kafka {control.release} with transaction.version 2, which fences late writes of an ended transaction"
+    """Check that the brokers have the transactions of Kafka 4.0."""
+    what = f"Kafka {control.release}: transaction.version"
     if control.end_txn_version >= EPOCH_BUMPING_END_TXN:
         return CheckResult.passed(what)
-    advice = "It is less. With Kafka 4.0 or later: kafka-features.sh upgrade --feature transaction.version=2."
-    return CheckResult.warned(what, advice)
+    return CheckResult.warned(
+        what,
+        "It is below 2, which fences late writes of an ended transaction. With Kafka 4.0 or later: kafka-features.sh"
+        " upgrade --feature transaction.version=2.",
+    )
 
 
 def hanging(control: Control, topic: str) -> CheckResult:
-    """Whether what hangs in a topic would be found."""
-    what = f"transactions that hang in topic {topic!r} (KAFKA-20734) can be seen"
+    """Check that transactions that hang in a topic would be found."""
+    what = f"topic {topic!r}: sight of transactions that hang (KAFKA-20734)"
     if control.leaders.may_read(topic):
         return CheckResult.passed(what)
     return CheckResult.warned(what, "Grant this principal READ on the topic. Only metadata is read.")
@@ -176,7 +180,7 @@ def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic:
 
 
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
-    """Add the offsets of a consumer group, likewise."""
+    """Add a consumer group to a transaction that is just begun. Returns the same."""
     return control.run(_added, control, requests.add_offsets(name, producer, group), name)
 
 
@@ -202,7 +206,7 @@ def _codes(response: Any) -> list[int]:
 
 
 def clock(ahead_s: float) -> CheckResult:
-    """Whether the broker's clock, so many seconds ahead of this machine's, is right enough."""
+    """Check a broker's clock, which is so many seconds ahead of this machine's."""
     what = f"this machine's clock and that of a broker are {abs(ahead_s):.1f} s apart"
     if abs(ahead_s) <= LARGEST_SKEW_S:
         return CheckResult.passed(what)

@@ -104,7 +104,7 @@ class KafkaProgressSink(KafkaSink):
             )
 
     def _check_target(self) -> Iterator[CheckResult]:
-        yield CheckResult.of(f"consumer group {self._group!r} has no members", self._require_own_group)
+        yield CheckResult.of(f"consumer group {self._group!r}: members", self._require_own_group)
 
     def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
         yield checks.clock(checks.try_to_progress(self._control, name, producer, self._group))

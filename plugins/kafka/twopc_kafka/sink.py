@@ -85,7 +85,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         " from the source's offsets of this batch in the checkpoint, then give the transaction up with 'twopc abandon'"
         " and start the query again."
     )
-    """What it means that Kafka rolled back what is decided, and what to do."""
+    """What to do when Kafka has rolled back a decided transaction. Ends that error's message."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
@@ -109,7 +109,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> KafkaTransaction:
-        # What is written again takes a name that nobody has used. A used name may be that of a committed transaction of
+        # A replay takes a name that no transaction has used. A used name may be that of a committed transaction of
         # the same batch. Kafka must show that commit until the log records it, so nothing may begin by the name.
         is_new = transaction_id.replay > 0
         while True:
@@ -117,7 +117,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             try:
                 writer = self._writer(lease.name, lease.was_used)
             except NotCommitted as error:
-                lease.release()  # unanswered, so nobody has that name again
+                lease.release()  # unanswered, so the name is not given out again
                 logger.info("%s. Another id is used instead", error)
             except BaseException:
                 lease.release()
@@ -126,7 +126,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
     def _writer(self, name: str, was_used: bool) -> Writer | ArrowWriter | OffsetsWriter:
-        """Begin the transaction of that name. Raises NotCommitted where the one before was not: see there."""
+        """Begin the transaction of that name. Raises ``NotCommitted`` if the one before was not committed."""
         if self._options.writer == ARROW:
             return ArrowWriter(self._options, name, was_used)
         if was_used and self._is_transactional:
@@ -134,7 +134,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return Writer(self._options, name)
 
     def _require_committed(self, name: str) -> None:
-        """Raise NotCommitted where the last transaction of an id was not, or nobody says."""
+        """Raise ``NotCommitted`` unless the last transaction of an id is known to be committed."""
         try:
             state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
         except Retriable as error:
@@ -155,7 +155,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:
             handle["has_timeout"] = False
-        transaction.lease.answered()  # else it is a name that nobody uses again
+        transaction.lease.answered()  # else the name is not given out again
         transaction.lease.release()
         transaction.is_pre_committed = self._is_transactional
         return Committable(transaction.lease.name, handle, transaction.records)
@@ -164,16 +164,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     @property
     def may_time_out(self) -> bool:  # type: ignore[override]  # it depends on 'delivery'
-        """Kafka rolls back what waits longer for its commit than the transaction's time-out, where it has one."""
+        """Kafka rolls a transaction back when its commit takes longer than its timeout, if it has one."""
         return self._is_transactional
 
     def open(self) -> None:
-        """Ask for transactions without a time-out, else for the longest that the broker grants, or refuse one that it
-        does not.
+        """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse a
+        timeout of the options that they do not grant.
 
         Raises:
-            ConfigurationError: ``transaction.timeout.ms`` is longer, or none is required and not granted. Nothing was
-                written.
+            ConfigurationError: ``transaction.timeout.ms`` is longer than the brokers grant, or the options require
+                transactions without a timeout. Nothing was written.
         """
         self._hanging.note_nothing_hung(-math.inf)
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
@@ -192,7 +192,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return True
         if self._options.two_phase_commit == REQUIRE:
             raise ConfigurationError(
-                f"the brokers at {self._options.bootstrap_servers} do not grant transactions without a time-out, which"
+                f"the brokers at {self._options.bootstrap_servers} do not grant transactions without a timeout, which"
                 " 'two.phase.commit' = 'require' asks for. Set transaction.two.phase.commit.enable=true and"
                 " unstable.api.versions.enable=true on each; with access control, grant this principal"
                 f" TWO_PHASE_COMMIT and WRITE on the transactional ids that start with '{self.prefix}.'. Nothing was"
@@ -205,8 +205,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._require_topic()
 
     def _require_topic(self) -> None:
-        """Upholds: an answer that may be stale is not final. A broker that lags, or is cut off, may not know the topic
-        yet: so it is asked for again, and at last of most brokers."""
+        """Raise if the topic of the options does not exist.
+
+        Upholds: an answer that may be stale is not final. A broker that lags behind the topic's creation, or is cut
+        off, does not know it. So it is looked up again for a moment, and refused only if most brokers do not know it.
+
+        Raises:
+            ConfigurationError: it does not exist.
+            Retriable: the brokers do not agree.
+        """
         topic, deadline = self._options.topic, time.monotonic() + UNKNOWN_TOPIC_S
         while topic is not None and self._control.unknown_topics([topic]):
             if time.monotonic() > deadline:
@@ -223,7 +230,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return checks.of_topic(self._control, self._options.topic, self._require_topic)
 
     def _try(self) -> Iterator[CheckResult]:
-        """Begin a transaction as a task does, add to it what a write would, but no record, and roll it back."""
+        """Begin a transaction as a task does, add a partition but no record, and roll it back."""
         begun = self.pre_commit(self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0)))
         try:
             yield from self._try_to_add(begun.transaction_id, ProducerIdentity(*identity_of(begun)))
@@ -235,8 +242,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             yield checks.clock(checks.try_to_write(self._control, name, producer, self._options.topic))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        """Veto where a transaction is not ongoing any more. Note by which version of EndTxn it will be ended, as a
-        repeat must use the same one, and its partitions, which Kafka forgets with its end."""
+        """Veto the batch if a transaction is not ongoing any more. Note in each handle the version of EndTxn that will
+        end the transaction, as a repeat must use the same one, and its partitions, which Kafka forgets with its end."""
         if not self._is_transactional or not committables:
             return committables
         if any(has_timeout(committable) for committable in committables):
@@ -245,7 +252,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         with topics.looked_up_meanwhile(self._leaders, committables, started_s):
             described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
-        since_s = max(started_s, time.monotonic() - RECENT_S)  # where describing took long, they are asked for again
+        since_s = max(started_s, time.monotonic() - RECENT_S)  # looked up again if describing took long
         topic_ids = topics.ids_to_seal(self._leaders, committables, described.values(), since_s)
         sealed = []
         for committable in committables:
@@ -268,7 +275,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return sealed
 
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
-        """A state that would be a veto is proven: better to ask again than to run the batch again."""
+        """Describe the transactions, and prove each state that would be a veto: that costs less than to run the batch
+        again."""
         described = self._control.describe([committable.transaction_id for committable in committables])
         doubtful = [c.transaction_id for c in committables if not is_ongoing(described.get(c.transaction_id), c)]
         for name in doubtful:
@@ -276,14 +284,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
 
     def _refuse_too_old(self, age_s: float) -> None:
-        """Better to run a batch again than to decide what Kafka may roll back before the commit is through."""
+        """Raise if Kafka may roll back the batch before its commit is through: it is better run again than decided."""
         timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
         left_ms = timeout_ms - age_s * 1000
         if left_ms < margin_ms:
             raise RoundAborted(
                 f"the transactions of this batch may be {age_s:.0f} s old, and Kafka rolls them back after"
                 f" 'transaction.timeout.ms' = {timeout_ms} ms: {left_ms:.0f} ms are left, less than 'commit.margin.ms'"
-                f" = {margin_ms}. Make batches smaller, or raise the time-out and the broker's"
+                f" = {margin_ms}. Make batches smaller, or raise the timeout and the broker's"
                 " transaction.max.timeout.ms."
             )
         if left_ms < timeout_ms / 2:
@@ -314,15 +322,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._judge(committable, error, self._state(committable), is_first)
 
     def _refuse_gone_topics(self, committable: Committable, since_s: float) -> None:
-        """Stop where a topic was deleted since the decision, and may have been created again: Kafka would commit what
-        is left of the transaction. What is known of topics since ``since_s`` will do.
+        """Raise if a topic was deleted since the decision, and maybe created again: Kafka would commit what is left of
+        the transaction without an error. Metadata of ``since_s`` or later will do.
 
         Raises:
             TransactionLost: nothing of it is committed, so it may be written again as a whole.
             OutcomeUnknown: it is committed, and whether readers had its records before can't be known.
         """
         if identity_of(committable) in self._visible:
-            return  # what was done to the topic later is nobody's loss
+            return  # readers had its records before the topic was deleted
         topic = topics.deleted_since(self._leaders, committable, since_s)
         if topic is None:
             return
@@ -331,7 +339,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         deleted = f"topic {topic!r} was deleted since, with the id {id}, and its records there with it"
         match outcome(self._state(committable), *identity_of(committable), version_of(committable)):
             case Outcome.ONGOING:
-                # Certain by a write alone: the coordinator may tell the past, and an earlier commit may be on its way.
+                # Only a write makes it certain: the description may be stale, and an earlier commit on its way.
                 answer = self._control.end(
                     self._name(committable), *identity_of(committable), commit=False, version=version_of(committable)
                 )
@@ -347,8 +355,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 )
 
     def _state(self, committable: Committable) -> TransactionState | None:
-        """What its coordinator says. What would end the query is proven: that a transaction is committed is final, and
-        that it is not yet is asked again; that it is unknown, or was rolled back, may be a word of the past."""
+        """Describe the transaction, and prove an answer that would end the query.
+
+        "Committed" is final, and "not yet" is asked again. "Unknown" and "rolled back" may be stale (invariant 10).
+        """
         name = committable.transaction_id
         state = self._control.describe([name]).get(name)
         if outcome(state, *identity_of(committable), version_of(committable)) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
@@ -368,7 +378,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
                 why = f"it waited longer for its commit than {timeout}"
                 if not has_timeout(committable):
-                    why = "it has no time-out, so somebody has ended it"
+                    why = "it has no timeout, so another client has ended it"
                 raise TransactionLost(f"{decided}, but Kafka has rolled it back: {why}. {self.if_lost}")
             case Outcome.UNKNOWN:
                 raise OutcomeUnknown(
@@ -378,8 +388,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Return when readers see all of it: Kafka answers a commit before it has written its markers, and may leave
-        one out. So what commits last comes after that, too."""
+        """Return when readers see the whole batch. Kafka answers a commit before it has written its markers, and may
+        leave one out. So a sink that commits last comes after that, too."""
         ended = [committable for committable in committables if committable.handle]
         if not ended:
             return
@@ -416,7 +426,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             self._abort(transaction)
 
     def _abort(self, committable: Committable) -> None:
-        """By producer id and epoch: whatever answer says that this transaction is not open any more is a success."""
+        """Abort by producer id and epoch. Any answer by which this transaction is not open any more is a success."""
         name = self._name(committable)
         if (open_ := hanging.where(committable)) is not None:
             hanging.end(self._leaders, open_, name, commit=False)
@@ -435,17 +445,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}")
 
     def _name(self, committable: Committable) -> str:
-        """It. Raises CorruptLog where it is none of this sink's: others' are open on the same brokers."""
+        """The transactional id. Raises ``CorruptLog`` if it is not this sink's: other queries use the same brokers."""
         if not self.transactional_ids.owns_leased(committable.transaction_id):
             raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
 
     def recover(self) -> Iterable[Committable]:
-        """Those that are open at their coordinators, and those that hang: open in a partition alone."""
-        # Whatever 'delivery' is now: it may have been exactly-once before.
+        """The transactions that are open at their coordinators, and those that hang: open in a partition alone."""
+        # Independent of 'delivery', which may have been exactly-once before.
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
         ongoing = [(name, state) for name, state in listed if state.state == "Ongoing"]
-        for _, state in ongoing:  # Kafka forgets with its end where a transaction wrote
+        for _, state in ongoing:
             self._hanging.note_written(state.partitions)
         open_ = [
             Committable(name, {"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})

@@ -211,7 +211,7 @@ def test_what_was_rolled_back_there_by_a_new_process_is_never_visible_though_a_c
 def test_the_doctor_warns_of_a_partition_without_a_leader(brokers: TwoBrokers, make: Any, wait: Any) -> None:
     topic = brokers.create_topic([1, 2])
     sink = make(topic)
-    what = f"every partition of topic {topic!r} has a leader"
+    what = f"topic {topic!r}: partition leaders"
     assert {f.what: f.result for f in sink.check()}[what] is CheckStatus.PASSED
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)

@@ -16,8 +16,8 @@ from twopc_kafka.options import WRITERS
 
 pytestmark = pytest.mark.kafka
 
-TRIED = "this principal may begin, write and roll back a transaction, tried without a record"
-MARKERS = "by what the brokers tell, this principal may write a marker that Kafka leaves out (KAFKA-20734)"
+TRIED = "begin, write and roll back a transaction, tried without a record"
+MARKERS = "right to write markers that Kafka leaves out (KAFKA-20734), as the brokers report it"
 
 
 def of(result: CheckStatus, findings: list[CheckResult]) -> dict[str, str]:
@@ -30,8 +30,8 @@ def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_recor
 ) -> None:
     findings = list(make_sink(topic, writer=writer).check())
     assert of(CheckStatus.FAILED, findings) == {}
-    assert {TRIED, MARKERS, f"topic {topic.name!r} is there"} <= of(CheckStatus.PASSED, findings).keys()
-    logs = {f"topic {name!r} outlives the loss of a broker" for name in (topic.name, "__transaction_state")}
+    assert {TRIED, MARKERS, f"topic {topic.name!r}: existence"} <= of(CheckStatus.PASSED, findings).keys()
+    logs = {f"topic {name!r}: replication" for name in (topic.name, "__transaction_state")}
     assert of(CheckStatus.WARNED, findings).keys() == logs
     assert "this machine's clock and that of a broker are 0.0 s apart" in of(CheckStatus.PASSED, findings)
     assert list(make_sink(topic).recover()) == []
@@ -41,15 +41,15 @@ def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_recor
 
 def test_what_the_cluster_refuses_is_told_and_nothing_is_tried(topic: Any, make_sink: Any) -> None:
     failed = of(CheckStatus.FAILED, list(make_sink(topic, topic="nobody-made-this").check()))
-    assert "Create it with the partitions" in failed["topic 'nobody-made-this' is there"]
+    assert "Create it with the partitions" in failed["topic 'nobody-made-this': existence"]
     assert TRIED not in failed
     failed = of(CheckStatus.FAILED, list(make_sink(topic, transaction_timeout_ms=86_400_000).check()))
-    assert "transaction.max.timeout.ms" in failed["the brokers grant what the options ask of transactions"]
+    assert "transaction.max.timeout.ms" in failed["transaction options granted by the brokers"]
 
 
 def test_what_may_lose_records_is_warned_of(topic: Any, make_sink: Any) -> None:
     warned = of(CheckStatus.WARNED, list(make_sink(topic, transaction_timeout_ms=60_000).check()))
-    assert "'transaction.timeout.ms'" in warned["what is decided may wait 60 s for its commit"]
+    assert "'transaction.timeout.ms'" in warned["transaction timeout: a decided batch may wait 60 s for its commit"]
     warned = of(CheckStatus.WARNED, list(make_sink(topic, delivery="at-least-once").check()))
     assert "doubles or loses" in warned["'delivery' is 'at-least-once'"]
     warned = of(CheckStatus.WARNED, list(make_sink(topic, topic=None).check()))
@@ -69,7 +69,7 @@ def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
     def examined(**options: Any) -> list[CheckResult]:
         return list(make_sink(topic, message_timeout_ms=5_000, **user, **options).check())
 
-    wait.until("DESCRIBE is granted", lambda: f"topic {topic.name!r} is there" in of(CheckStatus.PASSED, examined()))
+    wait.until("DESCRIBE is granted", lambda: f"topic {topic.name!r}: existence" in of(CheckStatus.PASSED, examined()))
     assert "WRITE and DESCRIBE on the transactional ids" in of(CheckStatus.FAILED, examined())[TRIED]
     ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
     allow(second_broker, "denied", AclOperation.WRITE, *ids)
@@ -78,9 +78,9 @@ def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
     grant(second_broker, "denied", topic.name, prefix)
     wait.until("the topic is granted", lambda: not of(CheckStatus.FAILED, examined()))
     warned = of(CheckStatus.WARNED, examined())
-    assert "READ on the topic" in warned[f"transactions that hang in topic {topic.name!r} (KAFKA-20734) can be seen"]
+    assert "READ on the topic" in warned[f"topic {topic.name!r}: sight of transactions that hang (KAFKA-20734)"]
     assert "ALTER on the cluster" in warned[MARKERS]
-    assert "DESCRIBE_CONFIGS" in warned["topic '__transaction_state' outlives the loss of a broker"]
+    assert "DESCRIBE_CONFIGS" in warned["topic '__transaction_state': replication"]
     wait.until("what was tried is rolled back", topic.has_no_open_transaction)
     assert topic.records("read_uncommitted") == []
 
@@ -92,5 +92,5 @@ def test_a_group_for_progress_is_tried_and_keeps_its_place(topic: Any, prefix: s
     sink.bind("progress", "doctor")
     findings = list(sink.check())
     assert of(CheckStatus.FAILED, findings) == {}
-    assert {TRIED, f"consumer group {topic.name!r} has no members"} <= of(CheckStatus.PASSED, findings).keys()
+    assert {TRIED, f"consumer group {topic.name!r}: members"} <= of(CheckStatus.PASSED, findings).keys()
     assert list(sink.recover()) == []

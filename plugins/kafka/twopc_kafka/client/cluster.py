@@ -50,7 +50,7 @@ KNOWN_ALIVE_S = 1.0
 
 KNOWN_COORDINATOR_S = 10.0
 """So long after an id was begun at a broker, the next transaction of the id begins there, too. A broker that does not
-coordinate it any more says so."""
+coordinate it any more refuses."""
 
 CHECK_INTERVAL_S = 1.0
 """How often a task that waits for the thread checks that it is alive."""

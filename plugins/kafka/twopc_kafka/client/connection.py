@@ -35,7 +35,7 @@ _RECONNECT_BACKOFF_MAX_MS = 1_000
 """A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
 
 _ANSWER_MAX_BYTES = 2**31 - 1
-"""kafka-python's own limit of 1 MB does not do for the list of 10 000 transactions."""
+"""kafka-python's own limit of 1 MB is too small for a list of 10 000 transactions."""
 
 _REQUESTS_UNDER_WAY = 1_000
 """For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
@@ -134,7 +134,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
     """kafka-python's connection manager with the waits of this module. Its coroutines run on its loop.
 
     Attributes:
-        doubted: a broker that was silent lately, or may tell the past; asked where no other answers.
+        doubted: a broker that was silent lately, or whose answers may be stale; asked if no other answers.
     """
 
     doubted: Any = None
@@ -326,7 +326,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
 
 def _hearing_out(transport: Any) -> Any:
     """Have kafka-python deliver what arrives together with the end of the stream, which it drops: a broker that refuses
-    a login says so and hangs up."""
+    a login answers and hangs up."""
     receive = transport._sock_recv  # noqa: SLF001
 
     def received() -> tuple[bytes, Exception | None]:

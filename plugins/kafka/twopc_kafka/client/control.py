@@ -1,8 +1,8 @@
 """The control connection: describe, list and end transactions from any process, over kafka-python's protocol layer.
 
 librdkafka can't resume a transaction of a producer that is gone; EndTxn with the transaction's producer id and epoch
-can end it from anywhere. Every request goes to the broker that coordinates the id. What the network answers, or does
-not, is ``Retriable``: all requests here may be repeated, as an epoch names exactly one transaction.
+can end it from anywhere. Every request goes to the broker that coordinates the id. A failure of the
+network is ``Retriable``: all requests here may be repeated, as an epoch names exactly one transaction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from twopc_kafka.client.tokens import require_token
 logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 10_000
-"""How long to look for a broker before a person is told. Whoever needs one repeats the call.
+"""How long to look for a broker before the call fails and is reported. Callers repeat it.
 
 That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
 a refused login for a lost connection, as the brokers close it at once."""
@@ -44,10 +44,10 @@ SILENCES = 3
 others have left it out if it is gone (broker.session.timeout.ms, 9 s by default)."""
 
 _PROOF_MS = PATIENCE_MS // 2
-"""How long a coordinator may wait for its replicas to have what it must write, before it says that they have not."""
+"""How long a coordinator may wait for its replicas to have what it must write, before it reports that they have not."""
 
 RECENT_S = 1.0
-"""How old what brokers told of their features may be: nobody lowers transaction.version twice a second."""
+"""How old a broker's answer about its features may be: nobody lowers transaction.version twice a second."""
 
 _BUMPS_EPOCHS = 2  # the transaction.version by which a transaction's end raises the producer's epoch (KIP-890)
 _TAKES_NEW_FIELDS = 1  # the one whose log can hold what EndTxn 5 notes
@@ -75,7 +75,7 @@ class Control:
         self.net.start()
         self.manager = connections(self.net, properties)
         self._coordinators: dict[str, int] = {}
-        self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker told it
+        self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker reported it
         self._silences: Counter[int | None] = Counter()  # since the last answer of a broker, or of any
         self._knows_brokers = False
         self.is_refused = False
@@ -93,40 +93,40 @@ class Control:
     # What is asked. ---------------------------------------------------------------------------------------------
 
     def unknown_topics(self, topics: Iterable[str]) -> list[str]:
-        """Those of ``topics`` that do not exist, or could not by their name. Asking creates none."""
+        """The ``topics`` that do not exist, or could not by their name, as one broker reports. Asking creates none."""
         return self.run(self._unknown_topics, list(topics))
 
     def has_members(self, group: str) -> bool:
-        """Whether anybody reads as a member of the consumer group, by either of Kafka's protocols."""
+        """Whether the consumer group has members, by either of Kafka's protocols."""
         return self.run(self._has_members, group)
 
     @property
     def end_txn_version(self) -> int:
-        """The version of EndTxn to end transactions with: 5 where the cluster has finalised transactions version 2,
+        """The version of EndTxn to end transactions with: 5 if the cluster has finalized transactions version 2,
         so that a late write of the ended transaction is fenced; else 4."""
         bumps = self.transaction_version >= _BUMPS_EPOCHS
         return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
 
     @property
     def transaction_version(self) -> int:
-        """The cluster's finalised ``transaction.version``, which may be lowered and raised while it runs. As a broker
-        told it a second ago or less."""
+        """The cluster's finalized ``transaction.version``, which may be lowered and raised while it runs, as a broker
+        reported it at most a second ago."""
         return self.run(self._transaction_version)
 
     @property
     def release(self) -> str:
-        """Of Kafka, such as 4.3, by the requests that the brokers know. They don't tell their version."""
+        """Kafka's release, such as 4.3, by the requests that the brokers know. They do not report their version."""
         return ".".join(map(str, self.run(self._release)))
 
     def largest_timeout_ms(self) -> int | None:
-        """The longest transaction time-out that a broker grants; None where it does not tell this principal."""
+        """The longest transaction timeout that a broker grants; None if it does not show that to this principal."""
         try:
             return self.run(self._largest_timeout_ms)
         except OperatorRequired:
             return None
 
     def grants_no_timeout(self, transactional_id: str) -> bool:
-        """Whether this principal's transactions may have no time-out. Asking begins none under that id."""
+        """Whether this principal's transactions may have no timeout. Asking begins none under that id."""
         return self.run(self._grants_no_timeout, transactional_id)
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
@@ -138,8 +138,8 @@ class Control:
         may use, and is to keep one for each of these ids.
 
         A broker that is cut off from the others takes itself for the coordinator until it hears that it is none, and
-        knows nothing of what its successor does: its "unknown id" is of the past. Neither time nor the word of other
-        brokers proves the contrary, as nobody knows when a broker last heard anything. A write does. Before it is
+        knows nothing of what its successor does: its "unknown id" is stale. Neither time nor the answers of other
+        brokers prove the contrary, as nobody knows when a broker last heard anything. A write does. Before it is
         asked, each coordinator has to write to the id's own partition of ``__transaction_state``: an epoch for a name
         that Java hashes to the same number. That is answered when all in-sync replicas have it, and a successor would
         be one of them and follow no longer. So whatever was acknowledged before that write is in the answer after it.
@@ -156,7 +156,7 @@ class Control:
         return self.run(self._list, scope, ["Ongoing"], [])
 
     def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
-        """Those that start with ``scope`` and have one of these producer ids, on all brokers."""
+        """The transactional ids that start with ``scope`` and have one of these producer ids, on all brokers."""
         return self.run(self._list, scope, [], producer_ids)
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
@@ -231,9 +231,9 @@ class Control:
         return node
 
     def _find_brokers(self) -> None:
-        """Have one of 'bootstrap.servers' tell which brokers there are. kafka-python itself asks them only once, and
+        """Ask 'bootstrap.servers' for the list of brokers. kafka-python itself asks them only once, and
         would not find a cluster of which every address has changed."""
-        require_token(self._properties)  # what its endpoint says, kafka-python would only log
+        require_token(self._properties)  # kafka-python would only log the endpoint's error
         try:
             self.manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
         except kafka.errors.KafkaTimeoutError as error:
@@ -265,7 +265,7 @@ class Control:
         )
 
     async def _transaction_version(self, node: int | None = None) -> int:
-        """As this broker told it lately, or any."""
+        """The version that this broker reported lately, or any broker."""
         oldest = time.monotonic() - RECENT_S
         seen = [version for of, (version, at) in self._versions.items() if node in (None, of) and at > oldest]
         return min(seen) if seen else await self._ask_transaction_version(self._anybody() if node is None else node)
@@ -381,7 +381,7 @@ class Control:
         return self.send(requests.metadata(topics), node)
 
     def _is_connected(self) -> bool:
-        """Whether a broker that was there lately can tell which there are now."""
+        """Whether a connected broker can report which brokers there are now."""
         known = self.brokers()
         return any(connection.node_id in known for connection in self.manager.least_used_connections())
 

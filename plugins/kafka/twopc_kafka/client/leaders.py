@@ -1,9 +1,7 @@
-"""What the leaders of partitions know of transactions, which their coordinators may not: what is still open there.
+"""Ask the leaders of partitions for the transactions that are open there, of which coordinators may not know.
 
-A transaction hangs (Kafka's word, KIP-664) where its coordinator has ended it and a partition has no marker of that. Up
-to Kafka 4.3.1 a coordinator leaves the marker out where a partition has no leader for a moment, and calls the
-transaction complete (KAFKA-20734). What was committed so is not visible and holds back readers; what was rolled back so
-becomes visible with the next commit of the same producer there. Both end by a marker from here.
+A transaction hangs (Kafka's word, KIP-664) where its coordinator has ended it and a partition has no marker of that:
+see ``twopc_kafka.hanging``.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ logger = logging.getLogger(__name__)
 TopicPartition: TypeAlias = "tuple[str, int]"
 
 RECENT_S = 1.0
-"""How old metadata may be for finding leaders: a sweep follows right after the batch is complete. Who does not lead any
-more says so, and is looked up anew."""
+"""How old metadata may be for finding leaders: a sweep follows right after the batch is complete. A broker that does
+not lead a partition any more reports so, and the leader is looked up anew."""
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class OpenInPartition:
-    """What one transaction has open in one partition."""
+    """One transaction that is open in one partition."""
 
     topic: str
     partition: int
@@ -61,7 +59,7 @@ class OpenInPartition:
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads a partition, as metadata has it.
+    """The leader of a partition, by metadata.
 
     Attributes:
         node: the broker, or -1 for none.
@@ -77,7 +75,7 @@ class Away:
     """Why a partition could not be asked.
 
     Attributes:
-        reason: for people.
+        reason: for the operator.
         leader: the leader by the metadata that was used.
     """
 
@@ -87,7 +85,7 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the leaders of partitions had open, and the partitions that could not be asked."""
+    """The transactions that the leaders of partitions had open, and the partitions that could not be asked."""
 
     open: Sequence[OpenInPartition] = ()
     away: Mapping[TopicPartition, Away] = field(default_factory=dict)
@@ -95,8 +93,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """What metadata told of a topic, and when it was asked by ``time.monotonic``. The id of one that does not exist is
-    empty, and None where the brokers are too old to tell it."""
+    """A topic by metadata, and when that was asked for, by ``time.monotonic``. The id is empty if the topic does not
+    exist, and None if the brokers are too old to have ids."""
 
     id: str | None
     leaders: Mapping[int, Leader]
@@ -142,7 +140,7 @@ class Leaders:
         return self._control.run(self._topic_ids_of_most, topics)
 
     def may_read(self, topic: str) -> bool:
-        """Whether this principal may READ it, on which ``open_transactions`` depends."""
+        """Whether this principal may READ the topic, on which ``open_transactions`` depends."""
         return self._control.run(self._may_read, topic)
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
@@ -188,8 +186,10 @@ class Leaders:
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
     ) -> dict[TopicPartition, Leader]:
-        """Those that committed readers can't read to the end: something is open there. Both ends are asked for at once:
-        whichever is told first, where they are the same, nothing was open when the end for committed readers was told.
+        """Partitions whose last stable offset is behind the log end offset, i.e. with an open transaction.
+
+        Both offsets are asked for at once. In whichever order they are read: if they are equal, no transaction was
+        open when the last stable offset was read.
         """
         asked = [
             self._send(led_by, functools.partial(requests.end_offsets, level))
@@ -239,7 +239,7 @@ class Leaders:
         for leader in led_by.values():
             [of_marker] = (await self._control.send(requests.marker(transaction, commit), leader.node)).markers
             return meaning(of_marker.topics[0].partitions[0].error_code).name
-        # It was deleted, or this broker has not heard of it: whoever asks again what is open there finds out.
+        # It was deleted, or this broker has not heard of it. The next look at open transactions shows which.
         return meaning(UNKNOWN_TOPIC).name
 
     async def _ask(
@@ -253,7 +253,7 @@ class Leaders:
     def _send(
         self, led_by: Mapping[TopicPartition, Leader], request: Callable[[Partitions], Any]
     ) -> list[tuple[int, Partitions, Any]]:
-        """Ask the leaders, each of its own, and don't wait."""
+        """Ask each leader about its own partitions, and don't wait."""
         by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for (topic, number), leader in led_by.items():
             by_leader[leader.node][topic].append(number)
@@ -265,7 +265,7 @@ class Leaders:
         led_by: Mapping[TopicPartition, Leader],
         away: dict[TopicPartition, Away],
     ) -> list[tuple[str, Any]]:
-        """What they answer of each partition, with its topic; but for those that this principal may not read. Those
+        """The answer for each partition, with its topic, except for partitions that this principal may not read. Those
         that can't be asked now are put into ``away``."""
         answered = []
         for node, numbers, future in asked:
@@ -306,7 +306,7 @@ class Leaders:
         return {name: found for name in topics if (found := self._topics.get(name)) and found.seen_at_s >= since_s}
 
     async def _look_up(self, topics: Collection[str], since_s: float) -> dict[str, _Topic]:
-        """All but those that this principal may not DESCRIBE."""
+        """Look up topics, except for those that this principal may not DESCRIBE."""
         kept = self._kept(topics, since_s)
         if wanted := [name for name in topics if name not in kept]:
             now_s = time.monotonic()
@@ -322,7 +322,7 @@ class Leaders:
 
 
 def _may_describe(topic: Any) -> bool:
-    """Whether this principal may. Raises what the brokers say of the topic, other than that there is none."""
+    """Whether this principal may DESCRIBE the topic. Raises any error of the topic but that it does not exist."""
     error = kafka.errors.for_code(topic.error_code)
     if issubclass(error, kafka.errors.AuthorizationError):
         _warn_of_missing_right("DESCRIBE", topic.name)

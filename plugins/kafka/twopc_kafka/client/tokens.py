@@ -41,7 +41,7 @@ _NEEDED = (_METHOD, _ENDPOINT, _CLIENT_ID, _CLIENT_SECRET)
 OPTIONS = (*_NEEDED, _SCOPE, _EXTENSIONS, _AUTHORITY)
 
 TIMEOUT_S = 10.0
-"""How long the endpoint may take. Whoever needs a token repeats the call."""
+"""How long the endpoint may take. Callers that need a token repeat the call."""
 
 RENEWED_AFTER = 0.8
 """For which part of its life a token is used. kafka-python logs a connection in again after 0.85 to 0.95 of what was
@@ -49,7 +49,7 @@ left of that (KIP-368), so with a newer one."""
 
 _LONGEST_ANSWER = 1024 * 1024
 _PASSING = (408, 429)
-_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # with a user in it, errors of urllib would tell the password
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # with a user in it, errors of urllib would show the password
 _EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[ -~]*")  # RFC 7628, 3.1
 
 _ADVICE = {
@@ -62,7 +62,7 @@ _ADVICE = {
 
 
 def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
-    """Refuse what no token could be had with.
+    """Refuse options by which no token can be fetched.
 
     Raises:
         ConfigurationError: names the option, and never its value.
@@ -84,12 +84,12 @@ def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
 
 
 def token_provider(properties: Mapping[str, Any]) -> TokenProvider:
-    """What fetches tokens as the options say: in a process one for all connections."""
+    """The provider of tokens for these options. A process has one for all its connections."""
     return _token_provider(tuple((name, str(properties[name])) for name in OPTIONS if name in properties))
 
 
 def require_token(properties: Mapping[str, Any]) -> None:
-    """Have a token that is valid, where a connection with these properties (kafka-python's) logs in by one.
+    """Fetch a valid token, if a connection with these properties (kafka-python's) logs in by one.
 
     Raises:
         Retriable: the endpoint did not answer.
@@ -182,7 +182,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The client's secret goes where the options say, and nowhere else."""
+    """Send the client's secret to the endpoint of the options, and nowhere else."""
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -1,1 +1,1 @@
-"""What writes the records of one transaction."""
+"""The writers of one transaction's records: librdkafka's, the Arrow writer, and that of a group's offsets."""

@@ -77,7 +77,7 @@ class ArrowWriter:
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
-        """Kafka's id of each topic before it was first written to, where the brokers tell it."""
+        """Kafka's id of each topic before it was first written to, if the brokers have ids."""
         return self._sending.topic_ids
 
     def finish(self) -> ProducerIdentity:

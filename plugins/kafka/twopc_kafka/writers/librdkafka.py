@@ -39,7 +39,7 @@ ABORT_TIMEOUT_S = 10.0
 """How long a participant tries to roll back what failed. The coordinator's sweep does what is left."""
 
 IDENTITY_TIMEOUT_S = 10.0
-"""How long the statistics that tell the producer's epoch may take; they come every 5 ms."""
+"""How long the statistics with the producer's epoch may take; they come every 5 ms."""
 
 KNOWN_TOPIC_S = 60.0
 """How long a process need not look again for a topic that was there."""
@@ -49,8 +49,8 @@ PAUSE_S = 0.1
 
 
 class _Reports:
-    """What librdkafka tells of one producer. Not the writer itself: a producer that leads back to its writer would keep
-    its threads and its memory until the next garbage collection finds the two."""
+    """librdkafka's reports about one producer. Not the writer itself: a producer that leads back to its writer would
+    keep its threads and its memory until the next garbage collection finds the two."""
 
     def __init__(self) -> None:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
@@ -102,7 +102,7 @@ class Writer:
         properties |= {"allow.auto.create.topics": False}  # else a misspelt topic would be created by asking for it
         if self._transactional:
             properties |= {"transactional.id": self._transactional_id}
-            # The producer tells its own id and epoch in its statistics and nowhere else. To ask the broker instead
+            # The producer reports its own id and epoch in its statistics and nowhere else. To ask the broker instead
             # could return the epoch of a zombie that has taken over the id meanwhile.
             properties |= {"statistics.interval.ms": 5, "stats_cb": self._reports.keep_statistics}
         else:
@@ -125,7 +125,7 @@ class Writer:
                 except BufferError:
                     self._produce_when_there_is_room(record, position)
             except confluent_kafka.KafkaException as error:
-                # A record that failed before makes every later one fail by _STATE: tell of the first.
+                # A record that failed before makes every later one fail by _STATE: report the first.
                 self._served(poll, 0)
                 self._raise_failures()
                 raise self._not_delivered(error.args[0], record[0], None) from error
@@ -225,7 +225,10 @@ class Writer:
             warnings.simplefilter("ignore")  # that it can't abort, which is known
             try:
                 self._producer.close()
-            except (confluent_kafka.KafkaException, SystemError):  # the fatal error once more, told instead of closing
+            except (
+                confluent_kafka.KafkaException,
+                SystemError,
+            ):  # the fatal error again, raised instead of closing
                 self._producer.close()
 
     def _identity(self) -> ProducerIdentity:
@@ -235,7 +238,7 @@ class Writer:
             if told["producer_id"] >= 0:
                 return ProducerIdentity(told["producer_id"], told["producer_epoch"])
             self._served(self._producer.poll, 0.01)
-        raise RoundAborted(f"librdkafka did not tell its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
+        raise RoundAborted(f"librdkafka did not report its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
 
     def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
         """Poll or flush, which serve callbacks."""

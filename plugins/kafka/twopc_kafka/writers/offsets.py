@@ -1,7 +1,7 @@
-"""The data plane of progress: a consumer group's offsets into one transaction, over the Arrow writer's connections.
+"""The data plane of offsets: those of a consumer group into one transaction, over the Arrow writer's connections.
 
 Not through librdkafka, as the records: where no broker answers, its ``send_offsets_to_transaction`` does not return,
-whatever the time-out (2.16, measured).
+whatever the timeout (2.16, measured).
 """
 
 from __future__ import annotations

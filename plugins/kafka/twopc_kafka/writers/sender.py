@@ -122,7 +122,8 @@ class Sending:
         self._stopped = True
 
     def stop(self, timeout_s: float) -> None:
-        """Send nothing more, and let what is under way arrive: what came after the roll-back could begin anew.
+        """Send nothing more, and let requests under way arrive: one that came after the rollback could begin a
+        transaction anew.
 
         Raises:
             RoundAborted: something still is under way.
@@ -241,7 +242,7 @@ class Sending:
         lane.is_ready, lane.failing_since, lane.repeats = True, None, 0
 
     def _repeat_later(self, lanes: list[Lane], why: Meaning) -> None:
-        """Send the same batches again to whoever leads then, unless that has been going on for too long."""
+        """Send the same batches again, to the leaders of then, unless that has been going on for too long."""
         now = time.monotonic()
         for lane in lanes:
             lane.is_ready = False
@@ -266,7 +267,7 @@ class Sending:
         self._dispatch()
 
     async def _add(self, lanes: list[Lane]) -> bool:
-        """Tell the coordinator of partitions that are new to the transaction; whether they may be written now."""
+        """Add partitions that are new to the transaction. Returns whether they may be written now."""
         new = [lane for lane in lanes if not lane.is_added]
         if not new:
             return True

@@ -15,7 +15,7 @@ from kafka.partitioner.default import murmur2
 
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
-from twopc_kafka.client import cluster as cluster_module
+from twopc_kafka.client import requests
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.encoding.compression import NUMBERS
 
@@ -37,7 +37,7 @@ def partitions_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Both ways in which a partition gets into a transaction: by a Produce (KIP-890), or by AddPartitionsToTxn, as on
     clusters whose transaction.version is below 2; a newer one serves such writers just the same."""
     if request.param == "added":
-        monkeypatch.setattr(cluster_module, "_IMPLICIT_PARTITIONS", 99)
+        monkeypatch.setattr(requests, "IMPLICIT_PARTITIONS", 99)
     return str(request.param)
 
 

@@ -167,7 +167,7 @@ def test_where_it_is_granted_no_transaction_ends_by_itself(
     [sealed] = sink.seal([vote], age_s=10 * TIMEOUT_MS)  # no age is too old
     assert sealed.is_same_transaction(vote)
     sink.abort(sealed)
-    with pytest.raises(TransactionLost, match="it has no time-out, so somebody has ended it"):
+    with pytest.raises(TransactionLost, match="it has no timeout, so another client has ended it"):
         wait.repeated(lambda: sink.commit(sealed))
 
 

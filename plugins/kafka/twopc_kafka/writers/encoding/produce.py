@@ -20,7 +20,7 @@ FIRST_COMPACT = 9
 """The first version that has compact lengths and tags. Every broker from Kafka 2.8 on knows it."""
 
 _LENGTH = struct.Struct(">i")
-_SETTINGS = struct.Struct(">hi")  # acknowledgements, time-out
+_SETTINGS = struct.Struct(">hi")  # acknowledgements, timeout
 _PARTITION = struct.Struct(">i")
 _TEXT = String()
 _NO_TAGS = b"\0"
