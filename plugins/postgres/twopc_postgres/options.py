@@ -85,12 +85,12 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresOptions:
-    """What the user asked for, checked. Its repr shows no connection string, which may have a password.
+    """The options, checked. The repr does not show the connection string, which may have a password.
 
     Attributes:
         conninfo: libpq's connection string, with the defaults above.
         schema: where the table is, and the table of markers.
-        table: what is written to.
+        table: the table that the sink writes to.
         upsert_by: the columns by which a record replaces a row; none where records are only added.
         lock_timeout_s: how long a task waits for a lock.
     """
@@ -103,10 +103,10 @@ class PostgresOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> PostgresOptions:
-        """The options of one sink; any value may be text.
+        """Parse the options of one sink; any value may be text.
 
         Raises:
-            ConfigurationError: an unknown option, a missing one, or a value that can't be. It never tells 'conninfo'.
+            ConfigurationError: an option is unknown, missing or wrong. No value is repeated.
         """
         refuse_unknown(OWNER, options, OPTIONS)
         values = parse(OWNER, OPTIONS, options)
@@ -114,7 +114,7 @@ class PostgresOptions:
         return cls(values["conninfo"], schema, table, values.get("upsert_by", ()), values["lock_timeout_s"])
 
     def __str__(self) -> str:
-        """The table and its server, for messages."""
+        """Return the table and its server, for messages."""
         given = conninfo_to_dict(self.conninfo)
         server = given.get("host") or given.get("hostaddr") or given.get("service") or "the default server"
         return f"table {self.schema}.{self.table} of database {given.get('dbname', 'by default')!r} at {server}"

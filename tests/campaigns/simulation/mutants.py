@@ -410,13 +410,13 @@ MUTANTS = (
     ),
     Mutant(
         "the staging folder is not synced",
-        (Edit(f"{FILES}.sync_staging", "sync_folder(self._staging)", "pass"),),
+        (Edit(f"{FILES}.sync_pending", "sync_folder(self._pending)", "pass"),),
     ),
     Mutant(
         "a committed file's name is not synced",
         (
             Edit(f"{FILES}.settle", "sync_folder(folder)", "pass"),
-            Edit(f"{FILES}.settle", "sync_folder(self._staging)", "pass"),
+            Edit(f"{FILES}.settle", "sync_folder(self._pending)", "pass"),
         ),
     ),
     Mutant(
