@@ -1,5 +1,4 @@
-"""What is found out about a target before the first batch: told by ``TwoPhaseCommitSink.check``, shown by ``twopc
-doctor``."""
+"""Health checks before the first batch: made by ``TwoPhaseCommitSink.check``, shown by ``twopc doctor``."""
 
 from __future__ import annotations
 
@@ -10,13 +9,12 @@ from enum import Enum
 from twopc.errors import TwoPhaseCommitError
 
 PATIENCE_S = 5.0
-"""Less than a client takes to find out that nobody is there, which is then not asked twice; more than a broker takes to
-find who coordinates a group, or to end a transaction."""
+"""How long a check is retried: shorter than a client's connection timeout, so a dead system is tried once; longer than
+a broker needs to find a coordinator or end a transaction."""
 
 
 class CheckStatus(Enum):
-    """Of one examination. Warned: a batch can be written, and something that may come would stop the query or lose
-    records."""
+    """The result of a check. Warned: a batch can be written, but a later event could stop the query or lose records."""
 
     PASSED = "passed"
     WARNED = "warned"
@@ -25,11 +23,12 @@ class CheckStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One thing that was looked at.
+    """One check and its result.
 
     Attributes:
-        what: was looked at, and seen, in a few words.
-        advice: what to do now; empty where it passed.
+        result: passed, warned or failed.
+        what: the subject, and what was found, in a few words.
+        advice: what to do now; empty if the check passed.
     """
 
     result: CheckStatus
@@ -50,9 +49,9 @@ class CheckResult:
 
     @classmethod
     def of(cls, what: str, call: Callable[[], object]) -> CheckResult:
-        """Of a call that is tried: failed by the error that it raises, which says what to do; else passed.
+        """Make ``call``: failed by the error that it raises, with its message as the advice; else passed.
 
-        A call that the target system does not answer is repeated for ``PATIENCE_S``: the system may be starting.
+        A call that gets no answer is repeated for ``PATIENCE_S``, as the target system may be starting.
         """
         from twopc.retry import until_answered  # its imports lead to the contract, which imports this module
 

@@ -1,60 +1,287 @@
-"""How a backend tells what a user may set: the documentation is made from it."""
+"""How a backend declares its options, and the parser that all backends share.
+
+A backend declares each option once. The parser checks what the user gave, and the documentation is generated from the
+same declaration:
+
+    OWNER = "the audit sink"
+    OPTIONS = (
+        Option("path", place(), "the folder", needed=True),
+        Option("mode", choice("append", "upsert"), "what a record does to an older one", default="append"),
+        Option("rows_per_file", whole_number(least=1), "a file never has more", default=1000),
+    )
+
+    class AuditSink(TwoPhaseCommitSink[Transaction]):
+        def __init__(self, options: Mapping[str, Any]) -> None:
+            refuse_unknown(OWNER, options, OPTIONS)
+            values = parse(OWNER, OPTIONS, options)
+            self._path, self._rows_per_file = values["path"], values["rows_per_file"]
+
+Any value may be text, as Spark's options and the sinks file have nothing else. Every backend refuses in the same words:
+
+- the audit sink has no option 'pth'. Did you mean 'path'? Its options: path, mode, rows_per_file.
+- the audit sink needs the option 'path': a path or URL, such as /data/orders or s3://bucket/orders.
+- the option 'mode' of the audit sink must be one of append, upsert.
+
+No error repeats a value, which may be a secret that was given to the wrong option. A ``Kind`` of your own must not do
+so either: its ``read`` raises a bare ValueError, and its ``must_be`` completes the sentence.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from twopc.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of values.
+
+    Attributes:
+        values: for the column "values" of the documentation, as Markdown.
+        must_be: completes the sentence "the option 'x' must be …".
+        read: returns the value for what a user gave. Raises ValueError or TypeError where that is no such value.
+    """
+
+    values: str
+    must_be: str
+    read: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
-    """One thing that a user may set.
+    """One option.
 
     Attributes:
         name: as the user writes it.
-        values: which it takes, in a few words.
-        meaning: and why the default is what it is; Markdown without relative links, as it stands on several pages.
-        default: in words, as Markdown; empty where there is none.
+        kind: its values.
+        meaning: what it does, and why the default is what it is. Markdown without relative links, as it is on several
+            pages.
+        default: its value where it is not given; None for none.
+        default_text: for the documentation, as Markdown, where the default needs words.
+        needed: whether it must be given.
     """
 
     name: str
-    values: str
+    kind: Kind
     meaning: str
-    default: str = ""
+    default: Any = None
+    default_text: str = ""
+    needed: bool = False
+
+    @property
+    def default_cell(self) -> str:
+        """The column "default" of the documentation."""
+        if self.default_text or self.default is None:
+            return self.default_text
+        return f"`{str(self.default).lower()}`" if isinstance(self.default, bool | str) else f"{self.default:g}"
 
 
 def names(options: Iterable[Option]) -> tuple[str, ...]:
-    """Their names, in the same order."""
+    """Return the names, in the same order."""
     return tuple(option.name for option in options)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that offers the nearest of ``known`` for a misspelt ``name``, after a space; empty where none is
-    near."""
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
+# Kinds. ---------------------------------------------------------------------------------------------------------
 
 
-def refuse_unknown(sink: str, options: Iterable[object], known: Collection[str]) -> None:
-    """Make sure that a sink, ``sink`` in the error, knows all these names of options.
+def text(must_be: str = "text that is not empty", values: str = "text") -> Kind:
+    """Text that is not blank, without the white space around it."""
+
+    def read(given: Any) -> str:
+        stripped = given.strip() if isinstance(given, str) else ""
+        return stripped or _refuse()
+
+    return Kind(values, must_be, read)
+
+
+def place(values: str = "path or URL", example: str = "/data/orders or s3://bucket/orders") -> Kind:
+    """A folder, as text or ``os.PathLike``; see ``twopc.places`` for what else is checked."""
+    return Kind(
+        values,
+        f"a {values}, such as {example}",
+        lambda given: text().read(os.fspath(given) if isinstance(given, os.PathLike) else given),
+    )
+
+
+def whole_number(least: int | None = None, most: int | None = None, values: str = "whole number") -> Kind:
+    """A whole number within bounds. ``values`` may name its unit."""
+
+    def read(given: Any) -> int:
+        number = int(str(given)) if re.fullmatch(r"[+-]?[0-9]+", str(given).strip()) else _refuse()
+        return int(_within(number, least, most))
+
+    return Kind(values, f"a whole number{_bounds(least, most)}", read)
+
+
+def seconds(least: float, most: float) -> Kind:
+    """A time in seconds, which may have a fraction."""
+    return Kind("seconds", f"seconds{_bounds(least, most)}", lambda given: _within(float(str(given)), least, most))
+
+
+def choice(*choices: str) -> Kind:
+    """One of some words, in any case."""
+
+    def read(given: Any) -> str:
+        chosen = str(given).strip().lower()
+        return chosen if chosen in choices else _refuse()
+
+    return Kind(listed(choices), f"one of {', '.join(choices)}", read)
+
+
+def flag() -> Kind:
+    """A truth value."""
+    words = choice("true", "false")
+    return Kind(words.values, words.must_be, lambda given: words.read(given) == "true")
+
+
+def columns() -> Kind:
+    """Names of columns, as a list or as text with commas."""
+    return Kind("columns", "names of columns, each once, such as day,city", _each_once)
+
+
+def choices(*words: str) -> Kind:
+    """Some of some words, or none, as a list or as text with commas."""
+
+    def read(given: Any) -> tuple[str, ...]:
+        chosen = _each_once(given) if given else ()
+        return chosen if {*chosen} <= {*words} else _refuse()
+
+    together = ",".join(words)
+    return Kind(f"{listed(words)}, `{together}`", f"some of {', '.join(words)}, each once, such as {together}", read)
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return the words as code, for the documentation."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def _each_once(given: Any) -> tuple[str, ...]:
+    found = [name.strip() for name in given.split(",")] if isinstance(given, str) else given
+    is_list = isinstance(found, list | tuple) and bool(found)
+    if not is_list or not all(isinstance(name, str) and name for name in found) or len({*found}) < len(found):
+        _refuse()
+    return tuple(found)
+
+
+def _within(number: Any, least: float | None, most: float | None) -> Any:
+    is_within = (least is None or number >= least) and (most is None or number <= most)  # false for NaN with a bound
+    return number if is_within else _refuse()
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    if most is None:
+        return "" if least is None else f", {least} or more"
+    return f", {most} or less" if least is None else f" from {least} to {most}"
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+# Parsing. -------------------------------------------------------------------------------------------------------
+
+
+def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], others: str = "") -> dict[str, Any]:
+    """Return the values of ``options``: those given, and the defaults of the others that have one.
+
+    Other names in ``given`` are left alone, as some backends pass them on; ``refuse_unknown`` is for those that don't.
+
+    Args:
+        owner: as errors name it, such as ``the audit sink``.
+        options: those to read.
+        given: what the user gave.
+        others: in words, the options that the backend passes on.
 
     Raises:
-        ConfigurationError: it doesn't.
+        ConfigurationError: a needed option is missing or misspelt, or a value is wrong.
     """
-    unknown = sorted(str(name) for name in options if name not in known)
-    if unknown:
-        hint = did_you_mean(unknown[0], known)
-        raise ConfigurationError(f"the {sink} sink has no option {unknown[0]!r}.{hint} It knows: {', '.join(known)}.")
+    options = tuple(options)
+    values = {}
+    for option in options:
+        if option.needed and _is_blank(given.get(option.name)):
+            for name in given:
+                if name not in names(options) and did_you_mean(name, [option.name]):
+                    raise unknown(owner, name, names(options), others)
+            raise ConfigurationError(f"{owner} needs the option {option.name!r}: {option.kind.must_be}.")
+        if option.name in given:
+            values[option.name] = _read(owner, option, given[option.name])
+        elif option.default is not None:
+            values[option.name] = option.default
+    return values
+
+
+def wrong_value(owner: str, name: str, must_be: str) -> ConfigurationError:
+    """Return the error for a value that can't be. The value is not repeated."""
+    return ConfigurationError(f"the option {name!r} of {owner} must be {must_be}.")
+
+
+def unknown(
+    owner: str, name: str, known: Iterable[str], others: str = "", unlisted: Iterable[str] = ()
+) -> ConfigurationError:
+    """Return the error for an option that is not known.
+
+    Args:
+        owner: as for ``parse``.
+        name: the unknown one.
+        known: those to list, and to offer where ``name`` is a misspelling.
+        others: in words, the options that the backend passes on.
+        unlisted: those of them to offer.
+    """
+    known = tuple(known)
+    known_and_others = ", ".join([*known, *([others] if others else [])])
+    hint = did_you_mean(name, [*known, *unlisted])
+    return ConfigurationError(f"{owner} has no option {name!r}.{hint} Its options: {known_and_others}.")
+
+
+def refuse_unknown(owner: str, given: Iterable[object], options: Iterable[Option]) -> None:
+    """Make sure that all names in ``given`` are those of ``options``.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    known = names(options)
+    if strangers := sorted(str(name) for name in given if name not in known):
+        raise unknown(owner, strangers[0], known)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a sentence that offers the nearest of ``known`` for a misspelt ``name``, after a space; empty where none
+    is near."""
+    spelled = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), spelled, n=1)
+    return f" Did you mean {spelled[near[0]]!r}?" if near else ""
+
+
+def _read(owner: str, option: Option, value: Any) -> Any:
+    try:
+        return option.kind.read(value)
+    except (ValueError, TypeError):
+        pass  # raised below, as an error from here would carry the value in its context
+    raise wrong_value(owner, option.name, option.kind.must_be)
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+# Documentation. -------------------------------------------------------------------------------------------------
 
 
 def table(options: Iterable[Option]) -> str:
-    """A table of Markdown."""
+    """Return a table in Markdown."""
     rows = [_row("option", "values", "default", ""), "| --- | --- | --- | --- |"]
-    rows += [_row(f"`{option.name}`", option.values, option.default, option.meaning) for option in options]
+    rows += [_row(f"`{each.name}`", each.kind.values, each.default_cell, _meaning(each)) for each in options]
     return "\n".join(rows)
+
+
+def _meaning(option: Option) -> str:
+    return ": ".join(filter(None, ["needed" if option.needed else "", option.meaning]))
 
 
 def _row(*cells: str) -> str:

@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-from twopc.options import Option, table
+from twopc.options import Option, table, text
 
 PAGES = ("docs/configuration.md", "docs/cli.md")
 
@@ -52,13 +52,15 @@ def _arguments(path: str) -> Iterator[Option]:
                 default = f"`{argument.default}`" if argument.default not in (None, "{}") else ""  # {}: of **options
                 yield Option(
                     argument.name,
-                    f"`{argument.annotation}`",
+                    text(values=f"`{argument.annotation}`"),
                     " ".join(argument.description.split()).replace("``", "`"),
-                    default,
+                    default_text=default,
                 )
 
 
 def _option(option: click.Option) -> Option:
     values = "" if option.is_flag else str(option.metavar)
     default = f"{option.default:g}" if isinstance(option.default, float) else ""
-    return Option(", ".join(option.opts), values, ("needed. " if option.required else "") + str(option.help), default)
+    return Option(
+        ", ".join(option.opts), text(values=values), str(option.help), default_text=default, needed=option.required
+    )

@@ -28,4 +28,4 @@ def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Opt
 
 
 def test_every_default_of_the_kafka_sink_is_told() -> None:
-    assert {*kafka_options.DEFAULTS} <= {option.name for option in kafka_options.OPTIONS if option.default}
+    assert {*kafka_options.DEFAULTS} <= {option.name for option in kafka_options.OPTIONS if option.default_cell}

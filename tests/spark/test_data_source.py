@@ -339,7 +339,7 @@ def test_names_stay_few_whatever_else_the_application_runs(pipeline: Pipeline, t
         ({"sink": "oracle"}, "no backend is named 'oracle'"),
         ({"compresion": "zstd"}, "has no option 'compresion'. Did you mean 'compression'"),
         ({"batch_id": "1"}, "'batch_id' is for batch writes"),
-        ({"first_batch_id": "-1"}, "'first_batch_id' is a number from 0 on, not '-1'"),
+        ({"first_batch_id": "-1"}, "'first_batch_id' of format('twopc') must be a whole number, 0 or more"),
         ({"log": "memory://log"}, "is in one process's memory"),
     ],
 )
@@ -427,7 +427,7 @@ def test_a_batch_write_without_records_is_decided_too(files: Target) -> None:
     [
         ("overwrite", {}, "'overwrite' would replace committed records"),
         ("append", {"log": ""}, "a batch write needs the option 'log'"),
-        ("append", {"batch_id": "first"}, "'batch_id' is a number from 0 on, not 'first'"),
+        ("append", {"batch_id": "first"}, "'batch_id' of a batch write must be a whole number, 0 or more"),
     ],
 )
 def test_a_wrong_batch_write_is_refused_before_anything_is_written(

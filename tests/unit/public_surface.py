@@ -18,6 +18,7 @@ from twopc.cli.commands import cli
 
 PUBLIC = (
     "twopc",
+    "twopc.durable_files",
     "twopc.errors",
     "twopc.events",
     "twopc.hookspecs",
@@ -25,6 +26,7 @@ PUBLIC = (
     "twopc.observers.json_lines",
     "twopc.observers.opentelemetry",
     "twopc.observers.prometheus",
+    "twopc.options",
     "twopc.spark",
     "twopc.testing",
     "twopc_files",

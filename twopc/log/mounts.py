@@ -1,4 +1,4 @@
-"""Whether a folder shows at once what other machines write there, by the filesystem that Linux has mounted."""
+"""Whether a folder immediately shows what other machines write there, by its filesystem as Linux has mounted it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CACHES_ATTRIBUTES = frozenset({"nfs", "nfs4", "cifs", "smb3"})
 _LOCAL_FUSE = frozenset({"fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"})
 
 _COHERENT = frozenset({"noac", "actimeo=0", "acdirmax=0"})
-"""Any of these has each listing asked of the server. ``lookupcache=none`` does not: it is about names, not listings."""
+"""With any of these, the client asks the server for each listing. ``lookupcache=none`` is for names, not listings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A mounted filesystem. Its source is left out, which may name a user."""
+    """A mounted filesystem, without its source, which may name a user."""
 
     point: str
     filesystem: str
@@ -29,13 +29,13 @@ class Mount:
 
     @property
     def is_network(self) -> bool:
-        """Whether it is, or may be, one that caches what another machine has."""
+        """Whether it caches, or may cache, what another machine has."""
         is_fuse = self.filesystem == "fuse" or self.filesystem.startswith("fuse.")
         return self.filesystem in _CACHES_ATTRIBUTES or (is_fuse and self.filesystem not in _LOCAL_FUSE)
 
     @property
     def may_be_late(self) -> bool:
-        """Whether a listing may lack what another machine has written. What FUSE caches can't be seen."""
+        """Whether a listing may lack what another machine has written. The caches of FUSE can't be seen."""
         return self.is_network and not (self.filesystem in _CACHES_ATTRIBUTES and self.options & _COHERENT)
 
     def __str__(self) -> str:
@@ -43,19 +43,19 @@ class Mount:
 
 
 def mount_of(folder: Path) -> Mount | None:
-    """The mount that ``folder`` is on, or would be; None where the system does not tell."""
+    """Return the mount that ``folder`` is on, or would be; None where the system does not report its mounts."""
     try:
         lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     path = os.path.realpath(folder)
     over = [mount for mount in _parsed(lines) if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
-    # Of those at one place the last hides the others.
+    # Of several mounts at one place, the last hides the others.
     return max(reversed(over), key=lambda mount: len(mount.point), default=None)
 
 
 def _parsed(lines: list[str]) -> Iterator[Mount]:
-    """Of proc_pid_mountinfo(5): id, parent, device, root, place, options, optional fields, -, type, source, options."""
+    """Parse proc_pid_mountinfo(5): id, parent, device, root, place, options, optional, -, type, source, options."""
     for line in lines:
         of_mount, _, of_filesystem = line.partition(" - ")
         fields, types = of_mount.split(" "), of_filesystem.split(" ")

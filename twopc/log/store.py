@@ -29,16 +29,16 @@ class LogStore(Protocol):
     url: str
 
     def slots(self) -> list[int]:
-        """The numbers of the entries that are there now, ascending; none where there is no folder."""
+        """Return the numbers of the present entries, ascending; none where there is no folder."""
 
     def read(self, slot: int) -> bytes:
-        """The whole entry. Raises FileNotFoundError."""
+        """Return the whole entry. Raises FileNotFoundError."""
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
         """Create the entry, durable and whole or not at all.
 
         Raises:
-            FileExistsError: there is one. It may be this very one, where the store's client repeats a lost request.
+            FileExistsError: the entry exists. It may be this very one, if the store's client repeats a lost request.
             ConfigurationError: the store can't keep a log; the entry was not written.
             Exception: any other is an unknown outcome.
         """
@@ -47,10 +47,10 @@ class LogStore(Protocol):
         """Remove the entry, or do nothing where there is none."""
 
     def post(self, data: bytes) -> None:
-        """Replace the one notice beside the entries, for people: nothing rests on it."""
+        """Replace the one notice beside the entries. It is for operators; the protocol does not use it."""
 
     def posted(self) -> bytes:
-        """The notice; empty where there is none."""
+        """Return the notice; empty where there is none."""
 
 
 def entry_name(slot: int) -> str:
@@ -64,13 +64,13 @@ def _slot(name: str) -> int | None:
 
 
 def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStore | ObjectStore:
-    """The store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or ``memory://``
-    for this process alone. Nothing is asked and nothing is written yet.
+    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or
+    ``memory://`` for this process alone. Makes no request and writes nothing.
 
     Args:
         url: the log's folder, as path or URL.
-        storage_options: what fsspec's client takes, such as ``endpoint_url`` or credentials. They go nowhere else. What
-            is not given comes from fsspec's configuration, or from the client's own.
+        storage_options: options of fsspec's client, such as ``endpoint_url`` or credentials. They go nowhere else.
+            Options that are not given come from fsspec's configuration, or from the client's own.
 
     Raises:
         ConfigurationError: another kind of store, a client that is not installed, options that it does not take, a
@@ -81,9 +81,9 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStor
         return ObjectStore(canonical(protocol, path), storage_options)
     if protocol not in LOCAL:
         raise ConfigurationError(
-            f"a commit log can't be kept at {protocol}://: that is not known to create a file only where there is none,"
-            f" in one step, as file, {', '.join(sorted(CREATES_EXCLUSIVELY))} do. Keep the log at one of these; the"
-            " sinks may be elsewhere"  # the rest of such a URL may hold a password
+            f"a commit log can't be kept at {protocol}://, which is not known to create a file only where there is"
+            f" none, in one step, as file, {', '.join(sorted(CREATES_EXCLUSIVELY))} do. Keep the log at one of these;"
+            " the sinks may be elsewhere"  # the rest of such a URL may hold a password
         )
     if storage_options:
         raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")
@@ -91,7 +91,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStor
 
 
 def store_of(log: str | os.PathLike[str] | LogStore) -> LogStore:
-    """``log`` itself, or the store for a path or URL. Raises like ``open_store``."""
+    """Return ``log`` itself, or the store for a path or URL. Raises like ``open_store``."""
     given: Any = log
     return given if hasattr(given, "put_if_absent") else open_store(given)
 
@@ -246,7 +246,8 @@ class ObjectStore:
 
 
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
-"""Errors of botocore, by name as the core does not import it: raised before any request, and repeated in vain."""
+"""Errors of botocore, by name, as the core does not import it. They are raised before any request, so a repeat is no
+use."""
 
 LATE_LISTINGS = (
     "it may show what other machines write there a minute late. A driver that still runs on one of them could then roll"
@@ -258,7 +259,7 @@ LATE_LISTINGS = (
 def warn_of_late_listings(store: LogStore) -> None:
     """Warn where a fenced driver may not learn of it in time: once per store, in the log of this process.
 
-    That is not refused. All goes well as long as no two machines have drivers at the same time.
+    Such a store is not refused. It is safe as long as no two machines have drivers at the same time.
     """
     if isinstance(store, LocalStore) and store.mount is not None and store.mount.may_be_late:
         _warn_once(f"the commit log at {store.url} is on {store.mount}: {LATE_LISTINGS}")

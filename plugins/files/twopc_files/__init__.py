@@ -1,5 +1,6 @@
 """Files as a two-phase-commit sink of twopc."""
 
 from twopc_files.manifest import committed_files
+from twopc_files.sink import FileSink
 
-__all__ = ["committed_files"]
+__all__ = ["FileSink", "committed_files"]

@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from twopc.durable_files import Unusable, durable_folder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
-from twopc_files.outcomes import NEEDS_A_PERSON
+from twopc_files.outcomes import NEEDS_AN_OPERATOR
 
 COMPACTION_INTERVAL = 10
 """Spark's default (spark.sql.streaming.fileSink.log.compactInterval). A reader whose log has one compact entry or none
@@ -273,7 +273,7 @@ class BatchLog:
         try:
             yield
         except OSError as error:
-            if error.errno in NEEDS_A_PERSON or isinstance(error, Unusable | FileNotFoundError | PermissionError):
+            if error.errno in NEEDS_AN_OPERATOR or isinstance(error, Unusable | FileNotFoundError | PermissionError):
                 raise OperatorRequired(
                     f"{what}: {error}. Give this process the right to make files there; then start the query again,"
                     " which repeats the step."

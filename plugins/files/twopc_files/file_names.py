@@ -1,5 +1,5 @@
-"""The names of staged and committed files, and what a committable says of them: built, parsed and checked here and
-nowhere else."""
+"""The names of pending and committed files, and their handles in a committable: built, parsed and checked here and
+nowhere else. On disk and in a commit log, a pending file is called ``staged``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from twopc.transaction import Committable, JsonValue
     from twopc.transactional_ids import TransactionId
 
-STAGING = "_twopc"
-"""The folder of staged files, below the sink's own so that a rename between them is atomic. Spark, Hive and
+PENDING_FOLDER = "_twopc"
+"""The folder of pending files, below the sink's own so that a rename between them is atomic. Spark, Hive and
 pyarrow skip a folder whose name starts with an underscore."""
 
-# A dot in front hides a staged file from those who name the staging folder after all, as the pattern
-# <path>/* does; the ending hides it from whoever looks for **/*.parquet.
-_STAGED = re.compile(r"\.(?P<id>[A-Za-z0-9._-]+)-[0-9]+\.staged")
+# A leading dot hides a pending file from readers that name its folder after all, as the pattern
+# <path>/* does; the ending hides it from readers of **/*.parquet.
+_PENDING = re.compile(r"\.(?P<id>[A-Za-z0-9._-]+)-[0-9]+\.staged")
 
 # The folder of one value of a column, such as day=2024-01-01; never `..`, and nothing that ends a line.
 _PARTITION = r"[^/=\x00-\x1f\x7f\ud800-\udfff]+=[^/\x00-\x1f\x7f\ud800-\udfff]*"
@@ -35,21 +35,21 @@ class FileHandle:
 
     Attributes:
         transaction_id: the transaction that the file is of.
-        staged: under what the store knows it before its commit: the name of a staged file, or the id of an upload.
+        pending: its name in the store before its commit: that of a pending file, or the id of an upload.
         target: its path below the sink's folder after its commit; "" where only the store was asked and can't tell.
         size_bytes: how long it is; None where only the store was asked.
         parts: a digest of the parts of its upload; "" in a store without.
     """
 
     transaction_id: str
-    staged: str
+    pending: str
     target: str
     size_bytes: int | None = None
     parts: str = ""
 
     def to_json(self) -> dict[str, JsonValue]:
         values: dict[str, JsonValue] = {
-            "staged": self.staged,
+            "staged": self.pending,
             "target": self.target,
             "bytes": self.size_bytes,
             "parts": self.parts,
@@ -95,27 +95,27 @@ def _parsed(committable: Committable, key: str) -> list[FileHandle]:
 def _file(committable: Committable, entry: JsonValue) -> FileHandle:
     if not isinstance(entry, dict):
         raise corrupt(committable, DECIDABLE, entry)
-    staged, target, parts = entry.get("staged"), entry.get("target", ""), entry.get("parts", "")
+    pending, target, parts = entry.get("staged"), entry.get("target", ""), entry.get("parts", "")
     size_bytes = entry.get("bytes")
-    if not isinstance(staged, str) or not staged:
-        raise corrupt(committable, "staged", staged)
+    if not isinstance(pending, str) or not pending:
+        raise corrupt(committable, "staged", pending)
     if not isinstance(target, str) or (target and owner_of_target(target) != committable.transaction_id):
         raise corrupt(committable, "target", target)
     if size_bytes is not None and (not isinstance(size_bytes, int) or isinstance(size_bytes, bool) or size_bytes < 0):
         raise corrupt(committable, "bytes", size_bytes)
     if not isinstance(parts, str):
         raise corrupt(committable, "parts", parts)
-    return FileHandle(committable.transaction_id, staged, target, size_bytes, parts)
+    return FileHandle(committable.transaction_id, pending, target, size_bytes, parts)
 
 
-def staged_name(transaction_id: str, number: int) -> str:
+def pending_name(transaction_id: str, number: int) -> str:
     """Named by the exact id, never a leased one: a file system keeps nothing of a name that is gone."""
     return f".{transaction_id}-{number}.staged"
 
 
-def owner_of_staged(name: str) -> str | None:
-    """The transaction id in the name of a staged file, or None where it is no such name."""
-    match = _STAGED.fullmatch(name)
+def owner_of_pending(name: str) -> str | None:
+    """The transaction id in the name of a pending file, or None where it is no such name."""
+    match = _PENDING.fullmatch(name)
     return match["id"] if match else None
 
 

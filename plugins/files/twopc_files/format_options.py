@@ -1,12 +1,13 @@
-"""The options of formats and layout: named and checked here. Their defaults, told in words, stand with the values."""
+"""The options of formats and layout: named and checked here. Their defaults are those of the values' classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, names
+from twopc.options import Kind, Option, choice, columns, flag, listed, names, parse, text, whole_number, wrong_value
 from twopc_files import orc, parquet
 from twopc_files.delimited import Csv
 from twopc_files.formats import Format
@@ -17,154 +18,122 @@ from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.text import Text
 
-Read: TypeAlias = "Callable[[Any], Any]"
-"""Makes a value of what the user gave, which may be text. Raises ValueError that says what it may be."""
+OWNER = "the file sink"
 
 
-def _one_of(*choices: str) -> Read:
-    def read(value: Any) -> str:
-        chosen = str(value).strip().lower()
-        if chosen not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return chosen
-
-    return read
-
-
-def _whole(least: int | None = None) -> Read:
-    def read(value: Any) -> int:
-        try:
-            number = int(str(value).strip())
-        except ValueError:
-            number = None
-        if number is None or (least is not None and number < least):
-            raise ValueError("a whole number" if least is None else f"a whole number, {least} or more")
-        return number
-
-    return read
-
-
-def _flag(value: Any) -> bool:
-    return bool(_one_of("true", "false")(value) == "true")
-
-
-def _delimiter(value: Any) -> str:
-    text = "\t" if value == r"\t" else str(value)
+def _delimiter(given: Any) -> str:
+    delimiter = "\t" if given == r"\t" else str(given)
     # What pyarrow's writer takes, less what no reader could tell from something else.
-    if len(text) != 1 or not text.isascii() or text in '"\r\n\0':
-        raise ValueError(r"one ASCII character (\t is a tab), and no quote or line break")
-    return text
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
+        raise ValueError
+    return delimiter
 
 
-def _null_value(value: Any) -> str:
-    if set(str(value)) & set('"\r\n'):
-        raise ValueError("text without quotes and line breaks")
-    return str(value)
+def _null_value(given: Any) -> str:
+    if not isinstance(given, str) or {*given} & {*'"\r\n'}:
+        raise ValueError
+    return given
 
 
-def _columns(value: Any) -> tuple[str, ...]:
-    columns = value if isinstance(value, list | tuple) else [name.strip() for name in str(value).split(",")]
-    if not columns or not all(isinstance(name, str) and name for name in columns) or len({*columns}) < len(columns):
-        raise ValueError("names of columns, each once, such as day,city")
-    return tuple(columns)
+DELIMITER = Kind("one ASCII character", r"one ASCII character (\t is a tab), and no quote or line break", _delimiter)
+NULL_VALUE = Kind("text", "text without quotes, line breaks and the delimiter", _null_value)
 
-
-def _listed(choices: Iterable[str]) -> str:
-    return ", ".join(f"`{choice}`" for choice in choices)
-
-
-DEFAULT_FORMAT = "parquet"
-
-_LINES = {"compression": _one_of(*EXTENSIONS)}
-
-_FORMATS: dict[str, tuple[Callable[..., Format], dict[str, Read]]] = {
-    "parquet": (
-        Parquet,
-        {
-            "compression": _one_of(*parquet.COMPRESSIONS),
-            "compression_level": _whole(),
-            "row_group_bytes": _whole(least=1),
-        },
+_COMPRESSION = Option(
+    "compression",
+    text(
+        values=f"Parquet: {listed(parquet.COMPRESSIONS)}. ORC: {listed(orc.COMPRESSIONS)}. JSON, CSV, text:"
+        f" {listed(EXTENSIONS)}"
     ),
-    "json": (JsonLines, _LINES),
-    "csv": (Csv, {**_LINES, "header": _flag, "delimiter": _delimiter, "null_value": _null_value}),
-    "orc": (Orc, {"compression": _one_of(*orc.COMPRESSIONS), "stripe_bytes": _whole(least=1)}),
-    "text": (Text, _LINES),
-}
+    "text files have it in their names, as `.json.gz` or `.json.zst`",
+    default_text="`snappy`; ORC `zstd`; JSON, CSV, text `none`",
+)
 
-_LAYOUT: dict[str, Read] = {
-    "partition_by": _columns,
-    "max_records_per_file": _whole(least=1),
-    "max_bytes_per_file": _whole(least=1),
-    "max_open_files": _whole(least=1),
-}
 
-FORMAT_OPTIONS = (
+def _compression(*choices: str) -> Option:
+    return replace(_COMPRESSION, kind=choice(*choices))
+
+
+_PARQUET = (
     Option(
-        "format",
-        _listed(_FORMATS),
-        "`json` is one object a line, `text` one string column and one line a record",
-        f"`{DEFAULT_FORMAT}`",
+        "compression_level", whole_number(), "Parquet with `gzip`, `zstd`, `lz4`, `brotli`", default_text="the codec's"
     ),
-    Option(
-        "compression",
-        f"Parquet: {_listed(parquet.COMPRESSIONS)}. ORC: {_listed(orc.COMPRESSIONS)}. JSON, CSV, text:"
-        f" {_listed(EXTENSIONS)}",
-        "lines have it in their names, as `.json.gz` or `.json.zst`",
-        "`snappy`; ORC `zstd`; JSON, CSV, text `none`",
-    ),
-    Option("compression_level", "whole number", "Parquet with `gzip`, `zstd`, `lz4`, `brotli`", "the codec's"),
     Option(
         "row_group_bytes",
-        "bytes",
-        "Parquet: of Arrow in a row group. A task holds so much in memory, and several times that while it encodes",
-        "32 MiB",
+        whole_number(least=1, values="bytes"),
+        "Parquet: size of a row group, in Arrow's memory. A task holds this much, and several times that while it"
+        " encodes",
+        default_text="32 MiB",
     ),
-    Option("header", "`true`, `false`", "CSV: whether the first line has the names of the columns", "`true`"),
-    Option("delimiter", "one ASCII character", r"CSV; `\t` is a tab", "`,`"),
-    Option("null_value", "text", "CSV: what stands for a null", "empty"),
-    Option("stripe_bytes", "bytes", "ORC: encoded, in a stripe, which a task holds in memory", "32 MiB"),
 )
+_CSV = (
+    Option("header", flag(), "CSV: whether the first line has the names of the columns", default_text="`true`"),
+    Option("delimiter", DELIMITER, r"CSV; `\t` is a tab", default_text="`,`"),
+    Option("null_value", NULL_VALUE, "CSV: what stands for a null", default_text="empty"),
+)
+_ORC = (
+    Option(
+        "stripe_bytes",
+        whole_number(least=1, values="bytes"),
+        "ORC: encoded size of a stripe, which a task holds in memory",
+        default_text="32 MiB",
+    ),
+)
+
+_FORMATS: dict[str, tuple[Callable[..., Format], tuple[Option, ...]]] = {
+    "parquet": (Parquet, (_compression(*parquet.COMPRESSIONS), *_PARQUET)),
+    "json": (JsonLines, (_compression(*EXTENSIONS),)),
+    "csv": (Csv, (_compression(*EXTENSIONS), *_CSV)),
+    "orc": (Orc, (_compression(*orc.COMPRESSIONS), *_ORC)),
+    "text": (Text, (_compression(*EXTENSIONS),)),
+}
+
+_FORMAT = Option(
+    "format",
+    choice(*_FORMATS),
+    "`json` is one object per line; `text` is one string column, one line per record",
+    default="parquet",
+)
+
+FORMAT_OPTIONS = (_FORMAT, _COMPRESSION, *_PARQUET, *_CSV, *_ORC)
 LAYOUT_OPTIONS = (
-    Option("partition_by", "columns", "as `day,city`, that become folders: `day=2024-05-01/city=Bern`"),
-    Option("max_records_per_file", "whole number", "a file never has more"),
-    Option("max_bytes_per_file", "bytes", "a file is finished after the record batch with which it has about so many"),
+    Option("partition_by", columns(), "as `day,city`, that become folders: `day=2024-05-01/city=Bern`"),
+    Option("max_records_per_file", whole_number(least=1), "a file never has more"),
+    Option(
+        "max_bytes_per_file",
+        whole_number(least=1, values="bytes"),
+        "a file is finished after the record batch that takes it to about this size",
+    ),
     Option(
         "max_open_files",
-        "whole number",
+        whole_number(least=1),
         "at one time in one task, where `partition_by` is given; on S3 and other stores that buffer, no more than fit"
         " into 64 MiB",
-        "32",
+        default_text="32",
     ),
 )
 
 
 def parse_format(options: Mapping[str, Any]) -> Format:
-    """The format that ``options`` ask for; options that no format has are left alone.
+    """Return the format that ``options`` ask for; options that no format has are left alone.
 
     Raises:
-        ConfigurationError: a value that can't be, or an option of another format.
+        ConfigurationError: a wrong value, or an option of another format.
     """
-    name = _read("format", _one_of(*_FORMATS), options.get("format", DEFAULT_FORMAT))
-    make, readers = _FORMATS[name]
+    name = parse(OWNER, [_FORMAT], options)["format"]
+    make, its_options = _FORMATS[name]
     for option in options:
-        if option in names(FORMAT_OPTIONS) and option not in ("format", *readers):
-            others = [other for other, (_, its) in _FORMATS.items() if option in its]
-            raise ConfigurationError(f"the option {option!r} is for format {' and '.join(others)} only, not for {name}")
-    return make(**_given(readers, options))
+        if option in names(FORMAT_OPTIONS) and option not in ("format", *names(its_options)):
+            others = [other for other, (_, theirs) in _FORMATS.items() if option in names(theirs)]
+            raise ConfigurationError(
+                f"the option {option!r} of {OWNER} goes with 'format' = {' or '.join(map(repr, others))} alone, not"
+                f" {name!r}"
+            )
+    made = make(**parse(OWNER, its_options, options))
+    if isinstance(made, Csv) and made.delimiter in made.null_value:
+        raise wrong_value(OWNER, "null_value", NULL_VALUE.must_be)  # unquoted, it would shift all later columns
+    return made
 
 
 def parse_layout(options: Mapping[str, Any]) -> Layout:
-    """The layout that ``options`` ask for; other options are left alone. Raises ConfigurationError."""
-    return Layout(**_given(_LAYOUT, options))
-
-
-def _given(readers: Mapping[str, Read], options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _read(name, read, options[name]) for name, read in readers.items() if name in options}
-
-
-def _read(name: str, read: Read, value: Any) -> Any:
-    try:
-        return read(value)
-    except ValueError as error:
-        raise ConfigurationError(f"{name} {value!r} is not {error}") from None
+    """Return the layout that ``options`` ask for; other options are left alone. Raises ConfigurationError."""
+    return Layout(**parse(OWNER, LAYOUT_OPTIONS, options))

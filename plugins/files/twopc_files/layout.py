@@ -15,7 +15,7 @@ from pyarrow import types
 
 from twopc.errors import SchemaMismatch
 from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema, memory_bytes
-from twopc_files.stores.store import StagedFile
+from twopc_files.stores.store import PendingFile
 
 HELD_BYTES = 48 * 1024 * 1024
 """What the writers of several open files may hold together, and the same again what waits for a file. One file
@@ -90,14 +90,14 @@ def _unknown(name: str, schema: pa.Schema) -> str:
 
 @dataclass(slots=True)
 class _OpenFile:
-    staged: StagedFile
+    pending: PendingFile
     writer: RecordWriter
     records: int = 0
 
     def is_full(self, layout: Layout) -> bool:
         if layout.max_bytes_per_file is None:
             return self.records == layout.max_records_per_file
-        size_bytes = self.staged.tell() + self.writer.held_bytes
+        size_bytes = self.pending.tell() + self.writer.held_bytes
         return self.records == layout.max_records_per_file or size_bytes >= layout.max_bytes_per_file
 
 
@@ -119,11 +119,11 @@ class Files:
     Args:
         format: what the files are.
         layout: which records go into which.
-        create: makes a new, empty staged file for the records of a partition folder, such as
+        create: makes a new, empty pending file for the records of a partition folder, such as
             ``day=2024-05-01/city=Bern``; ``""`` where nothing is partitioned.
     """
 
-    def __init__(self, format: Format, layout: Layout, create: Callable[[str], StagedFile]) -> None:
+    def __init__(self, format: Format, layout: Layout, create: Callable[[str], PendingFile]) -> None:
         self._format = format
         self._layout = layout
         self._create = create
@@ -167,7 +167,7 @@ class Files:
         self._open.clear()
 
     def _has_room(self) -> bool:
-        taken_bytes = sum(file.writer.encoder_bytes + file.staged.buffer_bytes for file in self._open.values())
+        taken_bytes = sum(file.writer.encoder_bytes + file.pending.buffer_bytes for file in self._open.values())
         return len(self._open) < self._layout.max_open_files and taken_bytes < HELD_BYTES
 
     def _wait(self, folder: str, records: pa.RecordBatch) -> None:
@@ -201,8 +201,8 @@ class Files:
         """The open file of ``folder``, from now on the most recently written one."""
         file = self._open.pop(folder, None)
         if file is None:
-            staged = self._create(folder)
-            file = _OpenFile(staged, self._format.open(staged, schema))
+            pending = self._create(folder)
+            file = _OpenFile(pending, self._format.open(pending, schema))
         self._open[folder] = file
         return file
 
@@ -218,7 +218,7 @@ class Files:
         # It stays among the open ones until it is closed, so that its writer is discarded where this fails.
         file = self._open[folder]
         file.writer.finish()
-        file.staged.close()
+        file.pending.close()
         del self._open[folder]
 
 

@@ -1,4 +1,4 @@
-"""The options of the file sink: named, checked and given their defaults here and nowhere else."""
+"""The options of the file sink: named and checked here and in ``format_options``, and nowhere else."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import ConfigurationError
-from twopc.options import Option, names, refuse_unknown
-from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
+from twopc.options import Kind, Option, choices, parse, place, refuse_unknown
+from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, OWNER, parse_format, parse_layout
 from twopc_files.layout import Layout
 from twopc_files.stores.by_protocol import store_at
 
@@ -17,35 +16,40 @@ if TYPE_CHECKING:
     from twopc_files.formats import Format
     from twopc_files.stores.store import Store
 
-BATCH_LOGS = ("spark", "manifest")
 
-OPTIONS = (
+def _storage_options(given: Any) -> dict[str, Any]:
+    parsed = json.loads(given) if isinstance(given, str) else given
+    if not isinstance(parsed, Mapping | None):
+        raise TypeError
+    return {str(name): option for name, option in (parsed or {}).items()}
+
+
+_PLACE = (
+    Option("path", place(), "the folder. Driver and executors must reach the same disk or store by it", needed=True),
     Option(
-        "path",
-        "path or URL",
-        "needed: the folder. Driver and executors must reach the same disk or store by it",
-    ),
-    Option("storage_options", "mapping, or JSON as text", "what fsspec needs for the URL, such as credentials"),
-    *FORMAT_OPTIONS,
-    *LAYOUT_OPTIONS,
-    Option(
-        "batch_logs",
-        "`spark`, `manifest`, `spark,manifest`",
-        "logs of complete batches to keep, for readers of whole batches",
+        "storage_options",
+        Kind("mapping, or JSON as text", "a mapping, or the text of a JSON object", _storage_options),
+        "what fsspec needs for the URL, such as credentials",
     ),
 )
-KNOWN = names(OPTIONS)
+_BATCH_LOGS = Option(
+    "batch_logs",
+    choices("spark", "manifest"),
+    "logs of complete batches to keep, for readers of whole batches",
+)
+
+OPTIONS = (*_PLACE, *FORMAT_OPTIONS, *LAYOUT_OPTIONS, _BATCH_LOGS)
 
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """What the user asked for, checked.
+    """The options, checked.
 
     Attributes:
         store: where committed files appear; absolute, so that it means the same on every participant.
-        format: what the files are.
-        layout: which records go into which.
-        batch_logs: which logs of complete batches are kept.
+        format: the format of the files.
+        layout: which records go into which file.
+        batch_logs: the logs of complete batches that the sink keeps.
     """
 
     store: Store
@@ -55,38 +59,12 @@ class FileOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> FileOptions:
-        """The options of one sink; any value may be text.
+        """Parse the options of one sink; any value may be text.
 
         Raises:
-            ConfigurationError: an unknown option, a missing one, or a value that can't be.
+            ConfigurationError: an option is unknown, missing or wrong.
         """
-        refuse_unknown("file", options, KNOWN)
-        if not str(options.get("path") or "").strip():
-            raise ConfigurationError(
-                "the file sink needs the option 'path': the folder for its files, such as file:///data/orders"
-            )
-        store = store_at(str(options["path"]), _storage_options(options.get("storage_options")))
-        return cls(store, parse_format(options), parse_layout(options), _batch_logs(options.get("batch_logs", ())))
-
-
-def _storage_options(value: object) -> dict[str, Any]:
-    if isinstance(value, str):
-        value = _parsed(value)
-    if not isinstance(value, Mapping | None):
-        # Without a word of it, as it holds credentials.
-        raise ConfigurationError("the option 'storage_options' must be a mapping, or the text of a JSON object")
-    return {str(name): option for name, option in (value or {}).items()}
-
-
-def _parsed(text: str) -> object:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text  # an error raised from here would carry the text with it, as its context
-
-
-def _batch_logs(value: object) -> tuple[str, ...]:
-    names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not set(names) <= set(BATCH_LOGS):
-        raise ConfigurationError(f"batch_logs {value!r} is not some of {', '.join(BATCH_LOGS)}, such as spark,manifest")
-    return tuple(dict.fromkeys(names))
+        refuse_unknown(OWNER, options, OPTIONS)
+        values = parse(OWNER, (*_PLACE, _BATCH_LOGS), options)
+        store = store_at(values["path"], values.get("storage_options", {}))
+        return cls(store, parse_format(options), parse_layout(options), values.get("batch_logs", ()))

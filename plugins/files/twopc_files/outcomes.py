@@ -1,5 +1,5 @@
-"""What follows from what a store shows of a decided file, and from its errors: repeat it, call a person, or nobody
-knows. It asks no store anything."""
+"""What follows from what a store shows of a decided file, and from its errors: repeat it, call an
+operator, or report that the outcome is unknown. It makes no request."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BUSY = _numbers(
 """The store was busy, or its network was. None of them moves a file half-way: what was done is seen on the repeat."""
 
 MAY_PASS = BUSY | _numbers("ENOENT", "ENOSPC", "EDQUOT")
-"""Of a commit. ENOENT: another process published the file between our look at it and our act. ENOSPC and EDQUOT: the
-target's folder had no room for one more name, and passes when somebody makes room; the staged file is whole meanwhile,
-and waiting loses nothing."""
+"""Errors of a commit that may pass. ENOENT: another process published the file between our look at it and our act.
+ENOSPC and EDQUOT: the target's folder had no room for one more name. The pending file is whole meanwhile, so waiting
+loses nothing."""
 
-# A person has to change something, and until then every repeat fails alike.
-NEEDS_A_PERSON = frozenset(
+# An operator has to change something. Until then every repeat fails alike.
+NEEDS_AN_OPERATOR = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 )
 
@@ -59,12 +59,12 @@ def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | 
         OperatorRequired: something else has the target's name.
         OutcomeUnknown: what is there has another length.
     """
-    here = seen.staged_bytes if seen.target_bytes is None else seen.target_bytes
+    here = seen.pending_bytes if seen.target_bytes is None else seen.target_bytes
     if here is None:
         raise TransactionLost(
             f"{what} is decided, and neither file is there: {records} records are lost, or were committed"
             " and then removed. Was the option 'path' of this sink changed? Set it back. Did another program move"
-            " the committed file, or clean up what was staged? Put one of the two files back; then start the query"
+            " the committed file, or remove pending files? Put one of the two files back; then start the query"
             " again, which repeats the commit."
         )
     if seen.is_foreign:
@@ -75,7 +75,7 @@ def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | 
     if here != file.size_bytes:
         raise OutcomeUnknown(
             f"{what} was pre-committed with {file.size_bytes} bytes, and its"
-            f" {'staged file' if seen.target_bytes is None else 'target'} now {_length(here)}: it was changed by"
+            f" {'pending file' if seen.target_bytes is None else 'target'} now {_length(here)}: it was changed by"
             " another program, or the store lost a part. Nothing was changed. Restore it from a copy and start the"
             " query again, or give it up with 'twopc abandon'."
         )
@@ -88,7 +88,7 @@ def not_shown_yet(what: str) -> Retriable:
     Upholds: an answer that the store may change by itself is not final.
     """
     return Retriable(
-        f"{what} is decided, and the store shows neither the committed file nor the whole staged one. It may be"
+        f"{what} is decided, and the store shows neither the committed file nor the whole pending one. It may be"
         " publishing it just now, so the store is asked again before the file counts as lost."
     )
 
@@ -97,13 +97,13 @@ def obstacle_seen(seen: Sight, file: FileHandle) -> str | None:
     """What would keep a file that is not decided yet from being published, and what to do about it."""
     if seen.target_bytes is not None:
         return "a file has the target's name already, and is never overwritten. Move it away."
-    if seen.staged_bytes is None:
+    if seen.pending_bytes is None:
         return (
-            "the staged file is not here. Do all processes of the query have the same disk, or the same store, at this"
+            "the pending file is not here. Do all processes of the query have the same disk, or the same store, at this"
             " path?"
         )
-    if seen.staged_bytes != file.size_bytes:
-        return f"the staged file {_length(seen.staged_bytes)} here, and was written with {file.size_bytes}."
+    if seen.pending_bytes != file.size_bytes:
+        return f"the pending file {_length(seen.pending_bytes)} here, and was written with {file.size_bytes}."
     return None
 
 
@@ -113,20 +113,20 @@ def _length(size_bytes: int) -> str:
 
 def look_failed(error: OSError, what: str) -> TwoPhaseCommitError:
     """The error to raise where a decided file could not be looked at, so that it may be committed already."""
-    if error.errno in NEEDS_A_PERSON:
+    if error.errno in NEEDS_AN_OPERATOR:
         return OperatorRequired(
             f"{what} is decided, and this process may not see whether it is committed: {error}. Nothing was changed."
-            " Give this process the right to look at staged and committed files; then start the query again, which"
+            " Give this process the right to look at pending and committed files; then start the query again, which"
             " repeats the commit."
         )
     return commit_failed(error, what, published=False)
 
 
 def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitError:
-    """The error to raise for what the store said to a commit.
+    """The error to raise for the store's answer to a commit.
 
     Args:
-        error: what it said.
+        error: the answer.
         what: the subject of the message, as above.
         published: the file is in place, and what failed is to make that survive a power cut.
     """
@@ -137,21 +137,21 @@ def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitE
             f"{what} is in place, and whether that survives a power cut is not known: {error}. Check the"
             " store and the system's log; then start the query again, which repeats the commit."
         )
-    if error.errno in NEEDS_A_PERSON:
+    if error.errno in NEEDS_AN_OPERATOR:
         return OperatorRequired(
-            f"{what} is decided and not committed: {error}. Its records are safe where they are staged. Give"
+            f"{what} is decided and not committed: {error}. Its records are safe in the pending file. Give"
             " this process the right to commit them; then start the query again, which repeats the commit."
         )
     return OutcomeUnknown(
-        f"{what} is decided, and the store does not say whether it is committed: {error}. Check the store; then start"
-        " the query again, which repeats the commit."
+        f"{what} is decided, and the store does not report whether it is committed: {error}. Check the store; then"
+        " start the query again, which repeats the commit."
     )
 
 
 def write_failed(error: OSError, what: str) -> Exception:
-    """The error to raise where ``what`` could not be staged: its vote is no, and nothing of it is visible."""
-    message = f"{what} could not be staged: {error.strerror or error}. Nothing of it is visible"
-    if error.errno in NEEDS_A_PERSON:
+    """The error to raise where ``what`` could not be written: its vote is no, and nothing of it is visible."""
+    message = f"{what} could not be written: {error.strerror or error}. Nothing of it is visible"
+    if error.errno in NEEDS_AN_OPERATOR:
         return ConfigurationError(
             f"{message}. Give the option 'path' a folder that this process may make files in: {error}"
         )

@@ -42,13 +42,16 @@ class Parquet:
         if self.compression_level is None:
             return
         if self.compression not in _CODECS:
-            raise ConfigurationError(f"compression {self.compression!r} has no levels: leave compression_level out")
+            raise ConfigurationError(
+                f"the option 'compression_level' of the file sink goes with 'compression' ="
+                f" {' or '.join(map(repr, _CODECS))} alone, not {self.compression!r}"
+            )
         codec = _CODECS[self.compression]
         least, most = pa.Codec.minimum_compression_level(codec), pa.Codec.maximum_compression_level(codec)
         if not least <= self.compression_level <= most:
             raise ConfigurationError(
-                f"compression_level {self.compression_level} is not between {least} and {most}, as compression"
-                f" {self.compression!r} counts"
+                "the option 'compression_level' of the file sink must be a whole number from"
+                f" {least} to {most} with 'compression' = {self.compression!r}."
             )
 
     @property

@@ -1,7 +1,7 @@
-"""The file sink: files are staged where no reader looks, and published on commit, each at once.
+"""The file sink: pending files are written where no reader looks, and published on commit, each at once.
 
-How a file is staged and published is its store's business (``stores/``); what follows from what a store tells is
-decided in ``outcomes.py``. Here is what is common: the transaction, its committable, and the order of things.
+Its store (``stores/``) writes and publishes a file; ``outcomes.py`` decides what follows from what the store shows.
+This module has what is common: the transaction, its committable, and the order of the steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from twopc_files.manifest import manifest
 from twopc_files.options import FileOptions
 from twopc_files.outcomes import (
     BUSY,
-    NEEDS_A_PERSON,
+    NEEDS_AN_OPERATOR,
     commit_failed,
     is_to_be_published,
     look_failed,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from twopc_files.batch_log import BatchLog
     from twopc_files.formats import Format
     from twopc_files.layout import Layout
-    from twopc_files.stores.store import Sight, StagedFile, Store
+    from twopc_files.stores.store import PendingFile, Sight, Store
 
 ResultT = TypeVar("ResultT")
 
@@ -54,25 +54,25 @@ _BATCH_LOGS = {"spark": spark_metadata, "manifest": manifest}
 
 
 class FileTransaction(Transaction):
-    """Files that are being staged.
+    """Pending files.
 
     Attributes:
-        staged: all of them, in the order in which they were created.
+        pending: all of them, in the order in which they were created.
         files: distributes records over them.
     """
 
     def __init__(self, transaction_id: TransactionId, store: Store, format: Format, layout: Layout) -> None:
         super().__init__(transaction_id)
-        self.staged: list[StagedFile] = []
+        self.pending: list[PendingFile] = []
         self.files = Files(format, layout, self.create)
         self._store = store
         self._extension = format.extension
 
-    def create(self, folder: str) -> StagedFile:
-        number = len(self.staged)
+    def create(self, folder: str) -> PendingFile:
+        number = len(self.pending)
         target = target_name(self.id, number, folder, self._extension)
-        self.staged.append(self._store.create(self.id.exact, number, target))
-        return self.staged[-1]
+        self.pending.append(self._store.create(self.id.exact, number, target))
+        return self.pending[-1]
 
 
 class FileSink(TwoPhaseCommitSink[FileTransaction]):
@@ -135,7 +135,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return tuple(_BATCH_LOGS[name](fs, folder, owner) for name in self._batch_logs)
 
     def check(self) -> Iterator[CheckResult]:
-        yield CheckResult.of(f"a file can be staged, published and removed in {self._store.url}", self._try)
+        yield CheckResult.of(f"a file can be written, published and removed in {self._store.url}", self._try)
         if self._batch_logs:
             kept = f"a log of complete batches can be kept there ({', '.join(self._batch_logs)})"
             yield CheckResult.of(kept, self._try_logs)
@@ -151,15 +151,15 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         transaction_id = self.transactional_ids.allocate(Round(0, 0), partition=0)
         target = target_name(transaction_id, 0, "", self._format.extension)
         with self._reaching(), self._store.for_a_trial():
-            staged = self._store.create(transaction_id.exact, 0, target)
+            pending = self._store.create(transaction_id.exact, 0, target)
             try:
-                staged.write(b"doctor")
-                staged.close()
-                if obstacle := self._obstacle(staged.handle):
+                pending.write(b"doctor")
+                pending.close()
+                if obstacle := self._obstacle(pending.handle):
                     raise ConfigurationError(f"a file in {self._store.url} could not be committed: {obstacle}")
-                self._store.rehearse(staged.handle)
+                self._store.rehearse(pending.handle)
             finally:
-                staged.discard()
+                pending.discard()
 
     def _try_logs(self) -> None:
         with self._asking():
@@ -180,7 +180,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return FileTransaction(transaction_id, self._store, self._format, self._layout)
 
     def write(self, transaction: FileTransaction, batch: pa.RecordBatch) -> None:
-        """Stage the records of ``batch``.
+        """Write the records of ``batch`` to pending files.
 
         Raises:
             SchemaMismatch: it has another schema than the first one.
@@ -188,16 +188,16 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             ConfigurationError: this process may not make files there.
             OSError: any other reason why it can't, such as a full disk.
         """
-        with self._staging(transaction.id):
+        with self._writing(transaction.id):
             transaction.files.write(batch)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
         """Raises OSError where any byte could not be made durable."""
-        with self._staging(transaction.id):
+        with self._writing(transaction.id):
             transaction.files.finish()
-        if not transaction.staged:
+        if not transaction.pending:
             raise ValueError(f"transaction {transaction.id.exact} has no record, and would be a file without a schema")
-        files: list[JsonValue] = [file.handle.to_json() for file in transaction.staged]
+        files: list[JsonValue] = [file.handle.to_json() for file in transaction.pending]
         handle: dict[str, JsonValue] = {DECIDABLE: files, "batch": transaction.id.round.batch_id}
         return Committable(transaction.id.exact, handle, transaction.records)
 
@@ -207,7 +207,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """Vetoes what this process could not commit later, while the round can still be rolled back.
 
         Raises:
-            Refused: a staged file is not here (participants write to another disk), is not whole, or can't be
+            Refused: a pending file is not here (participants write to another disk), is not whole, or can't be
                 published; nothing is visible.
         """
         work = [(committable, file) for committable in committables for file in self._decidable(committable)]
@@ -225,7 +225,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         try:
             return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
         except OSError as error:
-            if error.errno in NEEDS_A_PERSON:
+            if error.errno in NEEDS_AN_OPERATOR:
                 return f"{error}."
             raise
 
@@ -234,15 +234,15 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
         Raises:
             Retriable: the store may do it later.
-            TransactionLost: a staged file is gone, and no target is there.
-            OutcomeUnknown: the store does not say, or what is there has another length.
+            TransactionLost: a pending file is gone, and no target is there.
+            OutcomeUnknown: the store does not report it, or the file has another length.
             OperatorRequired: a foreign file has the target's name, or a right is missing; not committed.
             CorruptLog: the committable is none of this sink's.
         """
         answers = self._for_each(self._decidable(committable), partial(self._failure, committable))
         failures = [failure for failure in answers if failure]
         if failures:
-            # A file that can't be published keeps no other one back: the repeat comes first, and then the person.
+            # A file that can't be published keeps no other one back: the repeat comes first, and then the operator.
             raise min(failures, key=lambda failure: not isinstance(failure, Retriable))
 
     def _failure(self, committable: Committable, file: FileHandle) -> TwoPhaseCommitError | None:
@@ -278,24 +278,24 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return seen
 
     def _may_appear(self, file: FileHandle, seen: Sight) -> bool:
-        """Whether the store shows neither the target nor the whole staged file, and may be publishing it just now: this
-        process may have asked for that, or another one."""
-        if seen.target_bytes is not None or seen.staged_bytes == file.size_bytes:
+        """Whether the store shows neither the target nor the whole pending file, and may be publishing it just now, for
+        this process or another one."""
+        if seen.target_bytes is not None or seen.pending_bytes == file.size_bytes:
             self._hidden_since.pop(file, None)
             return False
         now_s = time.monotonic()
         return now_s - self._hidden_since.setdefault(file, now_s) < self._store.may_hide_s(file)
 
     def abort(self, transaction: FileTransaction | Committable) -> None:
-        """Remove what is staged, never a target.
+        """Remove the pending files, never a target.
 
         Raises:
             Retriable: the store may do it later.
         """
         if isinstance(transaction, FileTransaction):
             transaction.files.discard()
-            for staged in transaction.staged:
-                staged.discard()
+            for pending in transaction.pending:
+                pending.discard()
             return
         files = self._owned(transaction, open_files(transaction))
         with self._asking():
@@ -312,18 +312,18 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 log.complete(batch_id, files)
 
     def recover(self) -> Iterable[Committable]:
-        """The staged files of this sink's pool, and nothing else that lies in the store.
+        """Return the pending files of this sink's pool, and nothing else in the store.
 
         Raises:
-            Retriable: the store may tell later.
+            Retriable: the store may answer later.
         """
         with self._asking():
             owns = self.transactional_ids.owns_exact
-            staged = [file for file in self._store.staged() if owns(file.transaction_id)]
-        staged.sort(key=lambda file: file.transaction_id)
+            pending = [file for file in self._store.pending() if owns(file.transaction_id)]
+        pending.sort(key=lambda file: file.transaction_id)
         return [
             Committable(transaction_id, {OPEN: [file.to_json() for file in files]})
-            for transaction_id, files in groupby(staged, lambda file: file.transaction_id)
+            for transaction_id, files in groupby(pending, lambda file: file.transaction_id)
         ]
 
     def _for_each(self, files: Sequence[FileHandle], ask: Callable[[FileHandle], ResultT]) -> list[ResultT]:
@@ -342,11 +342,11 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             raise corrupt(committable, "transaction_id", committable.transaction_id)
         for file in files:
             if not self._store.owns(file):
-                raise corrupt(committable, "staged", file.staged)
+                raise corrupt(committable, "staged", file.pending)
         return files
 
     @contextlib.contextmanager
-    def _staging(self, transaction_id: TransactionId) -> Iterator[None]:
+    def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
         """Names the batch and the transaction in an error of the store."""
         try:
             yield

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError, SchemaMismatch, TwoPhaseCommitError
+from twopc.options import parse
 from twopc.transaction import Committable
 from twopc_kafka import checks
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.options import ARROW
+from twopc_kafka.options import ARROW, PROGRESS_OPTIONS
 from twopc_kafka.sink import KafkaSink
 from twopc_kafka.writers.offsets import COLUMNS, OffsetsWriter
 
@@ -52,9 +53,8 @@ class KafkaProgressSink(KafkaSink):
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         given = dict(options)
-        self._group = given.pop("group.id", None)
-        if not self._group or not isinstance(self._group, str):
-            raise ConfigurationError("the kafka-offsets sink needs 'group.id': a consumer group of the query's own")
+        self._group = parse("the kafka-offsets sink", PROGRESS_OPTIONS, given)["group.id"]
+        del given["group.id"]
         for name in _OF_RECORDS:
             if name in given:
                 raise ConfigurationError(f"{name!r} can't be set on a kafka-offsets sink, which writes no records")

@@ -1,4 +1,4 @@
-"""What a user sets: the sink's own options, and librdkafka's, which pass through and are translated for control.
+"""The sink's own options, and librdkafka's, which pass through and are translated for the control connection.
 
 Data goes through librdkafka, control (describe, list and end transactions) through kafka-python. Both must reach the
 same brokers as the same principal, so an option that only one of them could honour is refused, not ignored.
@@ -15,7 +15,7 @@ import confluent_kafka
 from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, did_you_mean, names
+from twopc.options import Kind, Option, choice, flag, names, parse, text, unknown, whole_number, wrong_value
 from twopc_kafka.client.tokens import OAUTHBEARER, check_tokens, token_provider
 from twopc_kafka.client.tokens import OPTIONS as TOKEN_OPTIONS
 from twopc_kafka.writers.settings import HONOURED, MESSAGE_BYTES, settings
@@ -32,8 +32,12 @@ TWO_PHASE_COMMIT = (AUTO, REQUIRE, OFF)
 PREFIX = "twopc"
 
 
-def _one_of(choices: tuple[str, ...]) -> str:
-    return ", ".join(f"`{choice}`" for choice in choices)
+OWNER = "the kafka sink"
+
+_PASSED_ON = "and librdkafka's own"
+
+_MOST = 2**31 - 1
+"""librdkafka's largest number."""
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -45,85 +49,150 @@ DEFAULTS: Mapping[str, Any] = {
     "enable.sparse.connections": False,
 }
 
+_TOPIC = re.compile(rb"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's Topic.validate
+_INTERNAL = (b"__consumer_offsets", b"__transaction_state", b"__share_group_state")
+
+
+def wrong_topic(name: bytes) -> str:
+    """Return why nothing can be written to a topic of this name; empty where records can."""
+    if name not in _INTERNAL and _TOPIC.fullmatch(name):
+        return ""
+    wrong = "it is a topic of Kafka's own" if name in _INTERNAL else "no topic can have this name"
+    return f"{wrong}. Others have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
+
+
+def _topic(given: Any) -> str:
+    if wrong_topic(str(given).encode()):
+        raise ValueError
+    return str(given)
+
+
+def _addresses(given: Any) -> str:
+    collect_hosts(str(given))
+    return str(given)
+
+
+def _ms(least: int, why: str = "") -> Kind:
+    kind = whole_number(least, _MOST, values="ms")
+    return replace(kind, must_be=f"{kind.must_be}{why}")
+
+
 OPTIONS = (
-    Option("bootstrap.servers", "addresses", "needed"),
-    Option("topic", "text", "or the column of that name. Must exist: the sink creates none"),
-    Option("delivery", _one_of(DELIVERIES), "what readers see, and when: the section Delivery", f"`{EXACTLY_ONCE}`"),
+    Option(
+        "bootstrap.servers",
+        Kind("addresses", "addresses such as broker1:9092,broker2:9092, with a number for the port", _addresses),
+        "",
+        needed=True,
+    ),
+    Option(
+        "topic",
+        Kind(
+            "text",
+            "the name of a topic that is not Kafka's own: 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'."
+            " Leave it out if the records have a column 'topic'",
+            _topic,
+        ),
+        "or the column of that name. The topic must exist: the sink creates none",
+    ),
+    Option(
+        "delivery",
+        choice(*DELIVERIES),
+        "what readers see, and when: the section Delivery",
+        default=EXACTLY_ONCE,
+    ),
     Option(
         "writer",
-        _one_of(WRITERS),
+        choice(*WRITERS),
         f"`{ARROW}` is the sink's own and the faster one, for `{EXACTLY_ONCE}` alone: the section Writers",
-        f"`{ARROW}` with `delivery` = `{EXACTLY_ONCE}`, else `{LIBRDKAFKA}`",
+        default_text=f"`{ARROW}` with `delivery` = `{EXACTLY_ONCE}`, else `{LIBRDKAFKA}`",
     ),
     Option(
         "two.phase.commit",
-        _one_of(TWO_PHASE_COMMIT),
-        f"transactions without a time-out, with `writer` = `{ARROW}`",
-        f"`{AUTO}` with `writer` = `{ARROW}`, else `{OFF}`",
+        choice(*TWO_PHASE_COMMIT),
+        f"transactions without a timeout, with `writer` = `{ARROW}`",
+        default_text=f"`{AUTO}` with `writer` = `{ARROW}`, else `{OFF}`",
     ),
     Option(
         "transactional.id.prefix",
-        "text",
-        "what the transactions' names start with: rights are granted on it. A commit log keeps it: with another, what"
-        " is open would not be found, and the query does not start",
-        f"`{PREFIX}`",
+        text(),
+        "the start of all transactional ids, on which rights are granted. A commit log keeps it: with another prefix,"
+        " open transactions would not be found, so the query does not start",
+        default=PREFIX,
     ),
     Option(
         "transaction.timeout.ms",
-        "ms",
-        "a decided batch can wait so long for its commit. The longer, the less can be lost;"
-        f" {DEFAULTS['transaction.timeout.ms']} (the brokers' own default) where they don't tell this principal",
-        "the most that the brokers grant",
+        _ms(1000),
+        "how long a decided batch may wait for its commit before Kafka aborts it. The longer, the less can be lost;"
+        f" {DEFAULTS['transaction.timeout.ms']} (the brokers' own default) where they don't report theirs to this"
+        " principal",
+        default_text="the most that the brokers grant",
     ),
     Option(
         "commit.margin.ms",
-        "ms",
-        "a batch is decided only while so much of that time is left; else it is rolled back and run again. A driver"
-        " that dies after the decision has so long to be restarted",
-        "a third of `transaction.timeout.ms`",
+        _ms(0),
+        "a batch is decided only while this much of that time is left; else it is rolled back and run again. A driver"
+        " that dies after the decision must be restarted within it",
+        default_text="a third of `transaction.timeout.ms`",
     ),
     Option(
         "message.timeout.ms",
-        "ms",
-        "how long a task waits for a broker that is gone",
-        f"{DEFAULTS['message.timeout.ms']}, or the transaction's if shorter",
+        _ms(1, ": without a limit, a task would wait for a lost broker forever"),
+        "how long a task waits for a lost broker",
+        default_text=f"{DEFAULTS['message.timeout.ms']}, or the transaction's if shorter",
     ),
     Option(
         "topic.metadata.propagation.max.ms",
-        "ms",
-        "how long a topic that a column names may be unknown. The sink creates none, so what is not known by then does"
-        " not exist; librdkafka's own default is 30000",
-        f"{DEFAULTS['topic.metadata.propagation.max.ms']}",
+        _ms(0),
+        "how long a topic that a column names may be unknown. The sink creates none, so a topic that is unknown by then"
+        " does not exist; librdkafka's own default is 30000",
+        default_text=f"{DEFAULTS['topic.metadata.propagation.max.ms']}",
     ),
     Option(
         "partitioner",
-        "librdkafka's",
+        text(values="librdkafka's"),
         "keys land where Spark and Java put them; librdkafka's own default is CRC-32",
-        f"`{DEFAULTS['partitioner']}`",
+        default_text=f"`{DEFAULTS['partitioner']}`",
     ),
     Option(
         "queue.buffering.max.kbytes",
-        "KiB",
-        "what an executor holds in memory: it follows what is in flight, not the size of the batch",
-        f"{DEFAULTS['queue.buffering.max.kbytes']}",
+        whole_number(1, _MOST, values="KiB"),
+        "what an executor holds in memory, by the records in flight and not by the size of the batch",
+        default_text=f"{DEFAULTS['queue.buffering.max.kbytes']}",
     ),
     Option(
         "enable.idempotence",
-        "`true`, `false`",
-        "librdkafka's own retries double no record and keep the order",
-        f"`true`; `false` with `delivery` = `{NONE}`",
+        flag(),
+        "librdkafka's own retries duplicate no record and keep the order",
+        default_text=f"`true`; `false` with `delivery` = `{NONE}`",
     ),
     Option(
         "enable.sparse.connections",
-        "`true`, `false`",
+        flag(),
         "connections are made at once: a producer is ready in 3 ms and not in 500",
-        f"`{DEFAULTS['enable.sparse.connections']}`".lower(),
+        default_text=f"`{DEFAULTS['enable.sparse.connections']}`".lower(),
     ),
 )
 """The sink's own, and those of librdkafka's whose defaults are the sink's."""
 
-PROGRESS_OPTIONS = (Option("group.id", "text", "needed: a consumer group of the query's own"),)
-"""What the backend ``kafka-offsets`` has besides."""
+PROGRESS_OPTIONS = (
+    Option(
+        "group.id",
+        text("a consumer group of the query's own"),
+        "a consumer group of the query's own",
+        needed=True,
+    ),
+)
+"""The further options of the backend ``kafka-offsets``."""
+
+_OWN = ("topic", "delivery", "writer", "two.phase.commit", "transactional.id.prefix", "commit.margin.ms")
+"""Those that librdkafka does not get."""
+
+_PASSED_ON_AS_GIVEN = ("partitioner", "enable.idempotence", "enable.sparse.connections")
+"""Those that librdkafka alone checks: it takes more spellings."""
+
+_MESSAGE_BYTES = Option("message.max.bytes", whole_number(1, _MOST, values="bytes"), "")
+_READ_HERE = (*(option for option in OPTIONS if option.name not in _PASSED_ON_AS_GIVEN), _MESSAGE_BYTES)
+"""The options that the sink itself reads."""
 
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
@@ -133,14 +202,6 @@ _OURS = {
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
 }
-
-_READ_HERE = (
-    "transaction.timeout.ms",
-    "message.timeout.ms",
-    "topic.metadata.propagation.max.ms",
-    "message.max.bytes",
-)
-"""Numbers of librdkafka's that the sink reads, too."""
 
 # librdkafka's name → kafka-python's name and type.
 _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
@@ -235,131 +296,82 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     """Check what a user gave.
 
     Raises:
-        ConfigurationError: names the option, and no value but the topic's name.
+        ConfigurationError: names the option, and never its value, but for a choice's.
     """
-    _refuse_what_is_no_text(options)
-    _refuse_spellings_of_spark(options)
-    properties = dict(options)
-    topic = properties.pop("topic", None)
-    delivery = str(properties.pop("delivery", EXACTLY_ONCE))
-    writer = str(properties.pop("writer", ARROW if delivery == EXACTLY_ONCE else LIBRDKAFKA))
-    two_phase_commit = str(properties.pop("two.phase.commit", AUTO if writer == ARROW else OFF))
-    prefix = str(properties.pop("transactional.id.prefix", PREFIX))
-    margin = properties.pop("commit.margin.ms", None)
-    if delivery not in DELIVERIES:
-        raise ConfigurationError(f"'delivery' must be one of {', '.join(DELIVERIES)}")
-    if writer not in WRITERS:
-        raise ConfigurationError(f"'writer' must be one of {', '.join(WRITERS)}")
-    if two_phase_commit not in TWO_PHASE_COMMIT:
-        raise ConfigurationError(f"'two.phase.commit' must be one of {', '.join(TWO_PHASE_COMMIT)}")
+    given = {name: value for name, value in options.items() if not (name == "topic" and value is None)}
+    _refuse_other_types(given)
+    _refuse_spellings_of_spark(given)
+    _refuse_two_names(given, "message.timeout.ms", "delivery.timeout.ms")
+    if "delivery.timeout.ms" in given:  # librdkafka's other name of it: the default must not stand beside it
+        given["message.timeout.ms"] = given.pop("delivery.timeout.ms")
+    own = parse(OWNER, _READ_HERE, given, _PASSED_ON)
+    properties = {name: value for name, value in given.items() if name not in _OWN}
+    delivery = own["delivery"]
+    writer = own.get("writer", ARROW if delivery == EXACTLY_ONCE else LIBRDKAFKA)
+    two_phase_commit = own.get("two.phase.commit", AUTO if writer == ARROW else OFF)
     if two_phase_commit != OFF and writer != ARROW:
         raise ConfigurationError(
             f"'two.phase.commit' = {two_phase_commit!r} goes with 'writer' = 'arrow' alone: librdkafka can't ask for it"
-        )
-    _refuse_wrong_topic(topic)
-    if not properties.get("bootstrap.servers"):
-        misspelt = [f", not {name!r}" for name in properties if did_you_mean(name, ["bootstrap.servers"])]
-        raise ConfigurationError(
-            f"the kafka sink needs 'bootstrap.servers'{''.join(misspelt)}, such as 'broker1:9092,broker2:9092'"
         )
     for name in properties:
         if name in _OURS:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
         _refuse_what_control_cannot_honour(name)
-    _refuse_what_has_no_meaning_for_both(properties)
-    _refuse_what_is_no_address(properties["bootstrap.servers"])
+    _refuse_two_names(properties, "sasl.mechanism", "sasl.mechanisms")
+    check_tokens(properties.get("sasl.mechanism", properties.get("sasl.mechanisms")), properties)
     merged = _with_defaults(properties, delivery)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
     if writer == ARROW:
         _refuse_what_the_arrow_writer_cannot_honour(merged, delivery)
     return KafkaOptions(
-        topic=None if topic is None else str(topic),
+        topic=own.get("topic"),
         delivery=delivery,
         writer=writer,
         two_phase_commit=two_phase_commit,
-        prefix=prefix,
-        commit_margin_ms=_margin_ms(margin, int(merged["transaction.timeout.ms"])),
+        prefix=own["transactional.id.prefix"],
+        commit_margin_ms=_margin_ms(own.get("commit.margin.ms"), int(merged["transaction.timeout.ms"])),
         asks_for_most="transaction.timeout.ms" not in properties,
         properties=merged,
     )
 
 
-_TOPIC = re.compile(rb"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")  # Kafka's Topic.validate
-_INTERNAL = (b"__consumer_offsets", b"__transaction_state", b"__share_group_state")
-
-
-def wrong_topic(name: bytes) -> str:
-    """Why nothing can be written to a topic of this name; empty where something can."""
-    if name not in _INTERNAL and _TOPIC.fullmatch(name):
-        return ""
-    wrong = "it is a topic of Kafka's own" if name in _INTERNAL else "no topic can have this name"
-    return f"{wrong}. Others have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
-
-
-def _refuse_wrong_topic(topic: object) -> None:
-    if topic == "":
-        raise ConfigurationError("'topic' must not be empty: name a topic, or leave it out and give a column 'topic'")
-    if topic is not None and (wrong := wrong_topic(str(topic).encode())):
-        raise ConfigurationError(f"'topic' = {topic!r}: {wrong}. Correct the option.")
-
-
-def _margin_ms(margin: object, timeout_ms: int) -> int:
-    if margin is None:
+def _margin_ms(margin_ms: int | None, timeout_ms: int) -> int:
+    if margin_ms is None:
         return timeout_ms // 3  # a driver that dies after the decision has that long to be restarted
-    if not str(margin).isdecimal() or int(str(margin)) >= timeout_ms:
-        raise ConfigurationError(
-            f"'commit.margin.ms' must be a number below 'transaction.timeout.ms' ({timeout_ms}), not {margin!r}"
-        )
-    return int(str(margin))
+    if margin_ms >= timeout_ms:
+        raise wrong_value(OWNER, "commit.margin.ms", "a whole number below 'transaction.timeout.ms'")
+    return margin_ms
 
 
 def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, Any]:
-    # librdkafka's own retries then double no record and keep the order; a transaction has that anyhow.
+    # librdkafka's own retries then duplicate no record and keep the order; a transaction has that anyhow.
     idempotence = {} if delivery == EXACTLY_ONCE else {"enable.idempotence": delivery != NONE}
     merged = {**DEFAULTS, **idempotence, **properties}
-    if "delivery.timeout.ms" in merged:  # librdkafka's other name of it: the default must not stand beside it
-        merged["message.timeout.ms"] = merged.pop("delivery.timeout.ms")
-    for name in _READ_HERE:
-        if not str(merged.get(name, 0)).strip().isdecimal():  # of '1.5' librdkafka takes the 1
-            raise ConfigurationError(f"{name!r} must be a whole number")
-    if int(merged["message.timeout.ms"]) == 0:
-        raise ConfigurationError("'message.timeout.ms' must not be 0: a task would wait for a lost broker for ever")
-    if not {"message.timeout.ms", "delivery.timeout.ms"} & properties.keys():
+    if "message.timeout.ms" not in properties:
         # librdkafka refuses one that is longer than the transaction's.
         merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
     return merged
 
 
-def _refuse_what_is_no_text(options: Mapping[str, Any]) -> None:
+def _refuse_other_types(options: Mapping[str, Any]) -> None:
     """What else confluent-kafka takes (callbacks, bytes) has no translation and may not travel to a participant."""
     for name, value in options.items():
-        if not isinstance(value, str | int | float) and not (name == "topic" and value is None):
-            raise ConfigurationError(f"{name!r} must be text or a number, not {type(value).__name__}")
+        if not isinstance(value, str | int | float):
+            raise wrong_value(OWNER, name, "text or a number")
 
 
 def _refuse_spellings_of_spark(options: Mapping[str, Any]) -> None:
     for name in options:
         if name.startswith("kafka."):
             raise ConfigurationError(
-                f"the kafka sink has no option {name!r}, which is the spelling of Spark's own sink: write"
-                f" {name.removeprefix('kafka.')!r}"
+                f"{OWNER} has no option {name!r}, which is the spelling of Spark's own sink. Did you mean"
+                f" {name.removeprefix('kafka.')!r}?"
             )
 
 
-def _refuse_what_is_no_address(servers: object) -> None:
-    try:
-        collect_hosts(str(servers))
-    except ValueError:
-        raise ConfigurationError(
-            "'bootstrap.servers' must be addresses such as 'broker1:9092,broker2:9092', with a number for the port"
-        ) from None
-
-
-def _refuse_what_has_no_meaning_for_both(properties: Mapping[str, Any]) -> None:
-    mechanisms = [properties[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in properties]
-    if len(mechanisms) > 1:
-        raise ConfigurationError("'sasl.mechanism' and 'sasl.mechanisms' are two names of one option: give one")
-    check_tokens(mechanisms[0] if mechanisms else None, properties)
+def _refuse_two_names(options: Mapping[str, Any], one: str, other: str) -> None:
+    if one in options and other in options:
+        raise ConfigurationError(f"{one!r} and {other!r} are two names of one option of {OWNER}: give one")
 
 
 def _refuse_what_control_cannot_honour(name: str) -> None:
@@ -393,19 +405,25 @@ def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], deliver
     try:
         confluent_kafka.Producer(offline, logger=_SILENT)
     except confluent_kafka.KafkaException as error:
-        raise wrong_options(error.args[0].str()) from None
+        refusal = error.args[0].str()
     except (TypeError, ValueError) as error:
-        raise wrong_options(str(error)) from None
+        refusal = str(error)
+    else:
+        return
+    raise wrong_options(refusal)  # not from within, where the error that quotes values would be its context
 
 
 def wrong_options(message: str) -> ConfigurationError:
-    """The error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong option:
-    they are left out, and the error that told them must not be the cause."""
-    if unknown := re.fullmatch(r'No such configuration property: "(.*)"', message.strip()):
-        known = {*names(OPTIONS), *HONOURED, *_CONTROL, *TOKEN_OPTIONS}
-        return ConfigurationError(f"the kafka sink has no option {unknown[1]!r}.{did_you_mean(unknown[1], known)}")
-    without_values = re.sub(r'value "[^"]*"', "value", message.strip())
-    return ConfigurationError(f"the kafka sink's options are wrong: {without_values}")
+    """Return the error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong
+    option: they are left out, and librdkafka's own error must not be the cause."""
+    message = message.strip()
+    if stranger := re.fullmatch(r'No such configuration property: "(.*)"', message):
+        return unknown(OWNER, stranger[1], names(OPTIONS), _PASSED_ON, [*HONOURED, *_CONTROL, *TOKEN_OPTIONS])
+    if named := re.search(r'(?:property|for) "([^"]*)"', message):
+        allowed = re.search(r"allowed range (\S+)", message)
+        return wrong_value(OWNER, named[1], f"within {allowed[1]}" if allowed else "a value that librdkafka takes")
+    without_values = re.sub(r'value "[^"]*"', "value", message)
+    return ConfigurationError(f"librdkafka refuses the options of {OWNER}: {without_values}")
 
 
 class _Silent:

@@ -1,4 +1,4 @@
-"""Which columns fit which: Arrow's types and PostgreSQL's, as a table. It asks no server anything."""
+"""The types of Arrow that fit into those of PostgreSQL, as a table. It makes no request."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
 def check_upsert(
     upsert_by: Collection[str], names: Collection[str], unique: Collection[frozenset[str]], table: str
 ) -> None:
-    """Make sure that the server can tell which row a record replaces. ``names``: the columns of the records.
-    ``unique``: those of each unique index.
+    """Make sure that a record can replace a row. ``names`` are the columns of the records, and ``unique`` those of each
+    unique index.
 
     Raises:
         SchemaMismatch: the records lack a column.

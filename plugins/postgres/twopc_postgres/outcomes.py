@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean, by their SQLSTATE, as tables. It asks no server anything."""
+"""The meaning of PostgreSQL's errors by their SQLSTATE, as tables. It makes no request."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from twopc.errors import (
 )
 
 
-class Answer(Enum):
-    """What to do about an error."""
+class PostgresAnswer(Enum):
+    """What to do about an error of PostgreSQL."""
 
     REPEAT = "repeat"
     REFUSED = "refused"
     UNCLEAR = "unclear"
 
 
-ANSWERS: dict[str, Answer] = {
-    "25006": Answer.REPEAT,  # read_only_sql_transaction: a standby, until a failover is through
-    "23505": Answer.REPEAT,  # unique_violation and duplicate_table, as two coordinators made the table of markers
-    "42P07": Answer.REPEAT,
-    "55000": Answer.REPEAT,  # object_not_in_prerequisite_state: another process is ending this transaction
-    "55P03": Answer.REPEAT,  # lock_not_available
-    "0A000": Answer.REFUSED,  # feature_not_supported: the transaction belongs to another database
-    "42501": Answer.REFUSED,  # insufficient_privilege: to another role
+ANSWERS: dict[str, PostgresAnswer] = {
+    "25006": PostgresAnswer.REPEAT,  # read_only_sql_transaction: a standby, until a failover is through
+    "23505": PostgresAnswer.REPEAT,  # unique_violation and duplicate_table: two coordinators make the table of markers
+    "42P07": PostgresAnswer.REPEAT,
+    "55000": PostgresAnswer.REPEAT,  # object_not_in_prerequisite_state: another process is ending this transaction
+    "55P03": PostgresAnswer.REPEAT,  # lock_not_available
+    "0A000": PostgresAnswer.REFUSED,  # feature_not_supported: the transaction belongs to another database
+    "42501": PostgresAnswer.REFUSED,  # insufficient_privilege: to another role
 }
-"""SQLSTATE → what to do. An error that is neither here nor in a class below says nothing certain."""
+"""SQLSTATE → what to do. An error that is neither here nor in a class below leaves the outcome open."""
 
-CLASSES: dict[str, Answer] = {
-    "08": Answer.REPEAT,  # connection exceptions
-    "40": Answer.REPEAT,  # transaction rollback: deadlock, serialization
-    "53": Answer.REPEAT,  # insufficient resources: connections, memory, disk
-    "57": Answer.REPEAT,  # operator intervention: a shutdown, a restart, a cancelled statement
+CLASSES: dict[str, PostgresAnswer] = {
+    "08": PostgresAnswer.REPEAT,  # connection exceptions
+    "40": PostgresAnswer.REPEAT,  # transaction rollback: deadlock, serialization
+    "53": PostgresAnswer.REPEAT,  # insufficient resources: connections, memory, disk
+    "57": PostgresAnswer.REPEAT,  # operator intervention: a shutdown, a restart, a cancelled statement
 }
 """The first two characters of a SQLSTATE → what to do."""
 
 
-def answer(error: psycopg.Error) -> Answer:
-    """What to do about an error of a statement that may be repeated."""
+def answer(error: psycopg.Error) -> PostgresAnswer:
+    """Return what to do about an error of a statement that may be repeated."""
     if error.sqlstate is None:  # of the connection: it could not be made, or it was lost
-        return Answer.REPEAT if isinstance(error, psycopg.OperationalError) else Answer.UNCLEAR
-    return ANSWERS.get(error.sqlstate, CLASSES.get(error.sqlstate[:2], Answer.UNCLEAR))
+        return PostgresAnswer.REPEAT if isinstance(error, psycopg.OperationalError) else PostgresAnswer.UNCLEAR
+    return ANSWERS.get(error.sqlstate, CLASSES.get(error.sqlstate[:2], PostgresAnswer.UNCLEAR))
 
 
 def asked_in_vain(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
-    """The error to raise where the coordinator has asked the server for ``what``, which may be repeated."""
+    """Return the error for a failed request of the coordinator, ``what``, which may be repeated."""
     match answer(error):
-        case Answer.REPEAT:
+        case PostgresAnswer.REPEAT:
             advice = ASKED_ADVICE.get(error.sqlstate or "", "")
             return Retriable(f"{what}: PostgreSQL gave no answer: {_told(error)}{advice}")
         case _:
@@ -68,21 +68,21 @@ ASKED_ADVICE: dict[str, str] = {
     "55000": ". Another session is still ending it. If that one waits for a synchronous standby (SyncRep in"
     " pg_stat_activity), bring the standby back, and don't end the session.",
 }
-"""SQLSTATE → what to do about an error that is repeated. Of the rest PostgreSQL's own words say enough."""
+"""SQLSTATE → what to do about an error that is repeated. For the others, PostgreSQL's own words are enough."""
 
 
 def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
-    """The error to raise where ``what``, which names a decided transaction, could not be committed."""
-    if answer(error) is Answer.UNCLEAR:
+    """Return the error for a failed commit. ``what`` names the decided transaction."""
+    if answer(error) is PostgresAnswer.UNCLEAR:
         return OutcomeUnknown(
-            f"{what}, and PostgreSQL does not say whether it is committed: {_told(error)}. See the server's log, and"
+            f"{what}, and PostgreSQL does not report whether it is committed: {_told(error)}. See the server's log, and"
             " whether pg_prepared_xacts has the transaction; then start again, which repeats the commit."
         )
     return asked_in_vain(error, what)
 
 
 def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborted:
-    """The error to raise where a participant could not write ``what``: its vote is no, nothing of it is visible."""
+    """Return the error for a failed write of a participant. Its vote is no, and nothing of ``what`` is visible."""
     if rule := broken_rule(error):
         return RecordRefused(
             f"{what} could not be written: a value breaks the table's rules ({rule}). Correct or filter such records.",
@@ -93,10 +93,10 @@ def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborte
 
 
 def broken_rule(error: psycopg.Error) -> str | None:
-    """What a record breaks however often it is written, by PostgreSQL's name for it; None for any other error.
+    """Return PostgreSQL's name for the rule that a record breaks however often it is written; None for other errors.
 
-    The server's words may quote the value. A unique or foreign key is not meant: the other row may come or go. Nor is a
-    partition that is missing: it can be created.
+    The server's own words may quote the value. Unique and foreign keys don't count, as the other row may come or go.
+    Nor does a missing partition, which can be created.
     """
     sqlstate = error.sqlstate or ""
     if error.diag.source_function == _LOOKS_FOR_PARTITION:
@@ -120,13 +120,13 @@ ADVICE: dict[str, str] = {
     " records with equal keys must be in one partition, so repartition by them. Or a lost attempt, which is rolled back"
     " with the batch: run it again.",
     "23514": "Create the partition, or a default one. The batch can be run again.",
-    "23505": "A row with this key is there already: with 'upsert_by' records replace rows.",
+    "23505": "A row with this key exists. With 'upsert_by', records replace rows.",
     "42501": "Grant this role the rights that the sink's README lists.",
-    "42P01": "Was a table dropped while the query runs? Start it again, and what is missing is named or made.",
+    "42P01": "Was a table dropped while the query runs? Start the query again: it creates or names the missing one.",
 }
-"""SQLSTATE → what to do about a failed write. Of the rest PostgreSQL's own words say enough."""
+"""SQLSTATE → what to do about a failed write. For the others, PostgreSQL's own words are enough."""
 
 
 def _told(error: psycopg.Error) -> str:
-    """The server's words without the lines below them, which quote values of records."""
+    """Return the first line of the server's message. The lines below it quote values of records."""
     return error.diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__

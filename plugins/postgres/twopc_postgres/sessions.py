@@ -1,4 +1,4 @@
-"""Connections to servers. The coordinator's are kept from one call to the next, and do not wait without limit."""
+"""Connections to servers. The coordinator's are kept between calls, and their waits are bounded."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from psycopg.abc import PQGen
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the coordinator waits for the answer to a statement: the server may be stopped, or wait for a standby that
-is away. The statement is then in doubt and repeated, and the operator is told. None takes long by itself."""
+is away. The statement is then in doubt and repeated, and the operator sees it in the log. No statement takes long by
+itself."""
 
 LOCK_TIMEOUT_S = 10.0
-"""How long a statement of the coordinator waits for a lock. Shorter, so that the server can say what it waited for."""
+"""How long a statement of the coordinator waits for a lock. Shorter, so that the server can report the lock."""
 
 _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
 """The function of the server that warns of a cancelled wait. The message is translated."""
@@ -69,12 +70,12 @@ def set_up(connection: Connection, lock_timeout_s: float) -> None:
 
 
 _idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
-"""By connection string. Of the process, not of a sink, which is pickled. A deque may be used by several threads."""
+"""Idle connections by connection string. They belong to the process, as sinks are pickled. Deques are thread-safe."""
 
 
 @contextlib.contextmanager
 def session(conninfo: str) -> Iterator[Connection]:
-    """A connection in which each statement is a transaction of its own.
+    """Lend a connection in which each statement is a transaction of its own.
 
     Raises:
         psycopg.OperationalError: it can't be made, the server did not answer in time, or it no longer waited for
@@ -107,7 +108,7 @@ def _bounded_session(conninfo: str) -> Connection:
 
 
 def release(conninfo: str) -> None:
-    """Close what is kept and not in use."""
+    """Close the connections that are kept and not in use."""
     with contextlib.suppress(IndexError):
         while True:
             _idle[conninfo].pop().close()

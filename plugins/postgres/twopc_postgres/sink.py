@@ -1,7 +1,7 @@
-"""The PostgreSQL sink: a transaction per task attempt, prepared by its task and committed from the coordinator.
+"""The PostgreSQL sink: one transaction per task attempt, prepared by its task and committed by the coordinator.
 
 ``PREPARE TRANSACTION`` makes a transaction durable under a name, and ends its session's part in it. Any session of the
-same role and database can then commit it or roll it back. The name is exact: PostgreSQL keeps none that has ended.
+same role and database can then commit it or roll it back. Names are exact: PostgreSQL keeps none that has ended.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from psycopg import sql
 
 LONGEST_SCOPE = 120
-"""Of the 199 bytes that the name of a prepared transaction may have, the rest is for its five numbers."""
+"""A prepared transaction's name has at most 199 bytes. The rest is for its five numbers."""
 
 
 class PostgresTransaction(Transaction):
     """A live transaction and its connection.
 
     Attributes:
-        staging: where records go that are to replace rows, or None: the table itself.
+        upsert_table: the table for records that are to replace rows; None where they go to the table itself.
         columns: of the records, once there are any.
     """
 
     def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
         super().__init__(transaction_id)
         self.connection = connection
-        self.staging: sql.Identifier | None = None
+        self.upsert_table: sql.Identifier | None = None
         self.columns: list[str] = []
 
 
@@ -57,7 +57,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             columns by which a record replaces a row. ``lock_timeout_s``: how long a task waits for a lock.
 
     Raises:
-        ConfigurationError: an option is unknown, missing or can't be. Nothing was connected to.
+        ConfigurationError: an option is unknown, missing or wrong. No connection was made.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 transaction.connection.tpc_begin(transaction_id.exact)
                 set_up(transaction.connection, self._options.lock_timeout_s)
                 if self._options.upsert_by:
-                    transaction.staging = self._table.stage(transaction.connection, transaction_id)
+                    transaction.upsert_table = self._table.make_upsert_table(transaction.connection, transaction_id)
         except BaseException:
             transaction.connection.close()
             raise
@@ -86,13 +86,13 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     def write(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
         transaction.columns = batch.schema.names
         with self._writing(transaction.id):
-            self._table.copy(transaction.connection, batch, transaction.staging, ordinal=transaction.records)
+            self._table.copy(transaction.connection, batch, transaction.upsert_table, ordinal=transaction.records)
 
     def pre_commit(self, transaction: PostgresTransaction) -> Committable:
         connection = transaction.connection
         with self._writing(transaction.id):
-            if transaction.staging is not None:
-                self._table.merge(connection, transaction.staging, transaction.columns)
+            if transaction.upsert_table is not None:
+                self._table.merge(connection, transaction.upsert_table, transaction.columns)
             # In a transaction that has failed this fails, too, where PREPARE would roll back and call it a success.
             self._table.mark(connection, transaction.id, self.transactional_ids.scope)
             connection.tpc_prepare()
@@ -117,13 +117,13 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         """Make sure that the server prepares transactions, and make the table of markers.
 
         Raises:
-            ConfigurationError: it prepares none, or the names would be too long.
-            Retriable: it does not answer.
+            ConfigurationError: the server prepares no transactions, or the names would be too long.
+            Retriable: the server does not answer.
         """
         scope = self.transactional_ids.scope
         if len(scope) > LONGEST_SCOPE:
             raise ConfigurationError(
-                f"names of transactions that start with {scope!r} are longer than PostgreSQL's 199 bytes: give the sink"
+                f"names of transactions that start with {scope!r} exceed PostgreSQL's limit of 199 bytes: give the sink"
                 " a shorter name"
             )
         with self._asking(f"the start of a query into {self._options}") as connection:
@@ -151,8 +151,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             raise ConfigurationError(f"{self._options} does not exist. Create it; the sink creates none.")
         if unlogged := self._table.unlogged(connection):
             raise ConfigurationError(
-                f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, and what is"
-                f" prepared is lost with the rest. Nothing was written. ALTER TABLE {unlogged} SET LOGGED."
+                f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, together with"
+                f" prepared records. Nothing was written. ALTER TABLE {unlogged} SET LOGGED."
             )
         return columns
 
@@ -166,7 +166,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             names = [column.name for column in columns if not column.is_generated]
             unique = self._table.unique_indexes(connection)
             check_upsert(self._options.upsert_by, names, unique, str(self._options))
-            yield CheckResult.passed(f"{self._options} is there, with the columns {', '.join(names)}")
+            yield CheckResult.passed(f"{self._options} exists, with the columns {', '.join(names)}")
             lasting = "the server keeps what it has acknowledged, also when the power fails"
             if tables.is_durable(connection):
                 yield CheckResult.passed(lasting)
@@ -190,15 +190,15 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             tables.prove_current(connection)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Veto where a transaction is not prepared any more."""
+        """Veto the batch if a transaction is no longer prepared."""
         if committables:
-            with self._asking(f"a look at what is prepared for {self._options}") as connection:
+            with self._asking(f"a look at the transactions prepared for {self._options}") as connection:
                 found = set(tables.prepared(connection, self.transactional_ids.scope))
             for committable in committables:
                 if committable.transaction_id not in found:
                     raise RoundAborted(
                         f"transaction {committable.transaction_id} was prepared for {self._options} and is not any"
-                        " more: somebody has ended it, or participants and coordinator see different servers"
+                        " more: another session has ended it, or participants and coordinator see different servers"
                     )
         return committables
 
@@ -214,15 +214,15 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                     raise self._lost(connection, committable, what) from None
 
     def _lost(self, connection: Connection, committable: Committable, what: str) -> TransactionLost | OutcomeUnknown:
-        """The error to raise where a decided transaction is neither prepared nor has a marker."""
+        """Return the error for a decided transaction that is neither prepared nor has a marker."""
         batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
         is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
         what += f", and it is neither prepared nor has {MARKERS} a marker of it"
         advice = (
-            "Was 'conninfo' or 'table' changed? Set it back. Did somebody ROLLBACK PREPARED, or was the server"
-            " restored, or replaced by a standby that did not have it yet? Then make sure that its records are not in"
-            " the table, write them again by other means, give the transaction up with 'twopc abandon' and start the"
-            " query again."
+            "Was 'conninfo' or 'table' changed? Set it back. Was it rolled back by hand (ROLLBACK PREPARED), or was the"
+            " server restored, or replaced by a standby that did not have it yet? Then make sure that its records are"
+            " not in the table, write them again by other means, give the transaction up with 'twopc abandon' and start"
+            " the query again."
         )
         if is_rolled_back:
             return TransactionLost(f"{what}. {advice}")
@@ -232,8 +232,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Remove the markers of the batches before: as this one is decided, the log knows that those are complete, and
-        nobody asks for them again."""
+        """Remove the markers of the batches before. As this one is decided, the log has those as complete, and they are
+        not committed again."""
         with self._asking(f"the markers of batches before {batch_id} beside {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
 
@@ -248,12 +248,12 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             connection.tpc_rollback(name)
 
     def recover(self) -> Iterable[Committable]:
-        with self._asking(f"a look at what is prepared for {self._options}") as connection:
+        with self._asking(f"a look at the transactions prepared for {self._options}") as connection:
             found = tables.prepared(connection, self.transactional_ids.scope)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
 
     def _owned(self, committable: Committable) -> str:
-        """Its name. Raises CorruptLog where it is none of this sink's: others' are prepared in the same database."""
+        """Return its name. Raises CorruptLog for one of another sink, which may be prepared in the same database."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
             raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
@@ -265,7 +265,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     def _asking(
         self, what: str, failed: Callable[[psycopg.Error, str], TwoPhaseCommitError] = asked_in_vain
     ) -> Iterator[Connection]:
-        """A connection, and what becomes of its errors. ``what``: what is asked for."""
+        """Lend a connection, and map its errors. ``what`` names the request."""
         try:
             with session(self._options.conninfo) as connection:
                 yield connection

@@ -1,10 +1,11 @@
-"""The table that is written to, and the one beside it with a marker of each transaction: all SQL of the sink.
+"""The sink's table, and the table of markers beside it: all SQL of the sink.
 
-A marker is a row that a transaction writes of itself, under its name. So it is there exactly if the transaction is
-committed, whoever ended it, also after a failover, or a restore from a backup, that takes one and the other back. Of
-a prepared transaction that is gone PostgreSQL itself says only "does not exist", which a commit that was repeated and a
-roll-back by hand have in common; and ``pg_xact_status``, which tells them apart, names another transaction where a
-server has given the number again.
+A marker is a row that a transaction writes about itself, under its name. It exists exactly if the transaction is
+committed, whichever process ended it. A failover or a restore from a backup takes both back together.
+
+For a prepared transaction that is gone, PostgreSQL itself reports only "does not exist", both after a repeated commit
+and after a rollback by hand. ``pg_xact_status`` tells the two apart, but it names another transaction where a server
+has reused the number.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ MARKERS = "twopc_committed"
 _CANCEL_TIMEOUT_S = 5.0
 
 _ORDINAL = "twopc_ordinal"
-"""The column of a staging table that tells the order in which records came."""
+"""The column of an upsert table that has the order in which records came."""
 
 _COLUMNS = """
     SELECT a.attname, t.typname,
@@ -68,8 +69,8 @@ _UNIQUE_INDEXES = """
 
 
 class Table:
-    """The table that ``options`` names, and the markers beside it. Each call is made over a connection that is given,
-    and raises what psycopg raises."""
+    """The table that ``options`` names, and the markers beside it. Each method uses the given connection, and raises
+    psycopg's errors."""
 
     def __init__(self, options: PostgresOptions) -> None:
         self._schema, self._name = options.schema, options.table
@@ -77,10 +78,10 @@ class Table:
         self._table = sql.Identifier(self._schema, self._name)
         self._markers = sql.Identifier(self._schema, MARKERS)
 
-    # What there is. ---------------------------------------------------------------------------------------------
+    # Looking. ---------------------------------------------------------------------------------------------
 
     def columns(self, connection: Connection) -> list[Column]:
-        """Its columns; none where there is no such table."""
+        """Return the table's columns; none where there is no such table."""
         return [Column(*row) for row in connection.execute(_COLUMNS, (self._schema, self._name))]
 
     def unlogged(self, connection: Connection) -> str | None:
@@ -89,52 +90,62 @@ class Table:
         return next((name for (name,) in connection.execute(_UNLOGGED, (self._schema, self._name))), None)
 
     def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:
-        """The columns of each unique index that can tell which row a record replaces."""
+        """Return the columns of each unique index by which a record can replace a row."""
         return [frozenset(names) for (names,) in connection.execute(_UNIQUE_INDEXES, (self._schema, self._name))]
 
     # Writing, within a transaction. -----------------------------------------------------------------------------
 
-    def stage(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
-        """Make a table of this transaction alone, for the records of an upsert. A temporary one would be simpler, and
-        PostgreSQL prepares no transaction that has touched one. Its name is this attempt's: one that another attempt
-        has also used, and not ended, would wait for it."""
-        staging = sql.Identifier(
+    def make_upsert_table(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
+        """Make the upsert table: a table of this transaction alone, for records that are to replace rows.
+
+        A temporary table would be simpler, but PostgreSQL prepares no transaction that has touched one. The name is
+        this attempt's. A name that another open attempt has also used would wait for that attempt.
+        """
+        upsert_table = sql.Identifier(
             self._schema, f"twopc_{hashlib.sha256(transaction_id.exact.encode()).hexdigest()[:32]}"
         )
         make = sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT *, 0::bigint AS {} FROM {} WITH NO DATA")
-        connection.execute(make.format(staging, sql.Identifier(_ORDINAL), self._table))
-        return staging
+        connection.execute(make.format(upsert_table, sql.Identifier(_ORDINAL), self._table))
+        return upsert_table
 
-    def copy(self, connection: Connection, batch: pa.RecordBatch, staging: sql.Identifier | None, ordinal: int) -> None:
-        """Write a record batch, into ``staging`` if there is one. ``ordinal``: of its first record."""
+    def copy(
+        self, connection: Connection, batch: pa.RecordBatch, upsert_table: sql.Identifier | None, ordinal: int
+    ) -> None:
+        """Write a record batch, into the upsert table if there is one. ``ordinal``: number of its first record."""
         names, values = list(batch.schema.names), [column.to_pylist() for column in batch.columns]
-        if staging is not None:
+        if upsert_table is not None:
             names, values = [*names, _ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
-        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(staging or self._table, _listed(names))
+        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(upsert_table or self._table, _listed(names))
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             for row in zip(*values, strict=True):
                 copy.write_row(row)
 
-    def merge(self, connection: Connection, staging: sql.Identifier, names: Sequence[str]) -> None:
-        """Put what is staged into the table: of records with one key the last. In the order of keys, so that two tasks
-        don't wait for each other."""
+    def merge(self, connection: Connection, upsert_table: sql.Identifier, names: Sequence[str]) -> None:
+        """Move the upsert table's records into the table: of records with one key, the last. In the order of keys, so
+        that two tasks don't wait for each other."""
         keys = _listed(self._upsert_by)
         others = [sql.Identifier(name) for name in names if name not in self._upsert_by]
         changes = [sql.SQL("{0} = EXCLUDED.{0}").format(column) for column in others]
         action = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes)) if changes else sql.SQL("NOTHING")
         statement = sql.SQL(
             "INSERT INTO {table} ({columns}) SELECT {columns} FROM"
-            " (SELECT DISTINCT ON ({keys}) * FROM {staging} ORDER BY {keys}, {ordinal} DESC) AS latest"
+            " (SELECT DISTINCT ON ({keys}) * FROM {upsert_table} ORDER BY {keys}, {ordinal} DESC) AS latest"
             " ON CONFLICT ({keys}) DO {action}"
         )
-        parts = {"table": self._table, "columns": _listed(names), "keys": keys, "staging": staging, "action": action}
+        parts = {
+            "table": self._table,
+            "columns": _listed(names),
+            "keys": keys,
+            "upsert_table": upsert_table,
+            "action": action,
+        }
         connection.execute(statement.format(**parts, ordinal=sql.Identifier(_ORDINAL)))
-        connection.execute(sql.SQL("DROP TABLE {}").format(staging))
+        connection.execute(sql.SQL("DROP TABLE {}").format(upsert_table))
 
     # Markers. ---------------------------------------------------------------------------------------------------
 
     def make_markers(self, connection: Connection) -> None:
-        """Make the table of markers where it is not there."""
+        """Make the table of markers if it is missing."""
         [(found,)] = connection.execute(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = %s AND tablename = %s)", (self._schema, MARKERS)
         )
@@ -143,7 +154,7 @@ class Table:
             connection.execute(sql.SQL(make).format(self._markers))
 
     def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
-        """Write the transaction's own marker into it."""
+        """Write the transaction's own marker."""
         row = (transaction_id.exact, scope, transaction_id.round.batch_id)
         connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s)").format(self._markers), row)
 
@@ -161,7 +172,7 @@ class Table:
         return bool(found)
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Remove those of older batches, but keep the newest: they prove that the table was not emptied."""
+        """Remove the markers of older batches, but keep the newest: they prove that the table was not emptied."""
         prune = sql.SQL(
             "DELETE FROM {markers} WHERE scope = %(scope)s AND batch_id < LEAST(%(before)s,"
             " (SELECT max(batch_id) FROM {markers} WHERE scope = %(scope)s))"
@@ -169,23 +180,23 @@ class Table:
         connection.execute(prune.format(markers=self._markers), {"scope": scope, "before": before_batch_id})
 
 
-# Of the server. -------------------------------------------------------------------------------------------------
+# The server. -------------------------------------------------------------------------------------------------
 
 
 def prepared(connection: Connection, scope: str) -> list[str]:
-    """The names of the transactions that are prepared in this database and start with ``scope``."""
+    """Return the names of the transactions that are prepared in this database and start with ``scope``."""
     ask = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
     return [gid for (gid,) in connection.execute(ask, (scope,))]
 
 
 def room_for_prepared(connection: Connection) -> int:
-    """How many transactions may be prepared at a time."""
+    """Return how many transactions may be prepared at a time."""
     [(setting,)] = connection.execute("SELECT current_setting('max_prepared_transactions')::int")
     return int(setting)
 
 
 def is_durable(connection: Connection) -> bool:
-    """Whether what the server has acknowledged survives a power cut."""
+    """Whether acknowledged commits survive a power cut."""
     ask = "SELECT current_setting('fsync')::bool AND current_setting('full_page_writes')::bool"
     [(setting,)] = connection.execute(ask)
     return bool(setting)
@@ -194,8 +205,8 @@ def is_durable(connection: Connection) -> bool:
 def prove_current(connection: Connection) -> None:
     """Commit a transaction of no effect, which waits until the synchronous standbys have it on disk.
 
-    Then they also have everything that was committed before it, so no failover takes that back. And no standby has been
-    promoted: a server that was replaced has no standbys, and still answers questions about the past.
+    Then they also have everything that was committed before it, so no failover takes that back. It also proves that no
+    standby has been promoted: a server that was replaced has no standbys, and still answers queries about the past.
 
     A wait that times out is cancelled. The server would not notice, and repeated waits would use up its sessions.
     """

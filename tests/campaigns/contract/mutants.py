@@ -456,7 +456,7 @@ FILES = (
         (
             "        return Committable(transaction.id.exact, handle,",
             (
-                "        for file in transaction.staged:\n"
+                "        for file in transaction.pending:\n"
                 "            self._store.publish(file.handle, self._store.look(file.handle))\n"
                 "        return Committable(transaction.id.exact, handle,"
             ),
@@ -489,21 +489,21 @@ FILES = (
         "a commit copies, and leaves what is staged",
         "stores/local.py",
         (
-            "(self._staging / file.staged).rename(self.folder / file.target)",
-            '__import__("shutil").copy(self._staging / file.staged, self.folder / file.target)',
+            "(self._pending / file.pending).rename(self.folder / file.target)",
+            '__import__("shutil").copy(self._pending / file.staged, self.folder / file.target)',
         ),
     ),
     _files(
         "a commit writes the file a second time, piece by piece",
         "stores/local.py",
         (
-            "        (self._staging / file.staged).rename(self.folder / file.target)",
+            "        (self._pending / file.pending).rename(self.folder / file.target)",
             (
-                "        whole = (self._staging / file.staged).read_bytes()\n"
+                "        whole = (self._pending / file.pending).read_bytes()\n"
                 # As many lines as are surely among those at which a process is killed.
                 + 6 * "        (self.folder / file.target).write_bytes(whole[:1])\n"
                 + "        (self.folder / file.target).write_bytes(whole)\n"
-                "        (self._staging / file.staged).unlink()"
+                "        (self._pending / file.pending).unlink()"
             ),
         ),
     ),
@@ -515,20 +515,20 @@ FILES = (
     _files(
         "an abort on a participant leaves the files",
         "sink.py",
-        ("                staged.discard()\n            return", "                pass\n            return"),
+        ("                pending.discard()\n            return", "                pass\n            return"),
     ),
     _files(
         "an abort removes the staged files of every transaction",
         "sink.py",
-        ("self._for_each(files, self._store.discard)", "self._for_each([*self._store.staged()], self._store.discard)"),
+        ("self._for_each(files, self._store.discard)", "self._for_each([*self._store.pending()], self._store.discard)"),
     ),
     _files(
         "an abort removes what is committed",
         "stores/local.py",
         (
-            "        (self._staging / file.staged).unlink(missing_ok=True)",
+            "        (self._pending / file.pending).unlink(missing_ok=True)",
             (
-                "        (self._staging / file.staged).unlink(missing_ok=True)\n"
+                "        (self._pending / file.pending).unlink(missing_ok=True)\n"
                 "        if file.target:\n"
                 "            (self.folder / file.target).unlink(missing_ok=True)"
             ),
@@ -537,7 +537,7 @@ FILES = (
     _files(
         "an abort of what does not exist fails",
         "stores/local.py",
-        ("(self._staging / file.staged).unlink(missing_ok=True)", "(self._staging / file.staged).unlink()"),
+        ("(self._pending / file.pending).unlink(missing_ok=True)", "(self._pending / file.pending).unlink()"),
     ),
     _files(
         "recover lists the transactions of every query",
@@ -558,7 +558,7 @@ FILES = (
     _files(
         "recover does not sort what it groups",
         "sink.py",
-        ("        staged.sort(key=lambda file: file.transaction_id)\n", ""),
+        ("        pending.sort(key=lambda file: file.transaction_id)\n", ""),
         equivalent="a local store lists files by name, and a name begins with its transaction",
     ),
 )

@@ -117,7 +117,7 @@ class Ledger:
             for committable in committables:
                 if "files" in committable.handle:
                     for file in decidable_files(committable):
-                        self._staged.setdefault(file.staged, decision.batch_id)
+                        self._staged.setdefault(file.pending, decision.batch_id)
                 else:
                     keys.append(_key(committable.transaction_id, committable.handle))
         for key in keys:

@@ -519,7 +519,7 @@ MUTANTS = (
     ),
     Mutant(
         "the staging folder is not synced",
-        (Seam(f"{FILES}.sync_staging", _own_folder_synced),),
+        (Seam(f"{FILES}.sync_pending", _own_folder_synced),),
     ),
     Mutant(
         "a committed file's name is not synced",

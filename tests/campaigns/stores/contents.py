@@ -123,7 +123,7 @@ class Findings:
             self.told.append(f"at the end the reader of the {reader} {what}")
 
     def nothing_left(self, place: Place, view: View, foreign: Mapping[str, str]) -> None:
-        """No staged file, no upload, nothing that was written aside, and all that is another's."""
+        """No pending file, no upload, nothing that was written aside, and all that is another's."""
         found = present(place)
         left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
         left += [str(path) for path in (place.work / "log").glob(".*.aside")]

@@ -30,7 +30,7 @@ def the_file(committable: Committable) -> dict[str, Any]:
     return dict(file)
 
 
-def staged_path(folder: Path, committable: Committable) -> Path:
+def pending_path(folder: Path, committable: Committable) -> Path:
     return folder / "_twopc" / str(the_file(committable)["staged"])
 
 
@@ -64,7 +64,7 @@ def test_pre_commit_syncs_the_file_and_then_its_folder_before_it_votes_yes(
     folder: Path, pre_commit: PreCommit, syscalls: list[str]
 ) -> None:
     committable = pre_commit()
-    file, staging, parent = staged_path(folder, committable), folder / "_twopc", folder
+    file, staging, parent = pending_path(folder, committable), folder / "_twopc", folder
     assert syscalls[-3:] == [f"sync {file}", f"sync {staging}", f"sync {parent}"]
 
 
@@ -81,7 +81,7 @@ def test_pre_commit_syncs_the_file_when_all_of_it_is_written(
     monkeypatch.setattr(os, "fsync", record_size)
     committable = pre_commit()
     assert the_file(committable)["bytes"] in sizes
-    assert the_file(committable)["bytes"] == staged_path(folder, committable).stat().st_size
+    assert the_file(committable)["bytes"] == pending_path(folder, committable).stat().st_size
 
 
 def test_commit_renames_and_then_syncs_both_folders(
@@ -90,7 +90,7 @@ def test_commit_renames_and_then_syncs_both_folders(
     committable = pre_commit()
     syscalls.clear()
     make_sink().commit(committable)
-    rename = f"rename {staged_path(folder, committable)} {target_path(folder, committable)}"
+    rename = f"rename {pending_path(folder, committable)} {target_path(folder, committable)}"
     assert syscalls == [rename, f"sync {folder}", f"sync {folder / '_twopc'}"]
 
 
@@ -98,7 +98,7 @@ def test_a_repeated_commit_syncs_again_because_the_first_may_have_died_before_it
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink, syscalls: list[str]
 ) -> None:
     committable = pre_commit()
-    staged_path(folder, committable).rename(target_path(folder, committable))
+    pending_path(folder, committable).rename(target_path(folder, committable))
     syscalls.clear()
     make_sink().commit(committable)
     assert syscalls == [f"sync {folder}", f"sync {folder / '_twopc'}"]
@@ -156,7 +156,7 @@ def test_a_file_that_has_the_targets_name_is_never_overwritten(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit(batch_id=7)
-    target, staged = target_path(folder, committable), staged_path(folder, committable)
+    target, staged = target_path(folder, committable), pending_path(folder, committable)
     target.write_text("somebody else's")
     with pytest.raises(OperatorRequired) as error:
         make_sink().commit(committable)
@@ -173,7 +173,7 @@ def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit()
-    foreign = b"x" * len(staged_path(folder, committable).read_bytes())
+    foreign = b"x" * len(pending_path(folder, committable).read_bytes())
     target_path(folder, committable).write_bytes(foreign)
     with pytest.raises(OperatorRequired, match="not the transaction's"):
         make_sink().commit(committable)
@@ -194,10 +194,10 @@ def test_a_lost_transaction_is_named_with_its_files_its_records_and_what_to_chec
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit(batch_id=7)
-    staged_path(folder, committable).unlink()
+    pending_path(folder, committable).unlink()
     with pytest.raises(TransactionLost) as error:
         make_sink().commit(committable)
-    target, staged = target_path(folder, committable), staged_path(folder, committable)
+    target, staged = target_path(folder, committable), pending_path(folder, committable)
     for part in ("batch 7", committable.transaction_id, str(target), str(staged), "2 records", "'path'"):
         assert part in str(error.value)
 
@@ -212,13 +212,13 @@ def test_a_folder_that_is_not_mounted_is_in_doubt_and_not_lost(
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("place", [staged_path, target_path], ids=["staged", "target"])
+@pytest.mark.parametrize("place", [pending_path, target_path], ids=["staged", "target"])
 def test_a_file_of_another_length_is_in_doubt(
     place: Any, folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit()
-    whole = staged_path(folder, committable).read_bytes()
-    staged_path(folder, committable).unlink()
+    whole = pending_path(folder, committable).read_bytes()
+    pending_path(folder, committable).unlink()
     place(folder, committable).write_bytes(whole[:-1])
     with pytest.raises(OutcomeUnknown, match=f"{len(whole)} bytes"):
         make_sink().commit(committable)
@@ -229,7 +229,7 @@ def test_two_processes_that_commit_one_transaction_at_once_both_succeed(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committable = pre_commit()
-    staged, target = staged_path(folder, committable), target_path(folder, committable)
+    staged, target = pending_path(folder, committable), target_path(folder, committable)
     lstat = Path.lstat
 
     def other_process_is_quicker(path: Path) -> os.stat_result:
@@ -322,18 +322,18 @@ def test_a_file_that_cant_be_looked_at_is_not_taken_for_gone(
 # The veto before the decision. ------------------------------------------------------------------------------
 
 
-def test_what_participants_staged_on_another_disk_is_vetoed(
+def test_what_participants_wrote_on_another_disk_is_vetoed(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit()
-    staged_path(folder, committable).unlink()
+    pending_path(folder, committable).unlink()
     with pytest.raises(Refused, match="same disk"):
         make_sink().seal([committable], age_s=0)
 
 
-def test_a_staged_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreCommit, make_sink: MakeSink) -> None:
+def test_a_pending_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreCommit, make_sink: MakeSink) -> None:
     committable = pre_commit()
-    os.truncate(staged_path(folder, committable), 3)
+    os.truncate(pending_path(folder, committable), 3)
     with pytest.raises(Refused, match="has 3 bytes"):
         make_sink().seal([committable], age_s=0)
 
@@ -420,14 +420,14 @@ def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, ma
             refuse(committable)
 
 
-def test_what_another_query_has_staged_in_the_folder_is_refused_and_stays(folder: Path, make_sink: MakeSink) -> None:
+def test_a_pending_file_of_another_query_is_refused_and_stays(folder: Path, make_sink: MakeSink) -> None:
     with Participant({"orders": (theirs := make_sink("other"))}, Round(1, 0), partition=0) as participant:
         participant.write("orders", pa.record_batch({"value": ["a"]}))
         committable = participant.pre_commit()["orders"]
     for refuse in (make_sink().commit, make_sink().abort):
         with pytest.raises(CorruptLog, match=r"'transaction_id' of transaction 'twopc\.other\..*No file was touched"):
             refuse(committable)
-    assert staged_path(folder, committable).exists()
+    assert pending_path(folder, committable).exists()
     theirs.commit(committable)
 
 

@@ -65,34 +65,57 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"format": "xml"}, "format 'xml' is not one of parquet, json, csv, orc, text"),
-        ({"format": ""}, "format '' is not one of"),
-        ({"compression": "lzo"}, "compression 'lzo' is not one of none, snappy, gzip"),
-        ({"format": "json", "compression": "snappy"}, "compression 'snappy' is not one of none, gzip, zstd"),
-        ({"format": "orc", "compression": "gzip"}, "compression 'gzip' is not one of none, snappy, zlib"),
-        ({"compression_level": 3}, "'snappy' has no levels"),
-        ({"compression": "gzip", "compression_level": "10"}, "compression_level 10 is not between 1 and 9"),
-        ({"compression": "zstd", "compression_level": "high"}, "compression_level 'high' is not a whole number"),
-        ({"row_group_bytes": "0"}, "row_group_bytes '0' is not a whole number, 1 or more"),
-        ({"row_group_bytes": "32 MiB"}, "row_group_bytes '32 MiB' is not a whole number"),
-        ({"format": "csv", "header": "yes"}, "header 'yes' is not one of true, false"),
-        ({"format": "csv", "delimiter": "||"}, "delimiter '||' is not one ASCII character"),
-        ({"format": "csv", "delimiter": '"'}, "is not one ASCII character"),
-        ({"format": "csv", "delimiter": "\n"}, "is not one ASCII character"),
-        ({"format": "csv", "delimiter": "§"}, "is not one ASCII character"),
-        ({"format": "csv", "null_value": '"'}, "null_value '\"' is not text without quotes"),
-        ({"format": "text", "header": "true"}, "'header' is for format csv only, not for text"),
-        ({"header": "true"}, "'header' is for format csv only, not for parquet"),
-        ({"format": "json", "compression_level": "1"}, "'compression_level' is for format parquet only, not for json"),
-        ({"format": "parquet", "stripe_bytes": "1"}, "'stripe_bytes' is for format orc only"),
-        ({"partition_by": ""}, "partition_by '' is not names of columns, each once, such as day,city"),
-        ({"partition_by": "day,,city"}, "is not names of columns"),
+        ({"format": "xml"}, "'format' of the file sink must be one of parquet, json, csv, orc, text"),
+        ({"format": ""}, "'format' of the file sink must be one of"),
+        ({"compression": "lzo"}, "'compression' of the file sink must be one of none, snappy, gzip"),
+        ({"format": "json", "compression": "snappy"}, "'compression' of the file sink must be one of none, gzip, zstd"),
+        ({"format": "orc", "compression": "gzip"}, "'compression' of the file sink must be one of none, snappy, zlib"),
+        (
+            {"compression_level": 3},
+            "'compression_level' of the file sink goes with 'compression' = 'gzip' or .* alone, not 'snappy'",
+        ),
+        (
+            {"compression": "gzip", "compression_level": "10"},
+            "'compression_level' of the file sink must be a whole number from 1 to 9 with 'compression' = 'gzip'",
+        ),
+        (
+            {"compression": "zstd", "compression_level": "high"},
+            "'compression_level' of the file sink must be a whole number",
+        ),
+        ({"row_group_bytes": "0"}, "'row_group_bytes' of the file sink must be a whole number, 1 or more"),
+        ({"row_group_bytes": "32 MiB"}, "'row_group_bytes' of the file sink must be a whole number"),
+        ({"format": "csv", "header": "yes"}, "'header' of the file sink must be one of true, false"),
+        ({"format": "csv", "delimiter": "||"}, "'delimiter' of the file sink must be one ASCII character"),
+        ({"format": "csv", "delimiter": '"'}, "'delimiter' of the file sink must be one ASCII character"),
+        ({"format": "csv", "delimiter": "\n"}, "'delimiter' of the file sink must be one ASCII character"),
+        ({"format": "csv", "delimiter": "§"}, "'delimiter' of the file sink must be one ASCII character"),
+        ({"format": "csv", "null_value": '"'}, "'null_value' of the file sink must be text without quotes"),
+        ({"format": "csv", "null_value": "a,b"}, "'null_value' of the file sink must be .* and the delimiter"),
+        (
+            {"format": "csv", "delimiter": "\\t", "null_value": "\t"},
+            "'null_value' of the file sink must be .* the delimiter",
+        ),
+        (
+            {"format": "text", "header": "true"},
+            "'header' of the file sink goes with 'format' = 'csv' alone, not 'text'",
+        ),
+        ({"header": "true"}, "'header' of the file sink goes with 'format' = 'csv' alone, not 'parquet'"),
+        (
+            {"format": "json", "compression_level": "1"},
+            "'compression_level' of the file sink goes with 'format' = 'parquet' alone, not 'json'",
+        ),
+        (
+            {"format": "parquet", "stripe_bytes": "1"},
+            "'stripe_bytes' of the file sink goes with 'format' = 'orc' alone",
+        ),
+        ({"partition_by": ""}, "'partition_by' of the file sink must be names of columns, each once, such as day,city"),
+        ({"partition_by": "day,,city"}, "must be names of columns"),
         ({"partition_by": "day, day"}, "each once"),
-        ({"partition_by": [1]}, "is not names of columns"),
-        ({"partition_by": []}, "is not names of columns"),
-        ({"max_records_per_file": "0"}, "max_records_per_file '0' is not a whole number, 1 or more"),
-        ({"max_bytes_per_file": "1e9"}, "max_bytes_per_file '1e9' is not a whole number"),
-        ({"max_open_files": None}, "max_open_files None is not a whole number"),
+        ({"partition_by": [1]}, "must be names of columns"),
+        ({"partition_by": []}, "must be names of columns"),
+        ({"max_records_per_file": "0"}, "'max_records_per_file' of the file sink must be a whole number, 1 or more"),
+        ({"max_bytes_per_file": "1e9"}, "'max_bytes_per_file' of the file sink must be a whole number"),
+        ({"max_open_files": None}, "'max_open_files' of the file sink must be a whole number"),
     ],
     ids=repr,
 )
@@ -102,16 +125,16 @@ def test_what_an_option_cant_be_is_refused_with_what_it_may_be(options: dict[str
         parse(options)
 
 
-def test_each_option_that_is_read_is_told_once() -> None:
-    of_formats = {name for _, readers in format_options._FORMATS.values() for name in readers}
+def test_each_option_that_is_read_is_documented_once() -> None:
+    of_formats = {option.name for _, options in format_options._FORMATS.values() for option in options}
     assert sorted(names(FORMAT_OPTIONS)) == sorted({"format", *of_formats})
-    assert sorted(names(LAYOUT_OPTIONS)) == sorted(format_options._LAYOUT)
+    assert sorted(names(LAYOUT_OPTIONS)) == sorted(field.name for field in fields(Layout))
     assert not {*names(FORMAT_OPTIONS)} & {*names(LAYOUT_OPTIONS)}
 
 
 @pytest.mark.parametrize("kind", [Parquet, Csv, Orc, Layout])
 def test_the_defaults_that_are_told_are_those_of_the_values(kind: type[Any]) -> None:
-    told = {option.name: option.default for option in (*FORMAT_OPTIONS, *LAYOUT_OPTIONS)}
+    told = {option.name: option.default_cell for option in (*FORMAT_OPTIONS, *LAYOUT_OPTIONS)}
     words: dict[Any, str] = {
         None: "",
         (): "",

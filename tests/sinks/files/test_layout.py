@@ -25,12 +25,12 @@ from twopc_files.json_lines import JsonLines
 from twopc_files.layout import HELD_BYTES, Files, Layout, split
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-from twopc_files.stores.store import StagedFile
+from twopc_files.stores.store import PendingFile
 from twopc_files.text import Text
 
 
-class LocalFile(StagedFile):
-    """A staged file on the disk, which tells what became of it."""
+class LocalFile(PendingFile):
+    """A pending file on the disk, which tells what became of it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class LocalFile(StagedFile):
 
 
 class Staging:
-    """A folder of staged files, in the order in which they were created."""
+    """A folder of pending files, in the order in which they were created."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

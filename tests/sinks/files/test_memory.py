@@ -19,7 +19,7 @@ import pytest
 from twopc_files.file_names import FileHandle
 from twopc_files.format_options import parse_format
 from twopc_files.layout import Files, Layout
-from twopc_files.stores.store import StagedFile
+from twopc_files.stores.store import PendingFile
 
 MIB = 1024 * 1024
 SIZE_MIB, BOUND_MIB = 320, 250
@@ -48,7 +48,7 @@ def peak_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
-class NoFile(StagedFile):
+class NoFile(PendingFile):
     """Takes bytes and keeps none."""
 
     def __init__(self) -> None:

@@ -80,7 +80,7 @@ def s3_of(place: Place) -> S3:
 
 
 def upload(place: Place, contents: bytes) -> FileHandle:
-    """A file that is staged, written in pieces that are no parts."""
+    """A pending file, written in pieces that are no parts."""
     with s3_of(place).create(ID, 0, TARGET) as file:
         for start in range(0, len(contents), 3 * MIB + 1):
             file.write(contents[start : start + 3 * MIB + 1])
@@ -230,7 +230,7 @@ def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: P
     committable = s3.pre_commit()
     file = the_file(committable)
     other = b"x" * (file.size_bytes or 0)
-    key = {"Key": f"data/orders/{file.target}", "UploadId": file.staged}
+    key = {"Key": f"data/orders/{file.target}", "UploadId": file.pending}
     s3_of(s3).call("upload_part", PartNumber=1, Body=other, **key)
     with pytest.raises(OSError, match="not those that were pre-committed"):
         s3.sink().seal([committable], age_s=0)
@@ -526,7 +526,7 @@ def test_what_may_pass_is_repeated_before_a_person_is_called_for_what_will_not(
     committable = sink.pre_commit(transaction)
     lost, delayed = decidable_files(committable)
     sink._store.discard(lost)
-    proxy.disturb_next("POST", s3_error(503, "SlowDown"), f"uploadId={delayed.staged}")
+    proxy.disturb_next("POST", s3_error(503, "SlowDown"), f"uploadId={delayed.pending}")
     for expected in (Retriable, TransactionLost):
         with pytest.raises(expected):
             proxied.sink().commit(committable)
@@ -685,7 +685,7 @@ def test_a_sweep_aborts_its_own_uploads_and_never_another_one(s3: Place) -> None
         "data/orders",
     ):
         store.call("create_multipart_upload", Key=key)
-    others = {name: key for name, key in open_uploads(s3).items() if name != the_file(own).staged}
+    others = {name: key for name, key in open_uploads(s3).items() if name != the_file(own).pending}
     sink = s3.sink()
     [found] = sink.recover()
     assert found.is_same_transaction(own)
@@ -705,7 +705,7 @@ def test_open_uploads_are_listed_page_by_page(proxied: Place, proxy: HttpProxy) 
     found = [committable.handle["open"] for committable in proxied.sink().recover()]
     assert found == [
         [{"staged": "first", "target": TARGET}],
-        [{"staged": own.staged, "target": own.target}],
+        [{"staged": own.pending, "target": own.target}],
     ]
     assert "key-marker=the%20key" in proxy.sent("GET", "uploads")[-1].target
     assert "upload-id-marker=the%20id" in proxy.sent("GET", "uploads")[-1].target
@@ -717,7 +717,7 @@ def test_a_task_that_goes_on_after_its_upload_was_swept_can_not_vote_yes(s3: Pla
     zombie.write("orders", pa.record_batch({"value": ["a"]}))
     for found in s3.sink().recover():
         s3.sink().abort(found)
-    with pytest.raises(OSError, match="could not be staged"):
+    with pytest.raises(OSError, match="could not be written"):
         zombie.pre_commit()
     assert (open_uploads(s3), s3.targets()) == ({}, [])
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 FOLDERS = ("day=2024-05-01/city=Bern", "day=2024-05-02/city=Zürich %2F", "day=2024-05-01/city=Bern", "")
 
 
-def staged_in_folders(sink: FileSink, batch_id: int = 0, folders: tuple[str, ...] = FOLDERS) -> Committable:
+def pending_in_folders(sink: FileSink, batch_id: int = 0, folders: tuple[str, ...] = FOLDERS) -> Committable:
     """What a participant has pre-committed that wrote one file for each of ``folders``, of one record each."""
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, batch_id), 0))
     for number, folder in enumerate(folders):
@@ -36,7 +36,7 @@ def the_file(committable: Committable) -> FileHandle:
 
 
 def test_all_files_of_a_transaction_appear_in_their_folders_and_none_before_the_commit(place: Place) -> None:
-    committable = staged_in_folders(place.sink())
+    committable = pending_in_folders(place.sink())
     place.sink().seal([committable], age_s=0)
     assert place.targets() == []
     place.sink().commit(committable)
@@ -47,13 +47,13 @@ def test_all_files_of_a_transaction_appear_in_their_folders_and_none_before_the_
 
 def test_the_files_of_a_folder_sort_by_batch_and_then_by_number(place: Place) -> None:
     for batch_id in (10, 9):
-        place.sink().commit(staged_in_folders(place.sink(), batch_id, folders=("a=1", "a=1")))
+        place.sink().commit(pending_in_folders(place.sink(), batch_id, folders=("a=1", "a=1")))
     orders = [target.split("-")[1:4:2] for target in place.targets()]
     assert [(int(batch), int(number)) for batch, number in orders] == [(9, 0), (9, 1), (10, 0), (10, 1)]
 
 
 def test_a_transaction_that_is_half_published_is_recovered_as_the_decided_one_and_completed(place: Place) -> None:
-    committable = staged_in_folders(place.sink())
+    committable = pending_in_folders(place.sink())
     store, [first, *_] = place.store, decidable_files(committable)
     store.publish(first, store.look(first))
     [found] = place.sink().recover()
@@ -64,7 +64,7 @@ def test_a_transaction_that_is_half_published_is_recovered_as_the_decided_one_an
 
 
 def test_what_is_found_of_a_round_that_is_not_decided_is_removed_with_all_its_files(place: Place) -> None:
-    staged_in_folders(place.sink())
+    pending_in_folders(place.sink())
     sink = place.sink()
     [found] = sink.recover()
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_what_is_found_of_a_round_that_is_not_decided_is_removed_with_all_its_fi
 
 
 def test_a_file_that_is_lost_keeps_no_other_file_of_its_transaction_back(place: Place) -> None:
-    committable = staged_in_folders(place.sink())
+    committable = pending_in_folders(place.sink())
     second = decidable_files(committable)[1]
     place.store.discard(second)
     with pytest.raises(TransactionLost, match="4 records") as error:
@@ -126,7 +126,7 @@ def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own
 def test_what_was_removed_after_its_decision_is_lost_and_named(place: Place) -> None:
     committable = place.pre_commit(batch_id=7)
     place.sink().abort(committable)
-    with pytest.raises(Refused, match="the staged file is not here"):
+    with pytest.raises(Refused, match="the pending file is not here"):
         place.sink().seal([committable], age_s=0)
     with pytest.raises(TransactionLost) as error:
         place.sink().commit(committable)
@@ -176,7 +176,7 @@ def test_a_sweep_finds_nothing_of_another_log_sink_or_program(place: Place) -> N
     other.prefix = "twopc.log"
     other = other.unbound()
     other.bind("orders", "log")
-    staged_in_folders(other)
+    pending_in_folders(other)
     place.fs.makedirs(place.path("_twopc"), exist_ok=True)
     for name in ("notes.txt", ".staged", "twopc.log.orders.1.0.0.0.0-0.staged", ".twopc.log.orders.1.0.0.0-0.staged"):
         place.fs.pipe_file(place.path(f"_twopc/{name}"), b"keep")
@@ -188,7 +188,7 @@ def test_a_sweep_finds_nothing_of_another_log_sink_or_program(place: Place) -> N
 def test_a_participant_that_begins_after_its_round_was_swept_is_found_by_the_next_sweep(place: Place) -> None:
     late = place.sink()
     assert list(place.sink().recover()) == []
-    staged_in_folders(late)
+    pending_in_folders(late)
     for found in place.sink().recover():
         place.sink().abort(found)
     assert (list(place.sink().recover()), place.files()) == ([], [])

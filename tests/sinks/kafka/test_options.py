@@ -33,7 +33,7 @@ def refusal(**changes: Any) -> str:
 
 @pytest.mark.parametrize("servers", ["ABSENT", ""])
 def test_bootstrap_servers_are_needed(servers: str) -> None:
-    assert "'bootstrap.servers'" in refusal(bootstrap_servers=servers)
+    assert "needs the option 'bootstrap.servers'" in refusal(bootstrap_servers=servers)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_security_that_control_can_not_honour_is_refused_by_name(name: str) -> N
     ],
 )
 def test_an_option_that_is_neither_text_nor_number_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' must be text or a number, not ") as refused:
+    with pytest.raises(ConfigurationError, match=f"'{name}' of the kafka sink must be text or a number") as refused:
         parse_options(SERVERS | {name: value})
     assert SECRET not in str(refused.value)
 
@@ -108,17 +108,17 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown
 
 @pytest.mark.parametrize("servers", ["broker:abc", "broker:", "a:1,b:c"])
 def test_what_is_no_address_is_refused(servers: str) -> None:
-    assert "'bootstrap.servers' must be addresses" in refusal(bootstrap_servers=servers)
+    assert "'bootstrap.servers' of the kafka sink must be addresses" in refusal(bootstrap_servers=servers)
 
 
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
 def test_a_wait_without_end_is_refused(name: str) -> None:
-    assert "'message.timeout.ms' must not be 0" in refusal(**{name: "0"})
+    assert "'message.timeout.ms' of the kafka sink must be a whole number from 1" in refusal(**{name: "0"})
 
 
 @pytest.mark.parametrize("value", ["00", "0.5", "1e3", "-1", ""])
 def test_a_wait_that_librdkafka_would_read_as_another_is_refused(value: str) -> None:
-    assert "'message.timeout.ms' must " in refusal(message_timeout_ms=value)
+    assert "'message.timeout.ms' of the kafka sink must be a whole number" in refusal(message_timeout_ms=value)
 
 
 @pytest.mark.parametrize("timeout", ["0", 0, "999", -5, "1.5", 2**31])
@@ -131,21 +131,14 @@ def test_a_wrong_transaction_timeout_is_blamed_on_no_other_option(timeout: Any, 
 
 
 def test_an_empty_topic_is_refused() -> None:
-    assert "'topic'" in refusal(topic="")
+    assert "'topic' of the kafka sink must be" in refusal(topic="")
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        *((name, "no topic can have this name") for name in ("o o", ".", "..", "x" * 250, "ä", "o\n")),
-        ("__consumer_offsets", "it is a topic of Kafka's own"),
-    ],
-)
+@pytest.mark.parametrize("name", ["o o", ".", "..", "x" * 250, "ä", "o\n", "__consumer_offsets"])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_topic_that_can_not_be_written_is_refused_by_name_before_a_broker_is_asked(
-    name: str, told: str, writer: str
-) -> None:
-    assert f"'topic' = {name!r}: {told}" in refusal(topic=name, writer=writer)
+def test_a_topic_that_can_not_be_written_is_refused_by_name_before_a_broker_is_asked(name: str, writer: str) -> None:
+    message = refusal(topic=name, writer=writer)
+    assert "'topic' of the kafka sink must be the name of a topic that is not Kafka's own" in message
 
 
 def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_any_task_runs() -> None:
@@ -230,13 +223,15 @@ def test_a_misspelt_option_gets_the_nearest_one(misspelt: str, meant: str, write
         parse_options({**SERVERS, "writer": writer, misspelt: "5"})
 
 
-def test_a_misspelt_address_is_told_beside_the_name_that_is_needed() -> None:
-    with pytest.raises(ConfigurationError, match=r"needs 'bootstrap\.servers', not 'bootstrap\.server', such as"):
+def test_a_misspelt_name_of_a_needed_option_is_named() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"no option 'bootstrap\.server'\. Did you mean 'bootstrap\.servers'\?"
+    ):
         parse_options({"bootstrap.server": "a:9092", "topic": "orders"})
 
 
 def test_the_spelling_of_sparks_own_sink_is_answered_with_ours() -> None:
-    with pytest.raises(ConfigurationError, match=r"'kafka\.bootstrap\.servers'.*: write 'bootstrap\.servers'"):
+    with pytest.raises(ConfigurationError, match=r"'kafka\.bootstrap\.servers'.* Did you mean 'bootstrap\.servers'\?"):
         parse_options({"kafka.bootstrap.servers": "a:9092", "topic": "orders"})
 
 
@@ -325,7 +320,10 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"two.phase.commit": "yes", "writer": "arrow"}, "'two.phase.commit' must be one of auto, require, off"),
+        (
+            {"two.phase.commit": "yes", "writer": "arrow"},
+            "'two.phase.commit' of the kafka sink must be one of auto, require, off",
+        ),
         (
             {"two.phase.commit": "auto", "writer": "librdkafka"},
             "'two.phase.commit' = 'auto' goes with 'writer' = 'arrow' alone",

@@ -55,7 +55,7 @@ def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(sta
     for committable in committables:
         sink.commit(committable)
     place.ask(statement)
-    with pytest.raises(OutcomeUnknown, match=r"See whether its records are in|does not say whether"):
+    with pytest.raises(OutcomeUnknown, match=r"See whether its records are in|does not report whether"):
         sink.commit(committable)
     with pytest.raises(OutcomeUnknown, match="See whether its records are in"):
         place.sink().commit(committable)  # a new process, which makes the table anew

@@ -1,1 +1,1 @@
-"""Where files are staged and published; one module for each kind of store."""
+"""Where pending files are written and published: one module per kind of store."""

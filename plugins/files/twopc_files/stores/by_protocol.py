@@ -1,4 +1,4 @@
-"""Which store a path is in, by its protocol. Only what is known to publish a file whole and at once is in the table.
+"""The store of a path, by its protocol. The table has only stores that are known to publish a file whole and at once.
 
 | protocol | store | why |
 | --- | --- | --- |
@@ -7,8 +7,8 @@
 | ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS promises that a rename is atomic; it never replaces a file |
 | ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object is there when all of it is |
 
-Not in it, and why: SFTP and SMB (no fsync, so nothing is durable on return), Azure (its copy goes on after the answer),
-caches and archives (what is written is elsewhere, or later).
+Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), Azure (its copy goes on after the answer),
+caches and archives (the file is written elsewhere, or later).
 """
 
 from __future__ import annotations
@@ -50,21 +50,23 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
         return _local(rest, storage_options)
     if protocol not in KNOWN:
         raise ConfigurationError(
-            f"of the option 'path', the protocol {protocol!r} is not one of {', '.join(KNOWN)}, of whose stores it is"
-            " known that a file appears whole. Give one of them, or a plain path"
+            f"the option 'path' of the file sink must be a plain path, or a URL of one of {', '.join(KNOWN)}: at other"
+            " stores, a file is not known to appear whole"
         )
     _require_package(protocol)
     if protocol in UPLOADING:
         return _s3(rest, storage_options)
     folder = rest.rstrip("/")
     if not folder:
-        raise ConfigurationError(f"the option 'path' names no folder: write {protocol}://... with one")
+        raise ConfigurationError(f"the option 'path' of the file sink must name a folder: {protocol}://...")
     return Remote(f"{protocol}://{folder}", storage_options, renames=protocol in RENAMING)
 
 
 def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
     if storage_options:
-        raise ConfigurationError(f"the option 'storage_options' is of no use for {path!r}, a local path: leave it out")
+        raise ConfigurationError(
+            "the option 'storage_options' of the file sink goes with a URL alone, and 'path' is a local path"
+        )
     # Not resolved: a symbolic link in the path may be moved by its owner between two runs.
     return Local(Path(LocalFileSystem._strip_protocol(path)))  # noqa: SLF001  # fsspec's documented way to a path
 
@@ -76,8 +78,8 @@ def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
     if not _BUCKET.fullmatch(bucket):
         # Not repeated in the message: some write their keys there.
         raise ConfigurationError(
-            "the option 'path' has no name of a bucket where it should: write s3://bucket/folder. Of an access point"
-            " give its alias. Credentials go into 'storage_options'"
+            "the option 'path' of the file sink must name a bucket: s3://bucket/folder. For an access point, give its"
+            " alias. Credentials go into 'storage_options'"
         )
     return S3(bucket, folder.strip("/"), storage_options)
 

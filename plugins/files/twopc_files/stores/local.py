@@ -1,4 +1,4 @@
-"""Files on a local disk: staged below the target folder, synced, and renamed into place.
+"""Files on a local disk: written below the sink's folder, synced, and renamed into place.
 
 ``<path>/_twopc/.<transaction id>-<number>.staged`` becomes ``<path>/part-<batch>-<partition>-....parquet``. A rename
 within one file system is atomic, so a reader of the folder sees a file whole or not at all.
@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.durable_files import folder_for_a_trial, make_folder, sync_folder
-from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
-from twopc_files.stores.store import NO_FILE, Sight, StagedFile
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.stores.store import NO_FILE, PendingFile, Sight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,47 +51,47 @@ class Local:
         """A folder that is not there yet is made by the first transaction."""
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        return folder_for_a_trial(self._staging)
+        return folder_for_a_trial(self._pending)
 
     def check(self) -> Iterable[CheckResult]:
         return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> LocalFile:
-        name = staged_name(transaction_id, number)
-        make_folder(self._staging)
+        name = pending_name(transaction_id, number)
+        make_folder(self._pending)
         # x: an exact id is never used twice, so whoever wrote a file of this name still owns it.
-        file = open(self._staging / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
+        file = open(self._pending / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
         return LocalFile(self, FileHandle(transaction_id, name, target), file)
 
     def owns(self, file: FileHandle) -> bool:
-        return owner_of_staged(file.staged) == file.transaction_id
+        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
-        return f"{self._staging / file.staged} to {self.folder / file.target}"
+        return f"{self._pending / file.pending} to {self.folder / file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         # In this order, which upholds what the store promises of a look.
-        staged, target = _status(self._staging / file.staged), _status(self.folder / file.target)
-        if staged is None and target is None and not self.folder.is_dir():
+        pending, target = _status(self._pending / file.pending), _status(self.folder / file.target)
+        if pending is None and target is None and not self.folder.is_dir():
             raise OSError(
                 errno.ENODEV,
                 f"the folder {self.folder} is not there. Is its disk mounted, was the option 'path' changed?",
             )
-        is_foreign = staged is not None and target is not None and not os.path.samestat(staged, target)
-        return Sight(_size(staged), _size(target), is_foreign)
+        is_foreign = pending is not None and target is not None and not os.path.samestat(pending, target)
+        return Sight(_size(pending), _size(target), is_foreign)
 
     def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a rename takes no time
         return 0.0
 
     def obstacle(self, file: FileHandle) -> str | None:
         folder = next((folder for folder in self._folders(file) if folder.is_dir()), self.folder)
-        for changed in (folder, self._staging):
+        for changed in (folder, self._pending):
             # Effective ids are the ones that count in a rename; macOS can only be asked for the real ones.
             effective = os.access in os.supports_effective_ids
             if not os.access(changed, os.W_OK | os.X_OK, effective_ids=effective):
                 return f"this process has no right to change {changed}. Grant it."
-        if (self._staging / file.staged).stat().st_dev != folder.stat().st_dev:
-            return f"{self._staging} is on another file system than {folder}. Make both plain folders of one."
+        if (self._pending / file.pending).stat().st_dev != folder.stat().st_dev:
+            return f"{self._pending} is on another file system than {folder}. Make both plain folders of one."
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # a rename needs no more than the names
@@ -102,11 +102,11 @@ class Local:
         #
         # Not looked at afterwards: rename(2) returns when the kernel has put this very file under the target's name,
         # and a look would ask the same kernel again. Only a sync adds to that, which is what ``settle`` does.
-        (self._staging / file.staged).rename(self.folder / file.target)
+        (self._pending / file.pending).rename(self.folder / file.target)
 
     def rehearse(self, file: FileHandle) -> None:
-        hidden = self.folder / file.staged
-        (self._staging / file.staged).rename(hidden)
+        hidden = self.folder / file.pending
+        (self._pending / file.pending).rename(hidden)
         hidden.unlink()
 
     def settle(self, file: FileHandle) -> None:
@@ -114,30 +114,30 @@ class Local:
         for folder in self._folders(file):
             sync_folder(folder)
         with contextlib.suppress(FileNotFoundError):  # emptied and then removed by somebody tidy
-            sync_folder(self._staging)
+            sync_folder(self._pending)
 
     def discard(self, file: FileHandle) -> None:
         """Not synced: what a power cut brings back is swept again."""
-        (self._staging / file.staged).unlink(missing_ok=True)
+        (self._pending / file.pending).unlink(missing_ok=True)
 
-    def staged(self) -> Iterable[FileHandle]:
-        """Without targets: a staged file's name tells neither its folder nor in which format it was begun."""
+    def pending(self) -> Iterable[FileHandle]:
+        """Without targets: the name of a pending file has neither its folder nor its format."""
         try:
-            with os.scandir(self._staging) as entries:
+            with os.scandir(self._pending) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
         except FileNotFoundError:
             return []
-        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_staged(name))]
+        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
-    def sync_staging(self) -> None:
-        """Make the name of a staged file survive a power cut."""
-        sync_folder(self._staging)
-        # The entry of the staging folder: whoever made it may have been killed before it could sync.
+    def sync_pending(self) -> None:
+        """Make the name of a pending file survive a power cut."""
+        sync_folder(self._pending)
+        # The name of the folder of pending files: its maker may have been killed before it could sync.
         sync_folder(self.folder)
 
     @property
-    def _staging(self) -> Path:
-        return self.folder / STAGING
+    def _pending(self) -> Path:
+        return self.folder / PENDING_FOLDER
 
     def _folders(self, file: FileHandle) -> list[Path]:
         """The target's folder, and every one that it lies in, up to the sink's own."""
@@ -147,8 +147,8 @@ class Local:
         return folders
 
 
-class LocalFile(StagedFile):
-    """A staged file on a disk."""
+class LocalFile(PendingFile):
+    """A pending file on a disk."""
 
     def __init__(self, store: Local, handle: FileHandle, file: IO[bytes]) -> None:
         self.handle = handle
@@ -164,7 +164,7 @@ class LocalFile(StagedFile):
             file.flush()
             os.fsync(file.fileno())
             size_bytes = os.fstat(file.fileno()).st_size
-        self._store.sync_staging()
+        self._store.sync_pending()
         return replace(self.handle, size_bytes=size_bytes)
 
     def discard(self) -> None:

@@ -1,9 +1,9 @@
 """Files in a store that fsspec reaches, where a rename or a copy makes a file appear whole and at once.
 
-A file is staged under ``<path>/_twopc/``. Where a rename is atomic (HDFS), it is renamed; in an object store without,
-where a rename is a copy and an object appears when all of it is there, it is copied and the staged one removed. Such
-stores have neither fsync nor, all of them, an exclusive create: a file is as durable as the store makes what is closed,
-and nobody else writes a name with an exact transactional id in it.
+A pending file is written under ``<path>/_twopc/``. Where a rename is atomic (HDFS), it is renamed. In an object store,
+where a rename is a copy and an object appears when all of it is there, it is copied, and the pending one is removed.
+These stores have no fsync, and not all have an exclusive create. A file is as durable as the store makes a closed file,
+and no other process writes a name with this exact transactional id.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
 from twopc.checks import CheckResult
-from twopc_files.file_names import STAGING, FileHandle, owner_of_staged, staged_name
-from twopc_files.stores.store import NO_FILE, Sight, StagedFile
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.stores.store import NO_FILE, PendingFile, Sight
 
 ResultT = TypeVar("ResultT")
 
@@ -52,18 +52,18 @@ class Remote:
         return _translated(error)
 
     def require_answer(self) -> None:
-        self.staged()
+        self.pending()
 
     @contextlib.contextmanager
     def for_a_trial(self) -> Iterator[None]:
         if not self.renames:  # there are no folders
             yield
             return
-        missing, path = [], self._path(STAGING)
+        missing, path = [], self._path(PENDING_FOLDER)
         while path and not _ask(self._fs.isdir, path):
             missing.append(path)
             path = path.rpartition("/")[0]
-        _ask(self._fs.makedirs, self._path(STAGING), exist_ok=True)
+        _ask(self._fs.makedirs, self._path(PENDING_FOLDER), exist_ok=True)
         try:
             yield
         finally:
@@ -75,37 +75,37 @@ class Remote:
         return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
-        name = staged_name(transaction_id, number)
-        path = self._staged_path(name)
+        name = pending_name(transaction_id, number)
+        path = self._pending_path(name)
         if self.renames:
-            _ask(self._fs.makedirs, self._path(STAGING), exist_ok=True)
+            _ask(self._fs.makedirs, self._path(PENDING_FOLDER), exist_ok=True)
         return RemoteFile(self, FileHandle(transaction_id, name, target), _ask(self._fs.open, path, "wb"))
 
     def owns(self, file: FileHandle) -> bool:
-        return owner_of_staged(file.staged) == file.transaction_id
+        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
-        return f"{self.url}/{STAGING}/{file.staged} to {self.url}/{file.target}"
+        return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         self._fs.invalidate_cache()
         # In this order, which upholds what the store promises of a look.
-        staged, target = self._size(self._staged_path(file.staged)), self._size(self._path(file.target))
-        if staged is not None and target is not None:
-            staged = self._size(self._staged_path(file.staged))  # it may have been published between the two
-        if self.renames and staged is None and target is None and not _ask(self._fs.isdir, self._path("")):
+        pending, target = self._size(self._pending_path(file.pending)), self._size(self._path(file.target))
+        if pending is not None and target is not None:
+            pending = self._size(self._pending_path(file.pending))  # it may have been published between the two
+        if self.renames and pending is None and target is None and not _ask(self._fs.isdir, self._path("")):
             raise OSError(errno.ENODEV, f"the folder {self.url} is not there. Was the option 'path' changed?")
-        is_foreign = staged is not None and target is not None and not self._is_copy(file, staged, target)
-        return Sight(staged, target, is_foreign)
+        is_foreign = pending is not None and target is not None and not self._is_copy(file, pending, target)
+        return Sight(pending, target, is_foreign)
 
     def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # what is copied stays, a rename is atomic
         return 0.0
 
-    def _is_copy(self, file: FileHandle, staged: int, target: int) -> bool:
+    def _is_copy(self, file: FileHandle, pending: int, target: int) -> bool:
         """Both are there: after a crash between a copy and the removal, or because a stranger has the name."""
-        if self.renames or staged != target:
+        if self.renames or pending != target:
             return False
-        return _ask(self._have_same_contents, self._staged_path(file.staged), self._path(file.target))
+        return _ask(self._have_same_contents, self._pending_path(file.pending), self._path(file.target))
 
     def _have_same_contents(self, one: str, other: str) -> bool:
         with self._fs.open(one, "rb") as first, self._fs.open(other, "rb") as second:
@@ -118,12 +118,12 @@ class Remote:
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
-        staged, target = self._staged_path(file.staged), self._path(file.target)
+        pending, target = self._pending_path(file.pending), self._path(file.target)
         if self.renames:
             _ask(self._fs.makedirs, target.rsplit("/", 1)[0], exist_ok=True)
-            _ask(self._fs.mv, staged, target)
+            _ask(self._fs.mv, pending, target)
         else:
-            _ask(self._fs.cp_file, staged, target)
+            _ask(self._fs.cp_file, pending, target)
         self._fs.invalidate_cache()
         # WebHDFS does not report a refused rename. Such stores have no mark: the name, with an id that is never used
         # twice, tells whose the target is.
@@ -131,10 +131,10 @@ class Remote:
             raise OSError(errno.EAGAIN, f"{target} is not there yet, though the store was asked for it")
 
     def rehearse(self, file: FileHandle) -> None:
-        staged, hidden = self._staged_path(file.staged), self._path(file.staged)
+        pending, hidden = self._pending_path(file.pending), self._path(file.pending)
         with contextlib.suppress(FileNotFoundError):  # of one that was killed
             _ask(self._fs.rm_file, hidden)
-        _ask(self._fs.mv if self.renames else self._fs.cp_file, staged, hidden)
+        _ask(self._fs.mv if self.renames else self._fs.cp_file, pending, hidden)
         _ask(self._fs.rm_file, hidden)
 
     def settle(self, file: FileHandle) -> None:
@@ -143,17 +143,17 @@ class Remote:
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):
-            _ask(self._fs.rm_file, self._staged_path(file.staged))
+            _ask(self._fs.rm_file, self._pending_path(file.pending))
 
-    def staged(self) -> Iterable[FileHandle]:
-        """Without targets: a staged file's name tells neither its folder nor in which format it was begun."""
+    def pending(self) -> Iterable[FileHandle]:
+        """Without targets: the name of a pending file has neither its folder nor its format."""
         self._fs.invalidate_cache()
         try:
-            entries = _ask(self._fs.ls, self._path(STAGING), detail=True)
+            entries = _ask(self._fs.ls, self._path(PENDING_FOLDER), detail=True)
         except FileNotFoundError:
             return []
         names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
-        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_staged(name))]
+        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def _size(self, path: str) -> int | None:
         """None only where the store says that there is no such file: any other error is no answer."""
@@ -163,8 +163,8 @@ class Remote:
             return None
         return int(info["size"]) if info["type"] == "file" else NO_FILE
 
-    def _staged_path(self, name: str) -> str:
-        return self._path(f"{STAGING}/{name}")
+    def _pending_path(self, name: str) -> str:
+        return self._path(f"{PENDING_FOLDER}/{name}")
 
     def _path(self, below: str) -> str:
         folder: str = self.located()[1]
@@ -186,8 +186,8 @@ class Remote:
         return located
 
 
-class RemoteFile(StagedFile):
-    """A staged file in such a store."""
+class RemoteFile(PendingFile):
+    """A pending file in such a store."""
 
     buffer_bytes = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE  # the block that fills, and the one that goes up
 

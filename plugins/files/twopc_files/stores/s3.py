@@ -21,8 +21,8 @@ import fsspec
 from botocore import exceptions as boto
 
 from twopc.checks import CheckResult
-from twopc_files.file_names import STAGING, FileHandle, owner_of_target
-from twopc_files.stores.store import Sight, StagedFile
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
+from twopc_files.stores.store import PendingFile, Sight
 
 MARK = "twopc-transaction"
 """The key of the object's metadata that holds the exact transactional id. By it a repeated commit knows its own object,
@@ -105,7 +105,7 @@ class S3:
         """Whether the sweep can find what a killed writer leaves: MinIO lists an upload by its exact key alone, and by
         no key at all what it has in memory since its start."""
         what = "open uploads are listed by a part of their keys"
-        key = self._key(f"{STAGING}/.{uuid.uuid4().hex}.probe")
+        key = self._key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}.probe")
         try:
             upload = self.call("create_multipart_upload", Key=key)["UploadId"]
             try:
@@ -169,20 +169,20 @@ class S3:
 
     def owns(self, file: FileHandle) -> bool:
         """An upload's id says nothing of its owner, and is used only together with the target's key, which does."""
-        return bool(file.target) and file.staged.isascii() and file.staged.isprintable()
+        return bool(file.target) and file.pending.isascii() and file.pending.isprintable()
 
     def where(self, file: FileHandle) -> str:
-        return f"upload {file.staged} to {self.url}/{file.target}"
+        return f"upload {file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         # In this order, which upholds what the store promises of a look.
         parts, target = self._parts(file), self._object(file)
-        staged_bytes = sum(part["Size"] for part in parts) if parts else None
-        is_whole = target is None and staged_bytes == file.size_bytes
+        pending_bytes = sum(part["Size"] for part in parts) if parts else None
+        is_whole = target is None and pending_bytes == file.size_bytes
         if is_whole and file.parts != digest(part["ETag"] for part in parts):
             raise OSError(errno.EIO, f"the upload has {len(parts)} parts, which are not those that were pre-committed")
         return Sight(
-            staged_bytes=staged_bytes,
+            pending_bytes=pending_bytes,
             target_bytes=None if target is None else target["ContentLength"],
             is_foreign=target is not None and _mark(target) != file.transaction_id,
             parts=tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts),
@@ -198,7 +198,7 @@ class S3:
         self.call(
             "complete_multipart_upload",
             Key=self._key(file.target),
-            UploadId=file.staged,
+            UploadId=file.pending,
             MultipartUpload={"Parts": list(seen.parts)},
         )
         # Only the object proves it. S3 sends 200 before it begins. versitygw 1.8.0 that was killed amid a completion
@@ -223,9 +223,9 @@ class S3:
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self.call("abort_multipart_upload", Key=self._key(file.target), UploadId=file.staged)
+            self.call("abort_multipart_upload", Key=self._key(file.target), UploadId=file.pending)
 
-    def staged(self) -> Iterable[FileHandle]:
+    def pending(self) -> Iterable[FileHandle]:
         prefix = self._key("")
         for upload in self._pages("list_multipart_uploads", "Uploads", ("KeyMarker", "UploadIdMarker"), Prefix=prefix):
             target = upload["Key"].removeprefix(prefix)
@@ -249,7 +249,7 @@ class S3:
     def _parts(self, file: FileHandle) -> list[dict[str, Any]]:
         """The parts of an upload. None are left where it is gone, or its server has taken it apart: pre-commit uploads
         one at least."""
-        key = {"Key": self._key(file.target), "UploadId": file.staged}
+        key = {"Key": self._key(file.target), "UploadId": file.pending}
         try:
             return list(self._pages("list_parts", "Parts", ("PartNumberMarker",), **key))
         except FileNotFoundError:
@@ -278,7 +278,7 @@ class S3:
         return f"{self.folder}/{below}".lstrip("/")
 
 
-class S3File(StagedFile):
+class S3File(PendingFile):
     """An upload that grows by a part at a time."""
 
     buffer_bytes = 2 * FIRST_PART_BYTES  # the part that fills, and for a moment the one that goes up
@@ -318,7 +318,7 @@ class S3File(StagedFile):
         answer = self._store.call(
             "upload_part",
             Key=self._store._key(self.handle.target),  # noqa: SLF001  # the other half of one module
-            UploadId=self.handle.staged,
+            UploadId=self.handle.pending,
             PartNumber=len(self._etags) + 1,
             Body=self._buffer,
         )

@@ -1,4 +1,4 @@
-"""What a store of files must offer."""
+"""The interface of a store of files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NO_FILE = -1
 """The size of something that is no file, such as a folder or a link."""
 
 
-class StagedFile(io.RawIOBase):
-    """A file that is being staged: binary, written from its start to its end, seen by no reader.
+class PendingFile(io.RawIOBase):
+    """A pending file: not yet committed, binary, written from start to end, seen by no reader.
 
     Attributes:
         handle: what a committable says of it; complete after ``close``.
@@ -57,13 +57,13 @@ class Sight:
     """What a store shows of one file, in bytes; None where it definitely has nothing.
 
     Attributes:
-        staged_bytes: what is staged.
-        target_bytes: what has the target's name.
-        is_foreign: what has the target's name is known to be another's.
-        parts: what the staged file is put together from, as the store asks for it when it publishes.
+        pending_bytes: size of the pending file.
+        target_bytes: size of the file with the target's name.
+        is_foreign: the file with the target's name is known to be another's.
+        parts: the parts of the pending file, as the store asks for them when it publishes.
     """
 
-    staged_bytes: int | None
+    pending_bytes: int | None
     target_bytes: int | None
     is_foreign: bool = False
     parts: tuple[Mapping[str, Any], ...] = ()
@@ -94,34 +94,34 @@ class Store(Protocol):
         """Whether it is there and answers; changes nothing."""
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        """Have the folder, and the one for what is staged; what was missing of them, and is still empty, is removed
+        """Have the folder, and the one for pending files. Those that were missing, and are still empty, are removed
         again."""
 
     def check(self) -> Iterable[CheckResult]:
         """What only this kind of store can tell of itself."""
 
-    def create(self, transaction_id: str, number: int, target: str) -> StagedFile:
+    def create(self, transaction_id: str, number: int, target: str) -> PendingFile:
         """A new, empty file, the ``number``-th of its transaction, that is to be published as ``target``."""
 
     def owns(self, file: FileHandle) -> bool:
-        """Whether ``file.staged`` can be one of this store and of this transaction: a wrong one would commit, or
+        """Whether ``file.pending`` can be one of this store and of this transaction: a wrong one would commit, or
         remove, the file of another."""
 
     def where(self, file: FileHandle) -> str:
-        """Where the file is staged and where it goes, in words."""
+        """Where the pending file is and where it goes, in words."""
 
     def look(self, file: FileHandle) -> Sight:
         """What is there. Upholds: a file that is published meanwhile is seen in both places, and never in none, or
-        staged in part, for longer than ``may_hide_s``."""
+        in part, for longer than ``may_hide_s``."""
 
     def may_hide_s(self, file: FileHandle) -> float:
-        """For how many seconds the store may show neither the target nor the whole staged file while it publishes."""
+        """For how many seconds the store may show neither the target nor the whole pending file while it publishes."""
 
     def obstacle(self, file: FileHandle) -> str | None:
         """What else would keep this process from publishing it, and what to do about it."""
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
-        """Make of the staged file the target, at once for every reader. Only after ``look`` has seen the first and not
+        """Make the pending file the target, at once for every reader. Only after ``look`` has seen the first and not
         the second.
 
         Upholds: on return the target has been seen, whole and the transaction's own. What the store answers to the
@@ -133,10 +133,10 @@ class Store(Protocol):
 
     def rehearse(self, file: FileHandle) -> None:
         """Do what ``publish`` does, under a hidden name that is removed again; where that needs a right or a place that
-        staging has not shown to be there."""
+        writing has not shown to be there."""
 
     def discard(self, file: FileHandle) -> None:
-        """Remove what is staged, and never a target; or do nothing where it is gone."""
+        """Remove the pending file, never a target; or do nothing where it is gone."""
 
-    def staged(self) -> Iterable[FileHandle]:
-        """Every staged file, whosever it is."""
+    def pending(self) -> Iterable[FileHandle]:
+        """Every pending file, of any sink."""

@@ -290,7 +290,7 @@ def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
         ({"linger_ms": 5}, r"'linger.ms' is an option of librdkafka that the arrow writer does not honour"),
         ({"partitioner": "consistent"}, r"'partitioner' can't be set with 'writer' = 'arrow'"),
         ({"compression_type": "gzip", "compression_level": 11}, r"'compression.level' = 11 does not go with"),
-        ({"writer": "java"}, r"'writer' must be one of librdkafka, arrow"),
+        ({"writer": "java"}, r"'writer' of the kafka sink must be one of librdkafka, arrow"),
     ],
 )
 def test_what_the_arrow_writer_can_not_honour_is_refused_by_name(

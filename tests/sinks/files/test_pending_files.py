@@ -48,7 +48,7 @@ def test_begin_makes_nothing_that_a_reader_sees(folder: Path, make_sink: MakeSin
     assert list(folder.rglob("*.parquet")) == []
 
 
-def test_readers_see_what_is_committed_and_nothing_that_is_staged(
+def test_readers_see_what_is_committed_and_no_pending_file(
     folder: Path, make_sink: MakeSink, pre_commit: PreCommit
 ) -> None:
     make_sink().commit(pre_commit(batch_id=0))
@@ -60,7 +60,7 @@ def test_readers_see_what_is_committed_and_nothing_that_is_staged(
         assert found == [(2,)], pattern
 
 
-def test_readers_of_json_see_what_is_committed_and_nothing_that_is_staged(
+def test_readers_of_json_see_what_is_committed_and_no_pending_file(
     folder: Path, make_sink: MakeSink, pre_commit: PreCommit
 ) -> None:
     make_sink().commit(pre_commit(batch_id=0, format="json"))
@@ -74,7 +74,7 @@ def test_readers_of_json_see_what_is_committed_and_nothing_that_is_staged(
 # Recovery. --------------------------------------------------------------------------------------------------
 
 
-def test_recovery_finds_its_own_staged_files_and_no_file_that_looks_like_one(
+def test_recovery_finds_its_own_pending_files_and_no_file_that_looks_like_one(
     folder: Path, make_sink: MakeSink, pre_commit: PreCommit
 ) -> None:
     own = pre_commit()
@@ -229,7 +229,7 @@ def test_record_batches_of_one_transaction_have_one_schema(folder: Path, make_si
         assert list((folder / "_twopc").iterdir()) == []
 
 
-def test_an_id_that_is_used_twice_overwrites_no_staged_file(folder: Path, make_sink: MakeSink) -> None:
+def test_an_id_that_is_used_twice_overwrites_no_pending_file(folder: Path, make_sink: MakeSink) -> None:
     sink = make_sink()
     name = sink.transactional_ids.allocate(Round(1, 0), 0)
     first = sink.begin(name)
@@ -281,5 +281,5 @@ def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeS
     folder.write_text("a file")
     sink = make_sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
-    with pytest.raises((ConfigurationError, FileExistsError), match="could not be staged"):
+    with pytest.raises((ConfigurationError, FileExistsError), match="could not be written"):
         sink.write(transaction, ROWS)
