@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.campaigns.contract.mutants import Mutant
+from tests.campaigns.contract.mutants import Mutant, put_in_place
 from tests.campaigns.contract.subjects import SUBJECTS, Bench, tests_of
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108  # each test has a folder of its own there
@@ -57,13 +57,20 @@ def judge(mutant: Mutant, servers: str = "") -> Verdict:
 
 
 def apply(mutant: Mutant, sources: Path) -> None:
-    """Put the defect into what ``SUBJECTS`` has written. Raises LookupError where the code has changed."""
+    """Put the defect into what ``SUBJECTS`` has written. A process that imports the sink finds its seams redirected.
+
+    Raises:
+        LookupError: the code has changed.
+    """
     for edit in mutant.edits:
         file = sources / edit.file
         text = file.read_text(encoding="utf-8")
         if edit.old not in text:
             raise LookupError(f"{edit.file} has no {edit.old!r}: the code has changed, so change its mutant")
         file.write_text(text.replace(edit.old, edit.new, 1), encoding="utf-8")
+    if mutant.seams:
+        with (sources / SUBJECTS[mutant.subject].main).open("a", encoding="utf-8") as module:
+            module.write(f"\nfrom {put_in_place.__module__} import put_in_place\nput_in_place({mutant.name!r})\n")
 
 
 def _first_failure(contract: type[Bench], targets: Path, servers: str) -> tuple[str, str]:
