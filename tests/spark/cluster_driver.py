@@ -1,4 +1,6 @@
-"""A driver with two executors, each a process of its own: ``python cluster_driver.py '{"folder": ..., ...}'``.
+"""A driver with two executors, each a process of its own.
+
+``python -m tests.spark.cluster_driver '{"folder": ..., ...}'``
 
 Runs the three scenes of ``test_cluster.py`` in one session, as executors take long to start, and writes down what was
 seen to ``seen.json``.
@@ -15,6 +17,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import twopc
+from tests.support.spark_session import session, write_all
 from twopc.spark import foreach_batch
 
 
@@ -26,14 +29,7 @@ def run(spark: SparkSession, folder: Path, sinks: dict[str, Any], partitions: in
     def shuffled(batch: DataFrame, number: int) -> None:
         write(batch.repartition(partitions, "id"), number)
 
-    (
-        source.json(str(folder / "source"))
-        .writeStream.foreachBatch(shuffled)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    write_all(source.json(str(folder / "source")).writeStream.foreachBatch(shuffled), folder / "checkpoint")
 
 
 def refusal(spark: SparkSession, folder: Path, sinks: dict[str, Any], partitions: int = 4) -> str:
@@ -58,22 +54,16 @@ def most_attempts(spark: SparkSession) -> int:
 def main() -> None:
     job = json.loads(sys.argv[1])
     folder = Path(job["folder"])
-    spark = (
-        SparkSession.builder.master("local-cluster[2,1,600]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.executor.memory", "600m")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.task.maxFailures", "2")
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.executor.memory": "600m",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.task.maxFailures": "2",
         # With its imports done: workers that die are back at once.
-        .config("spark.python.daemon.module", "tests.campaigns.storm.daemon")
-        .config("spark.executorEnv.PYTHONPATH", str(Path.cwd()))
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+        "spark.python.daemon.module": "tests.campaigns.storm.daemon",
+        "spark.executorEnv.PYTHONPATH": str(Path.cwd()),
+    }
+    spark = session("local-cluster[2,1,600]", settings, log_level="OFF")
     sys.path.insert(0, job["backends"])  # of this process alone
     faults = folder / "faults"
     faults.mkdir()

@@ -1,6 +1,6 @@
 """A driver to be killed: a query into Kafka by ``format("twopc")``, run as a process of its own.
 
-``python data_source_driver.py '{"folder": ..., "backends": ..., "options": {...}}'``
+``python -m tests.spark.data_source_driver '{"folder": ..., "backends": ..., "options": {...}}'``
 
 Every fault that is left in the folder ``faults`` kills it, and all that it started.
 """
@@ -14,24 +14,16 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tests.support.spark_session import session, write_all
 from twopc.spark import TwoPhaseCommitDataSource
 
 
 def run_query(spark: SparkSession, folder: Path, options: dict[str, str]) -> None:
     """Write each record once, as far as the state knows it."""
     spark.dataSource.register(TwoPhaseCommitDataSource)
-    (
-        spark.readStream.schema("value STRING")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(folder / "source"))
-        .dropDuplicates(["value"])
-        .writeStream.format("twopc")
-        .options(**options)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    records = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).json(str(folder / "source"))
+    writer = records.dropDuplicates(["value"]).writeStream.format("twopc").options(**options)
+    write_all(writer, folder / "checkpoint")
 
 
 def main() -> None:
@@ -39,15 +31,7 @@ def main() -> None:
     folder = Path(job["folder"])
     for fault in folder.glob("faults/*"):
         fault.write_text(f"kill {os.getpgrp()}")
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.executorEnv.PYTHONPATH", job["backends"])
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = session(settings={"spark.executorEnv.PYTHONPATH": job["backends"]})
     run_query(spark, folder, job["options"])
 
 

@@ -1,6 +1,6 @@
 """A driver to be killed: a stateful query into Kafka, PostgreSQL and files, run as a process of its own.
 
-``python driver.py '{"folder": ..., "kafka": {...}, "postgres": {...}, "kills": {"1": "pre-committing", ...}}'``
+``python -m tests.spark.driver '{"folder": ..., "kafka": {...}, "postgres": {...}, "kills": {"1": "deciding", ...}}'``
 
 ``kills`` names, for a batch, the event at which the driver kills itself and all that it started, once for each batch.
 The next start goes on from there. What the coordinator tells is appended to ``events.jsonl``.
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import twopc
+from tests.support.spark_session import session, write_all
 from twopc.events import BatchFinished, Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.spark import foreach_batch
 from twopc_files.sink import FileSink, FileTransaction
@@ -118,14 +119,8 @@ def run_query(
     if postgres is not None:
         sinks["counts"] = twopc.create_sink("postgres", postgres)
     sinks["archive"] = HeldFileSink({"path": str(folder / "archive"), "format": "parquet"}, folder / "hold")
-    (
-        counts.writeStream.foreachBatch(foreach_batch(sinks, log=(folder / "log").as_uri()))
-        .outputMode("update")
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    writer = counts.writeStream.foreachBatch(foreach_batch(sinks, log=(folder / "log").as_uri())).outputMode("update")
+    write_all(writer, folder / "checkpoint")
 
 
 def _minute() -> Any:
@@ -135,21 +130,10 @@ def _minute() -> Any:
 
 
 def main() -> None:
-    from pyspark.sql import SparkSession
-
     job = json.loads(sys.argv[1])
     folder = Path(job["folder"])
     twopc.register_observer(Killer(folder, job["kills"]))
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    run_query(spark, folder, job["kafka"], job["postgres"])
+    run_query(session(), folder, job["kafka"], job["postgres"])
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def seen(pipeline: Pipeline, topic: Topic) -> dict[str, Any]:
     job = {"folder": str(pipeline.folder), "backends": str(HERE / "backends"), "kafka": topic.options}
     log = pipeline.folder / "driver.log"
     with log.open("wb") as output:
-        command = [sys.executable, str(HERE / "cluster_driver.py"), json.dumps(job)]
+        command = [sys.executable, "-m", "tests.spark.cluster_driver", json.dumps(job)]
         environment = {**os.environ, "SPARK_HOME": str(spark_home(pipeline.folder / "spark"))}
         driver = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, start_new_session=True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark.data_source_driver import run_query
 from tests.support.kills import Process, start_logged
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
 
 HERE = Path(__file__).parent
-DRIVER = HERE / "data_source_driver.py"
 KILLS = {"seal": [], "commit": [0], "close": [0]}
 """The step of the first batch at which a driver is killed, and what is decided by then: all tasks have pre-committed;
 decided and not committed; committed, and Spark has not noted the batch."""
@@ -39,7 +38,7 @@ def add_batches(folder: Path) -> None:
 def start_driver(folder: Path, topic: Topic) -> Process:
     options = {"sink": "faulty-kafka", "faults": str(folder / "faults"), **topic.options}
     job = {"folder": str(folder), "backends": str(HERE / "backends"), "options": options}
-    return start_logged(folder / "driver.log", str(DRIVER), json.dumps(job))
+    return start_logged(folder / "driver.log", "-m", "tests.spark.data_source_driver", json.dumps(job))
 
 
 def decided(folder: Path) -> list[int]:
@@ -63,7 +62,6 @@ def test_a_driver_killed_at_any_step_gives_the_result_of_one_that_was_not(
         assert not (tmp_path / step / "checkpoint" / "commits" / "0").exists()
     assert set(topic.values()) <= {"close first"}  # which may lie behind a transaction that is still open
 
-    run_query = runpy.run_path(str(DRIVER))["run_query"]
     for step in KILLS:
         run_query(spark, tmp_path / step, {"sink": "kafka", **topic.options})
         assert decided(tmp_path / step) == [0, 1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import signal
 from collections import Counter
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from tests.spark import driver
 from tests.support.contents import in_files, in_table, left_in_files
 from tests.support.kills import kill_all_of, start_logged
 from tests.support.postgres_server import PostgresServer
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
 
-DRIVER = Path(__file__).with_name("driver.py")
 BATCHES = 6
 KILLS = {0: "pre-committing", 1: "deciding", 2: "committing", 3: "committed", 4: "sweeping"}
 """At which batch the driver is killed, and when in it. At the first, its tasks have written and are about to vote."""
@@ -52,7 +51,7 @@ def start_driver(folder: Path, topic: Topic, postgres: PostgresServer) -> int:
     """Run the driver to its end, by its own hand or as asked. Returns its exit code."""
     options = {"conninfo": postgres.conninfo, "table": "counts"}
     job = {"folder": str(folder), "kafka": topic.options, "postgres": options, "kills": KILLS}
-    driver = start_logged(folder / "driver.log", str(DRIVER), json.dumps(job))
+    driver = start_logged(folder / "driver.log", "-m", "tests.spark.driver", json.dumps(job))
     try:
         return driver.wait(timeout=200)
     finally:
@@ -83,8 +82,7 @@ def without_a_kill(spark: SparkSession, tmp_path: Path) -> Counter[tuple[Any, ..
     """What the same query makes of the same source when nothing happens to it."""
     folder = tmp_path / "reference"
     add_source(folder)
-    query = runpy.run_path(str(DRIVER))
-    query["run_query"](spark, folder)
+    driver.run_query(spark, folder)
     return archived(folder)
 
 

@@ -22,6 +22,7 @@ import twopc
 from tests.campaigns.spark import connect
 from tests.campaigns.spark.job import CONNECT, FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM, TO_KAFKA, Job
 from tests.campaigns.spark.plans import BATCHES, PLANS, SCHEMA
+from tests.support.spark_session import session, write_all
 from twopc.events import Event, PhaseEntered
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 
@@ -50,32 +51,20 @@ def plant(job: Job) -> None:
         (job.faults / step).write_text(f"{what}{whom.get(what, '')} once {job.begun(batch)}")
 
 
-def session(job: Job) -> SparkSession:
-    # From an archive of loaded classes, if there is one that fits, a JVM starts in half the time.
-    quick = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile={job.classes}"
-    builder = (
-        SparkSession.builder.master(job.master)
-        # Not spark.jars, whose classes no archive has.
-        .config("spark.driver.extraClassPath", job.jars)
-        .config("spark.executor.extraClassPath", job.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
+def session_of(job: Job) -> SparkSession:
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
         # More than cores, so that small batches run on fewer tasks than their state has partitions.
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.python.daemon.module", DAEMON)
-        .config("spark.executor.memory", "600m")
-        .config("spark.eventLog.dir", job.events.as_uri())
-        .config("spark.executorEnv.PYTHONPATH", f"{job.backends}:{Path.cwd()}")
-        .config("spark.driver.extraJavaOptions", quick)
-        .config("spark.executor.extraJavaOptions", quick)
-    )
-    for name, value in job.settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+        "spark.sql.shuffle.partitions": "4",
+        "spark.python.daemon.module": DAEMON,
+        "spark.executor.memory": "600m",
+        "spark.eventLog.dir": job.events.as_uri(),
+        "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
+        **job.settings,
+    }
+    # From an archive of loaded classes, if there is one that fits, a JVM starts in half the time.
+    return session(job.master, settings, jars=job.jars, java=f"-XX:SharedArchiveFile={job.classes}")
 
 
 def source(spark: SparkSession, job: Job) -> DataFrame:
@@ -110,8 +99,7 @@ def run_stream(spark: SparkSession, job: Job) -> None:
         writer = output.writeStream.foreachBatch(
             lambda batch, number: write(batch.repartition(job.parallelism) if stateless else batch, number)
         )
-    writer = writer.option("checkpointLocation", f"{job.folder}/checkpoint").outputMode(plan.output_mode)
-    writer.trigger(availableNow=True).start().awaitTermination()
+    write_all(writer.outputMode(plan.output_mode), f"{job.folder}/checkpoint")
 
 
 def run_batches(spark: SparkSession, job: Job) -> None:
@@ -154,7 +142,7 @@ def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
     job.events.mkdir(exist_ok=True)
-    spark = session(job)
+    spark = session_of(job)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))
     spark.dataSource.register(TwoPhaseCommitDataSource)

@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
+from tests.support.spark_session import session
 from twopc.errors import InDoubt, RoundAborted, TwoPhaseCommitError
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.phases import Phase
@@ -107,7 +108,7 @@ def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     observer = Observer(settings)
     twopc.register_observer(observer)
-    spark = session(settings)
+    spark = session_of(settings)
     start_python(spark)
     write = exactly_once(settings)
     noted = Noted(write, observer)
@@ -140,36 +141,29 @@ def end_jvm() -> None:
     gateway.proc.wait()
 
 
-def session(settings: Settings) -> SparkSession:
+def session_of(settings: Settings) -> SparkSession:
     """Two executors, each a JVM of its own, that start soon and are given up soon."""
     archive = "-XX:ArchiveClassesAtExit" if settings.is_rehearsal else "-XX:SharedArchiveFile"
-    quick = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}={settings.classes}"
-    return (
-        SparkSession.builder.master("local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]")
-        .appName("storm")
-        # Not spark.jars, which each executor copies at its start, and whose classes no archive has.
-        .config("spark.driver.extraClassPath", settings.jars)
-        .config("spark.executor.extraClassPath", settings.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "700m")
-        .config("spark.executor.memory", "600m")
-        .config("spark.driver.extraJavaOptions", quick)
-        .config("spark.executor.extraJavaOptions", quick)
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.python.daemon.module", DAEMON)
+    master = "local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]"
+    of_storm = {
+        "spark.app.name": "storm",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "700m",
+        "spark.executor.memory": "600m",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.daemon.module": DAEMON,
         # The first batch's transactions are not to wait for executors that are still starting.
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.task.maxFailures", "16")
-        .config("spark.deploy.maxExecutorRetries", "-1")
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.task.maxFailures": "16",
+        "spark.deploy.maxExecutorRetries": "-1",
         # A paused executor is given up soon, and goes on as a zombie when it wakes.
-        .config("spark.network.timeout", "20s")
-        .config("spark.network.timeoutInterval", "5s")
-        .config("spark.storage.blockManagerHeartbeatTimeoutMs", "20s")
-        .config("spark.executor.heartbeatInterval", "2s")
-        .getOrCreate()
-    )
+        "spark.network.timeout": "20s",
+        "spark.network.timeoutInterval": "5s",
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "20s",
+        "spark.executor.heartbeatInterval": "2s",
+    }
+    return session(master, of_storm, jars=settings.jars, java=f"{archive}={settings.classes}", log_level="")
 
 
 def start_python(spark: SparkSession) -> None:
