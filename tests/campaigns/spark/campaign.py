@@ -54,7 +54,7 @@ def prove(way: Way, bench: Bench, started: Callable[[], None]) -> dict[str, Any]
 
 
 def expected(folder: Path, jars: str) -> dict[str, Contents]:
-    """What each plan gives in batch over the whole input. Leaves an archive of the classes that this has loaded."""
+    """Compute each plan in batch over the whole input. Leave an archive of the classes that this has loaded."""
     feed_folder(folder / "records")
     archive = f"-Xlog:disable -XX:ArchiveClassesAtExit={folder / 'classes.jsa'}"
     spark = session(jars=jars, java=archive, log_level="")

@@ -30,7 +30,7 @@ DAEMON = "tests.campaigns.storm.daemon"
 
 
 class Phases:
-    """Makes a step of each phase of the coordinator."""
+    """Turns each phase of the coordinator into a step for faults."""
 
     def __init__(self, job: Job) -> None:
         self._faults = Faults(str(job.faults))
@@ -43,7 +43,7 @@ class Phases:
 
 
 def plant(job: Job) -> None:
-    """Have each strike happen at its step, in its batch or, where that has no such step, in the first one that has."""
+    """Have each strike happen at its step, in its batch or in the first later one that has such a step."""
     shutil.rmtree(job.faults, ignore_errors=True)
     job.faults.mkdir()
     whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}", "orphan": f" {job.client} {job.outlived}"}
@@ -68,7 +68,7 @@ def session_of(job: Job) -> SparkSession:
 
 
 def source(spark: SparkSession, job: Job) -> DataFrame:
-    """The input as a stream."""
+    """Return the input as a stream."""
     if PLANS[job.plan].source == "files":
         files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
         return files.json(f"{job.folder}/source")
@@ -84,7 +84,7 @@ def source(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def run_stream(spark: SparkSession, job: Job) -> None:
-    """Write all that there is, batch by batch."""
+    """Write the whole input, batch by batch."""
     plan = PLANS[job.plan]
     output = plan.compute(source(spark, job))
     if job.api != FOREACH_BATCH:
@@ -103,7 +103,7 @@ def run_stream(spark: SparkSession, job: Job) -> None:
 
 
 def run_batches(spark: SparkSession, job: Job) -> None:
-    """Write each file of the source by a batch write of its own, as a scheduler would that notes what is done."""
+    """Write each file of the source by a batch write of its own, as a scheduler does that records what is done."""
     done = Path(job.folder) / "done"
     for number in range(int(done.read_text()) if done.exists() else 0, BATCHES):
         job.begun(number).parent.mkdir(exist_ok=True)

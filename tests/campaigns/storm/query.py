@@ -23,16 +23,16 @@ from twopc.spark import ForeachBatch, foreach_batch
 
 REPLAYED = TransactionReplayed.__name__
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
-"""When a driver can be told to kill itself: as it enters a phase, or between two commits of one batch."""
+"""Moments at which a driver can kill itself: as it enters a phase, or between two commits of one batch."""
 
 DAEMON = "tests.campaigns.storm.daemon"
 RUN_AGAIN = (RoundAborted, InDoubt)
-"""After these the query is started again in the same driver, as ``twopc.errors`` says; after others the driver ends."""
+"""Errors after which the query starts again in the same driver, as ``twopc.errors`` says; others end the driver."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a driver is told, as JSON in its first argument.
+    """The settings of a driver, as JSON in its first argument.
 
     Attributes:
         without_timeout: the brokers grant it, and the sink requires it.
@@ -56,12 +56,12 @@ class Settings:
 
 
 def wish(settings: Settings) -> Path:
-    """Where a moment is written at which the next driver that comes to it is to kill itself."""
+    """Return the file with the moment at which the next driver that comes to it kills itself."""
     return Path(settings.folder) / "die-at"
 
 
 class Observer:
-    """Writes down replays and errors, and kills this process at the moment that is wished for."""
+    """Records replays and errors, and kills this process at the moment in the file of ``wish``."""
 
     def __init__(self, settings: Settings) -> None:
         self._wish = wish(settings)
@@ -75,7 +75,7 @@ class Observer:
         self._die_if_wished(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def note(self, kind: str, what: str) -> None:
-        """One line, which a kill afterwards does not take away."""
+        """Write one line, which survives a later kill."""
         self._file.write(json.dumps({"event": kind, "what": what}) + "\n")
         self._file.flush()
 
@@ -86,7 +86,7 @@ class Observer:
 
 
 class Noted:
-    """Batches through ``write``, their errors written down by name."""
+    """Writes batches by ``write``, and records their errors by name."""
 
     def __init__(self, write: ForeachBatch, observer: Observer) -> None:
         self._write, self._observer = write, observer
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def run(writer: DataStreamWriter, noted: Noted) -> None:
-    """Run the query, and again while that is what its error asks for."""
+    """Run the query, and run it again as long as its error asks for that."""
     while True:
         try:
             writer.start().awaitTermination()
@@ -133,7 +133,7 @@ def run(writer: DataStreamWriter, noted: Noted) -> None:
 
 
 def end_jvm() -> None:
-    """Let the JVM end in good order, which is when it writes its archive."""
+    """Let the JVM exit normally, so that it writes its archive."""
     gateway = SparkContext._gateway  # there is no other way to wait for it
     assert gateway is not None
     gateway.shutdown()
@@ -142,7 +142,7 @@ def end_jvm() -> None:
 
 
 def session_of(settings: Settings) -> SparkSession:
-    """Two executors, each a JVM of its own, that start soon and are given up soon."""
+    """Start Spark with two executors, each a JVM of its own, that start soon and are given up soon."""
     archive = "-XX:ArchiveClassesAtExit" if settings.is_rehearsal else "-XX:SharedArchiveFile"
     master = "local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]"
     of_storm = {
@@ -167,12 +167,12 @@ def session_of(settings: Settings) -> SparkSession:
 
 
 def start_python(spark: SparkSession) -> None:
-    """On both executors, before a transaction waits for it."""
+    """Start Python on both executors, before a transaction waits for it."""
     spark.range(0, 2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
 
 
 def source(spark: SparkSession, settings: Settings) -> DataFrame:
-    """What the storm feeds, in small batches."""
+    """Return the records that the storm feeds, as a stream of small batches."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.servers)
@@ -185,7 +185,7 @@ def source(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def exactly_once(settings: Settings) -> ForeachBatch:
-    """Both sinks, with staging."""
+    """Return the writer of both sinks, with replay copies."""
     kafka = twopc.create_sink(
         "kafka",
         {
