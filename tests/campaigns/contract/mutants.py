@@ -494,11 +494,17 @@ AS_THEY_ARE = tuple(
 
 MUTANTS = (*AS_THEY_ARE, *SQLITE, *MEMORY, *FILES, *KAFKA)
 
+
+def named(name: str) -> Mutant:
+    """Return the mutant of that name: a name crosses from process to process, and a seam does not."""
+    [mutant] = (mutant for mutant in MUTANTS if mutant.name == name)
+    return mutant
+
+
 _IN_PLACE = ExitStack()
 """Never closed: a process has one sink, with one defect."""
 
 
 def put_in_place(name: str) -> None:
     """Have the calls at the seams of a mutant go elsewhere, for as long as this process lives."""
-    [mutant] = (mutant for mutant in MUTANTS if mutant.name == name)
-    _IN_PLACE.enter_context(patched(mutant.seams))
+    _IN_PLACE.enter_context(patched(named(name).seams))
