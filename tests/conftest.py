@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.spark_home import set_java_and_python
+from tests.support.spark_session import session
 from twopc import resting
 from twopc.testing import SinkContract
 from twopc_kafka.client import cluster, control
@@ -50,20 +51,13 @@ def java_home() -> str:
 def spark(java_home: str) -> Iterator[SparkSession]:
     """One session for all tests. A task is tried twice: master ``local`` alone would not try again."""
     import pyspark
-    from pyspark.sql import SparkSession
 
     assert java_home
-    session = (
-        SparkSession.builder.master("local[2,2]")
-        .config("spark.driver.extraClassPath", ":".join(map(str, spark_kafka_jars(pyspark.__version__))))
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        # Several record batches a task, so that a transaction is begun before the last record is read.
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    settings = {
+        # Several record batches per task, so that a transaction is begun before the last record is read.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+    }
+    jars = ":".join(map(str, spark_kafka_jars(pyspark.__version__)))
+    running = session("local[2,2]", settings, jars=jars, log_level="OFF")
+    yield running
+    running.stop()

@@ -1,4 +1,4 @@
-"""Properties of brokers that are started in more than one place."""
+"""Properties of brokers that several places start."""
 
 WITHOUT_TIMEOUT = {"transaction.two.phase.commit.enable": True, "unstable.api.versions.enable": True}
-"""Grants transactions without a time-out to whom it is asked by (KIP-939)."""
+"""Grant transactions without a timeout to clients that ask for them (KIP-939)."""

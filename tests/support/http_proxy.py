@@ -30,7 +30,7 @@ class Request:
 
 
 class Lost(Enum):
-    """The connection ends without a reply, before or after the server has the request."""
+    """A connection that ends without a reply, before or after the server has the request."""
 
     REQUEST = "before"
     REPLY = "after"
@@ -38,7 +38,7 @@ class Lost(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the client gets in the server's place."""
+    """A reply that the client gets in place of the server's."""
 
     status: int
     body: bytes = b""
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What the server gets in the place of the request, without some of its headers (in small letters)."""
+    """A request that reaches the server without some of its headers (in small letters)."""
 
     without_headers: frozenset[str]
 
@@ -56,7 +56,7 @@ Disturbance: TypeAlias = Lost | Answer | Changed
 
 
 def s3_error(status: int, code: str, message: str = "as the test asked") -> Answer:
-    """The reply of an S3 server that names nothing but code and message."""
+    """Return the reply of an S3 server that gives nothing but code and message."""
     xml = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
     return Answer(status, xml.encode())
 
@@ -91,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server looks for
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: what came is in the proxy's list."""
+        """Log nothing: the proxy's list has the requests."""
 
 
 class HttpProxy:
@@ -110,7 +110,7 @@ class HttpProxy:
         self._next: list[_Plan] = []
         self._always: list[_Plan] = []
         self.requests: list[Request] = []
-        """All that have come, in order, with those that were lost."""
+        """All requests in order, including lost ones."""
         handler = type("Handler", (_Handler,), {"pass_on": self._pass_on})
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._listener.daemon_threads = True
@@ -126,7 +126,7 @@ class HttpProxy:
         self._next.append(_Plan(_matching(method, target), disturbance))
 
     def disturb_all(self, method: str, disturbance: Disturbance, target: Callable[[str], bool] | str = "") -> None:
-        """The same for every request that nothing else disturbs, until ``heal``."""
+        """Disturb every request that nothing else disturbs, until ``heal``."""
         self._always.append(_Plan(_matching(method, target), disturbance))
 
     def heal(self) -> None:
@@ -137,11 +137,11 @@ class HttpProxy:
 
     @property
     def is_done(self) -> bool:
-        """Whether all that ``disturb_next`` asked for has happened."""
+        """Whether every disturbance of ``disturb_next`` has happened."""
         return not self._next
 
     def sent(self, method: str, target: str = "") -> list[Request]:
-        """The requests of ``method`` that had ``target`` in theirs."""
+        """Return the requests of ``method`` whose target contains ``target``."""
         return [request for request in self.requests if _matching(method, target)(request)]
 
     def _pass_on(self, request: Request) -> Answer | None:

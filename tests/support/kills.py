@@ -92,7 +92,9 @@ def _run(command: Iterable[str], ends_with: int) -> str:
 def start_logged(log: Path, *command: str) -> Process:
     """Start Python in a process group of its own, with its output appended to ``log``."""
     with log.open("a") as output:
-        return subprocess.Popen([sys.executable, *command], stdout=output, stderr=output, start_new_session=True)
+        return subprocess.Popen(
+            [sys.executable, *command], cwd=ROOT, stdout=output, stderr=output, start_new_session=True
+        )
 
 
 def bound(*command: str) -> list[str]:

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 import twopc
 from tests.support.kills import KillAt, run_killed, run_to_the_end
-from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import RoundAborted
 from twopc.participant import Vote
 
@@ -71,6 +70,8 @@ def main() -> None:
     twopc.register_observer(kill)
     sinks = {name: twopc.create_sink(backend, options) for name, (backend, options) in job.sinks.items()}
     if job.sinks_file:
+        from twopc.cli.sinks_file import Redaction, read_sinks
+
         sinks = dict(read_sinks(Path(job.sinks_file), Redaction()))
 
     def phase_one(round: twopc.Round) -> Iterator[Vote]:

@@ -89,7 +89,7 @@ class Network:
             host.run(f"tc qdisc replace dev eth0 root tbf rate {rate} {_SHAPE}")
 
     def close(self) -> None:
-        """Give both hosts up. Their namespaces go when the processes on them do."""
+        """Release both hosts. Their namespaces go when the processes on them do."""
         self.here.close()
         self.there.close()
 

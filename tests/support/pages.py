@@ -15,19 +15,19 @@ _FILE = re.compile(r"^```\w+\n# (?P<name>\S+\.\w+)\n(?P<text>.*?)^```$", re.MULT
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
-    """The text of the page's blocks of code in ``language``, in order."""
+    """Yield the page's blocks of code in ``language``, in order."""
     block = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     yield from block.findall(page.read_text(encoding="utf-8"))
 
 
 def installations(page: Path) -> list[str]:
-    """What the page tells to install of this project: the arguments of each ``pip install``."""
+    """Return what the page installs of this project: the arguments of each ``pip install``."""
     lines = re.findall(r"pip install ([^`\n#&]+)", page.read_text(encoding="utf-8"))
     return [line.strip() for line in lines if "twopc" in line]
 
 
 def write_files(page: Path, folder: Path) -> list[str]:
-    """Write the files of the page into ``folder``. Returns their names."""
+    """Write the files of the page into ``folder``. Return their names."""
     files = {found["name"]: found["text"] for found in _FILE.finditer(page.read_text(encoding="utf-8"))}
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

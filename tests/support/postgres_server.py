@@ -43,7 +43,7 @@ class PostgresServer(ServerProcess):
 
     @property
     def conninfo(self) -> str:
-        """As its superuser, with the password; the same over restarts."""
+        """The superuser's connection string with its password; the same over restarts."""
         return make_conninfo(host=str(self._folder), user="postgres", dbname="postgres", password=self.password)
 
     @property
@@ -78,7 +78,7 @@ class PostgresServer(ServerProcess):
         return psycopg.pq.PGconn.ping(self.conninfo.encode()) == psycopg.pq.Ping.OK
 
     def kill(self) -> None:
-        """SIGKILL to all of its processes, as when the machine's power fails."""
+        """Send SIGKILL to all of its processes, as when the machine's power fails."""
         if self._process is not None:
             processes = all_of(self._process)
             kill_each(processes)  # its own first: else it would start its children again
@@ -88,7 +88,7 @@ class PostgresServer(ServerProcess):
             self._process = None
 
     def close(self) -> None:
-        """Stop it, and leave nothing behind."""
+        """Stop the server and remove its data."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)  # rolls back what is open, and goes
             self._process.wait(START_TIMEOUT_S)
@@ -97,7 +97,7 @@ class PostgresServer(ServerProcess):
 
 
 def _is_running(process: psutil.Process) -> bool:
-    """Whether it has memory and files still."""
+    """Whether the process still has memory and files."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -108,7 +108,7 @@ def _is_root() -> bool:
 
 
 def _as_user(command: list[str]) -> list[str]:
-    """The command, to be run without root's rights and ended by the system when this process is gone."""
+    """Return the command that runs without root's rights and that the system ends when this process is gone."""
     if _is_root():
         python, isolated, without_site, *rest = bound(*command)
         return [python, isolated, without_site, run_as_nobody.__file__, *rest]

@@ -1,4 +1,4 @@
-"""Run a command as ``nobody``, to be killed by the system when the process that started it is gone (on Linux).
+"""Run a command as ``nobody``. The system kills it when the process that started it is gone (on Linux).
 
 ``python -I -S run_as_nobody.py BOUND_PROCESS PARENT_PID COMMAND ...``, by root: PostgreSQL refuses to run as root. The
 rights are given up before the death signal is asked for, as giving them up would take it back.

@@ -19,7 +19,7 @@ START_TIMEOUT_S = 60.0
 
 
 class S3Server(ServerProcess):
-    """It keeps objects in memory: with its process they are gone."""
+    """A server that keeps objects in memory: they are gone with its process."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -27,12 +27,12 @@ class S3Server(ServerProcess):
 
     @property
     def endpoint_url(self) -> str:
-        """Stays the same over restarts."""
+        """The server's URL; the same over restarts."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """What fsspec's ``s3`` needs to reach it."""
+        """The options with which fsspec's ``s3`` reaches the server."""
         return {"key": "test", "secret": "test", "endpoint_url": self.endpoint_url}  # moto takes any
 
     def start(self) -> None:
@@ -46,7 +46,7 @@ class S3Server(ServerProcess):
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
-    """Leave S3's clients no place to find credentials in."""
+    """Hide every place in which S3's clients look for credentials."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):

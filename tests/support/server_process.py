@@ -14,20 +14,19 @@ if TYPE_CHECKING:
 
 
 class ServerProcess:
-    """Started with ``start`` or ``with``, and ended by its own process id. It may be started again."""
+    """A server that ``start`` or ``with`` starts. It is ended by its own process id, and may be started again."""
 
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Return when it answers."""
+        """Start the server, and return when it answers."""
         raise NotImplementedError
 
     def _answers(self) -> bool:
         raise NotImplementedError
 
     def _start(self, name: str, command: list[str], log: Path, timeout_s: float, **options: Any) -> None:
-        """Run ``command`` and return when it answers; ``name`` tells it from others in an error, ``options`` are
-        ``Popen``'s."""
+        """Run ``command``, and return when the server answers. ``name`` is for errors, ``options`` for ``Popen``."""
         with log.open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
         deadline = time.monotonic() + timeout_s
@@ -37,14 +36,14 @@ class ServerProcess:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """End it for good."""
+        """End the server for good."""
         self.kill()
 
     def __enter__(self) -> Self:

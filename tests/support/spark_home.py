@@ -1,4 +1,4 @@
-"""What Spark is started with: a Java and a Python that fit, and a home for processes that leave something in it."""
+"""Java and Python for Spark, and a Spark home for processes that write into it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from twopc_kafka_broker import SPARK_MODULES, find_java
 
 
 def set_java_and_python() -> str:
-    """Put a Java for Spark, and this Python, into the environment of this process and of those that it starts; the
-    Java's home."""
+    """Put a Java for Spark, and this Python, into the environment of this process. Return the home of Java."""
     os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     return os.environ["JAVA_HOME"]
 
 
 def spark_home(folder: Path) -> Path:
-    """PySpark's, but for the folder ``work``, into which executors log: that is to be the caller's own."""
+    """Make a copy of PySpark's home by links, without its folder ``work``, so that executors log into the caller's."""
     import pyspark
 
     folder.mkdir()

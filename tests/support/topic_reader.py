@@ -1,4 +1,4 @@
-"""What is in a topic, by kafka-python: none of the clients that write."""
+"""The contents of a topic, read by kafka-python: none of the clients that write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 
 def records_of(servers: str, topic: str, isolation_level: str = "read_committed") -> Iterator[Any]:
-    """Every record that such a reader sees now, those of a partition in order."""
+    """Yield every record that such a reader sees now, those of a partition in order."""
     # Without a policy: a reader that has lost its place must say so, and not go on from the end.
     with KafkaConsumer(
         bootstrap_servers=servers, isolation_level=isolation_level, auto_offset_reset="none"

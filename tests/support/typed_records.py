@@ -15,7 +15,7 @@ TEXT = (*AWKWARD, None)
 
 
 def plain() -> pa.RecordBatch:
-    """The types that JSON has, too."""
+    """Return records of the types that JSON has."""
     return pa.record_batch(
         {
             "value": pa.array(TEXT),
@@ -28,7 +28,7 @@ def plain() -> pa.RecordBatch:
 
 
 def typed() -> pa.RecordBatch:
-    """More than JSON has."""
+    """Return records of more types than JSON has."""
     noon = datetime(2024, 2, 29, 12, 0, 0, 1, tzinfo=timezone.utc)
     more = {
         "at": _in_turn([noon, datetime(1969, 12, 31, tzinfo=timezone.utc), None], pa.timestamp("us", "UTC")),
@@ -43,7 +43,7 @@ def typed() -> pa.RecordBatch:
 
 
 def in_halves(values: Sequence[str | None]) -> pa.RecordBatch:
-    """Text, and a column that divides any two neighbors of the alphabet."""
+    """Return text, and a column that separates any two neighbors of the alphabet."""
     return pa.record_batch({"value": pa.array(values), "half": [sum(map(ord, value or "")) % 2 for value in values]})
 
 

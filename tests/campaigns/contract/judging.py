@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tests.campaigns.contract.mutants import Mutant
+from tests.campaigns.contract.mutants import Mutant, named, put_in_place
 from tests.campaigns.contract.subjects import SUBJECTS, Bench, tests_of
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108  # each test has a folder of its own there
@@ -23,12 +23,12 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108  # each test has a folder of its own 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the contract says of a mutant.
+    """The result of the contract for a mutant.
 
     Attributes:
         mutant: its name.
         caught_by: the test that failed; empty where all passed.
-        error: the last line of what that test said.
+        error: the last line of that test's error.
         is_as_it_should_be: it was caught, or need not be.
     """
 
@@ -39,8 +39,9 @@ class Verdict:
     is_as_it_should_be: bool
 
 
-def judge(mutant: Mutant, servers: str = "") -> Verdict:
-    """Run the contract against ``mutant`` until a test fails, in a process that does nothing else."""
+def judge(name: str, servers: str = "") -> Verdict:
+    """Run the contract against a mutant until a test fails, in a process that does nothing else."""
+    mutant = named(name)
     logging.disable()
     if IN_MEMORY.is_dir():
         tempfile.tempdir = str(IN_MEMORY)
@@ -57,13 +58,20 @@ def judge(mutant: Mutant, servers: str = "") -> Verdict:
 
 
 def apply(mutant: Mutant, sources: Path) -> None:
-    """Put the defect into what ``SUBJECTS`` has written. Raises LookupError where the code has changed."""
+    """Put the defect into what ``SUBJECTS`` has written. A process that imports the sink finds its seams redirected.
+
+    Raises:
+        LookupError: the code has changed.
+    """
     for edit in mutant.edits:
         file = sources / edit.file
         text = file.read_text(encoding="utf-8")
         if edit.old not in text:
             raise LookupError(f"{edit.file} has no {edit.old!r}: the code has changed, so change its mutant")
         file.write_text(text.replace(edit.old, edit.new, 1), encoding="utf-8")
+    if mutant.seams:
+        with (sources / SUBJECTS[mutant.subject].main).open("a", encoding="utf-8") as module:
+            module.write(f"\nfrom {put_in_place.__module__} import put_in_place\nput_in_place({mutant.name!r})\n")
 
 
 def _first_failure(contract: type[Bench], targets: Path, servers: str) -> tuple[str, str]:
@@ -84,4 +92,4 @@ def judge_all(mutants: Sequence[Mutant], servers: str) -> Iterator[Verdict]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "pandas", "pyarrow.compute"])  # pyarrow's first array imports pandas
     with context.Pool(2, maxtasksperchild=1) as pool:
-        yield from pool.imap(partial(judge, servers=servers), mutants, chunksize=1)
+        yield from pool.imap(partial(judge, servers=servers), [mutant.name for mutant in mutants], chunksize=1)

@@ -1,8 +1,16 @@
-"""Defects of sinks, as changes of their text. ``SinkContract`` must catch each, unless no test could."""
+"""Defects of sinks. ``SinkContract`` must catch each, unless no test could.
+
+Defects of the sinks for files and for Kafka are calls that go elsewhere at seams (``of_plugins``). Defects within SQL,
+within a few lines of the smallest sinks, or at which lines a process is killed, have no seam: they change the text.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
+
+from tests.campaigns.contract import of_plugins
+from tests.campaigns.seams import Seam, patched
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +30,15 @@ class Mutant:
         subject: which sink, one of ``SUBJECTS``.
         defect: what is wrong with it, as a sentence.
         edits: the text that makes it so.
+        seams: where calls go elsewhere, which makes it so.
         equivalent: why no reader, and no later process, could notice. Then no test may fail.
     """
 
     subject: str
     defect: str
-    edits: tuple[Edit, ...]
+    edits: tuple[Edit, ...] = ()
     equivalent: str = ""
+    seams: tuple[Seam, ...] = ()
 
     @property
     def name(self) -> str:
@@ -49,10 +59,6 @@ def _memory(defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutan
 
 def _files(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
     return _in("files", f"twopc_files/{file}", defect, *edits, equivalent=equivalent)
-
-
-def _kafka(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
-    return _in("kafka", f"twopc_kafka/{file}", defect, *edits, equivalent=equivalent)
 
 
 _METHODS = "    # On the task that writes.\n"  # of the SQLite sink: where a method that it lacks goes
@@ -450,48 +456,12 @@ MEMORY = (
 )
 
 FILES = (
-    _files(
-        "a vote publishes",
-        "sink.py",
-        (
-            "        return Committable(transaction.id.exact, handle,",
-            (
-                "        for file in transaction.pending:\n"
-                "            self._store.publish(file.handle, self._store.look(file.handle))\n"
-                "        return Committable(transaction.id.exact, handle,"
-            ),
-        ),
-    ),
-    _files("a vote says too few records", "sink.py", ("handle, transaction.records)", "handle, 1)")),
-    _files(
-        "the records of the first folder alone are written",
-        "layout.py",
-        (
-            "in split(batch, self._layout.partition_by):",
-            "in list(split(batch, self._layout.partition_by))[:1]:",
-        ),
-    ),
-    _files(
-        "a commit publishes the first file of a transaction alone",
-        "sink.py",
-        (
-            "self._for_each(self._decidable(committable), partial(",
-            "self._for_each(self._decidable(committable)[:1], partial(",
-        ),
-    ),
-    _files(
-        "a commit of what was rolled back is a success",
-        "outcomes.py",
-        ("    if here is None:\n", "    if here is None:\n        return False\n    if here is None:\n"),
-    ),
-    _files("a commit that fails is a success", "sink.py", ("        if failures:\n", "        if False:\n")),
-    _files(
-        "a commit copies, and leaves what is staged",
-        "stores/local.py",
-        (
-            "(self._pending / file.pending).rename(self.folder / file.target)",
-            '__import__("shutil").copy(self._pending / file.staged, self.folder / file.target)',
-        ),
+    *(Mutant("files", defect, seams=(seam,)) for defect, seam in of_plugins.FILES),
+    Mutant(
+        "files",
+        "recover lists one file of a transaction alone",
+        seams=(of_plugins.ONE_FILE_EACH,),
+        equivalent="a sweep lists again until there is nothing new, so it finds the next file then",
     ),
     _files(
         "a commit writes the file a second time, piece by piece",
@@ -508,54 +478,6 @@ FILES = (
         ),
     ),
     _files(
-        "seal leaves out a transaction",
-        "sink.py",
-        ("        return committables\n", "        return committables[:1]\n"),
-    ),
-    _files(
-        "an abort on a participant leaves the files",
-        "sink.py",
-        ("                pending.discard()\n            return", "                pass\n            return"),
-    ),
-    _files(
-        "an abort removes the staged files of every transaction",
-        "sink.py",
-        ("self._for_each(files, self._store.discard)", "self._for_each([*self._store.pending()], self._store.discard)"),
-    ),
-    _files(
-        "an abort removes what is committed",
-        "stores/local.py",
-        (
-            "        (self._pending / file.pending).unlink(missing_ok=True)",
-            (
-                "        (self._pending / file.pending).unlink(missing_ok=True)\n"
-                "        if file.target:\n"
-                "            (self.folder / file.target).unlink(missing_ok=True)"
-            ),
-        ),
-    ),
-    _files(
-        "an abort of what does not exist fails",
-        "stores/local.py",
-        ("(self._pending / file.pending).unlink(missing_ok=True)", "(self._pending / file.pending).unlink()"),
-    ),
-    _files(
-        "recover lists the transactions of every query",
-        "sink.py",
-        (" if owns(file.transaction_id)]", "]"),
-    ),
-    _files(
-        "recover takes another handle for a transaction than its vote has",
-        "sink.py",
-        ("{OPEN: [file.to_json() for file in files]}", "{DECIDABLE: [file.to_json() for file in files]}"),
-    ),
-    _files(
-        "recover lists one file of a transaction alone",
-        "sink.py",
-        ("for file in files]})", "for file in list(files)[:1]]})"),
-        equivalent="a sweep lists again until there is nothing new, so it finds the next file then",
-    ),
-    _files(
         "recover does not sort what it groups",
         "sink.py",
         ("        pending.sort(key=lambda file: file.transaction_id)\n", ""),
@@ -563,84 +485,26 @@ FILES = (
     ),
 )
 
-KAFKA = (
-    _kafka(
-        "a commit of what was rolled back is a success",
-        "sink.py",
-        ("            case Outcome.ROLLED_BACK:\n", "            case Outcome.ROLLED_BACK:\n                return\n"),
-    ),
-    _kafka(
-        "a refused commit counts as committed",
-        "answers.py",
-        ("to_end: Answer = Answer.DESCRIBE", "to_end: Answer = Answer.DONE"),
-    ),
-    _kafka(
-        "a commit ends whatever has the name now",
-        "sink.py",
-        (
-            (
-                "        name = self._name(committable)\n"
-                "        self._refuse_gone_topics(committable, time.monotonic() - RECENT_S)\n"
-            ),
-            (
-                "        name = self._name(committable)\n"
-                "        if found := self._control.describe([name]).get(name):\n"
-                "            identity = (found.producer_id, found.producer_epoch)\n"
-            ),
-        ),
-    ),
-    _kafka(
-        "an abort ends whatever has the name now",
-        "sink.py",
-        (
-            "        error = self._control.end(name, *identity_of(committable), commit=False, version=version)",
-            (
-                "        found = self._control.describe([name]).get(name)\n"
-                "        now = (found.producer_id, found.producer_epoch) if found else identity_of(committable)\n"
-                "        error = self._control.end(name, *now, commit=False, version=version)"
-            ),
-        ),
-    ),
-    _kafka(
-        "an abort on a participant does nothing",
-        "sink.py",
-        ("            transaction.writer.abort()\n", ""),
-    ),
-    _kafka(
-        "recover finds nothing",
-        "sink.py",
-        (
-            "        if self._hanging.take_nothing_hung() and not open_:",
-            "        open_ = []\n        if self._hanging.take_nothing_hung():",
-        ),
-    ),
-    _kafka(
-        "recover lists the transactions of a sink whose name begins with its own",
-        "sink.py",
-        (
-            "self._control.list_ongoing(self.transactional_ids.scope)",
-            "self._control.list_ongoing(self.transactional_ids.scope[:-1])",
-        ),
-        ("[name for name in listed if self.transactional_ids.owns_leased(name)]", "list(listed)"),
-    ),
-    _kafka(
-        "recover does not tell a transaction from a later one of the same name",
-        "sink.py",
-        (
-            '{"producer_id": state.producer_id, "producer_epoch": state.producer_epoch})\n            for name',
-            '{"producer_id": state.producer_id})\n            for name',
-        ),
-    ),
-    _kafka(
-        "a null value becomes an empty one",
-        "writers/encoding/records.py",
-        ("pc.fill_null(pc.binary_length(column), NULL)", "pc.fill_null(pc.binary_length(column), 0)"),
-    ),
-)
+KAFKA = tuple(Mutant("kafka", defect, seams=seams) for defect, seams in of_plugins.KAFKA)
 
 AS_THEY_ARE = tuple(
-    Mutant(subject, "the sink as it is", (), equivalent="it has no defect")
+    Mutant(subject, "the sink as it is", equivalent="it has no defect")
     for subject in ("sqlite", "memory", "files", "kafka")
 )
 
 MUTANTS = (*AS_THEY_ARE, *SQLITE, *MEMORY, *FILES, *KAFKA)
+
+
+def named(name: str) -> Mutant:
+    """Return the mutant of that name: a name crosses from process to process, and a seam does not."""
+    [mutant] = (mutant for mutant in MUTANTS if mutant.name == name)
+    return mutant
+
+
+_IN_PLACE = ExitStack()
+"""Never closed: a process has one sink, with one defect."""
+
+
+def put_in_place(name: str) -> None:
+    """Have the calls at the seams of a mutant go elsewhere, for as long as this process lives."""
+    _IN_PLACE.enter_context(patched(named(name).seams))

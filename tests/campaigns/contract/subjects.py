@@ -124,10 +124,12 @@ class Subject:
 
     Attributes:
         contract: what it must keep.
+        main: the file of the sink's class.
         write: puts its source into a folder, from which it is imported.
     """
 
     contract: type[Bench]
+    main: str
     write: Callable[[Path], object]
 
 
@@ -142,10 +144,12 @@ def _package(plugin: str) -> Callable[[Path], object]:
 
 
 SUBJECTS = {
-    "sqlite": Subject(Sqlite, lambda folder: write_files(DOCS / "write-your-own-sink.md", folder)),
-    "memory": Subject(Memory, lambda folder: shutil.copy(ROOT / "twopc" / "testing" / "memory.py", folder)),
-    "files": Subject(Files, _package("files")),
-    "kafka": Subject(Kafka, _package("kafka")),
+    "sqlite": Subject(Sqlite, "twopc_sqlite.py", lambda folder: write_files(DOCS / "write-your-own-sink.md", folder)),
+    "memory": Subject(
+        Memory, "memory.py", lambda folder: shutil.copy(ROOT / "twopc" / "testing" / "memory.py", folder)
+    ),
+    "files": Subject(Files, "twopc_files/sink.py", _package("files")),
+    "kafka": Subject(Kafka, "twopc_kafka/sink.py", _package("kafka")),
 }
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.campaigns.contract.judging import apply
 from tests.campaigns.contract.mutants import KAFKA, MUTANTS
 from tests.campaigns.contract.subjects import SUBJECTS
+from tests.campaigns.seams import patched
 from tests.support.pages import ROOT
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def test_a_defect_in_the_kafka_sink_is_caught(mutant: Mutant, of_kafka: Verdicts
 def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None:
     SUBJECTS[mutant.subject].write(tmp_path)
     apply(mutant, tmp_path)
+    with patched(mutant.seams):
+        """Each seam is there."""
 
 
 def test_no_two_mutants_have_one_name() -> None:

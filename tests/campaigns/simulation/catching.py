@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.campaigns.report import Report
+from tests.campaigns.seams import patched
 from tests.campaigns.simulation.exploration import Failure, in_turn, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
 from tests.campaigns.simulation.promises import Promise
 from tests.campaigns.simulation.schedule import Result, Scenario, run_drawn, run_schedule, simulated
-from tests.campaigns.simulation.seams import patched
 from tests.campaigns.simulation.world import Fault
 
 SEEDS_AT_MOST = 10_000

@@ -12,9 +12,9 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tests.campaigns.seams import Seam, nothing, returning
 from tests.campaigns.simulation.exploration import SMALL
 from tests.campaigns.simulation.schedule import Scenario
-from tests.campaigns.simulation.seams import Seam, nothing, returning
 from tests.campaigns.simulation.world import Fault
 from twopc import leases, sweep
 from twopc.coordinator import Coordinator

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
 
+from tests.campaigns.seams import Seam, nothing
 from tests.campaigns.simulation.catching import applied, catch, recorded
 from tests.campaigns.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
 from tests.campaigns.simulation.schedule import Scenario, run_schedule, run_seed, simulated
-from tests.campaigns.simulation.seams import Seam, nothing
 from tests.campaigns.simulation.world import Fault
 
 

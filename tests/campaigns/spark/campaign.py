@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import TextColumn, TimeElapsedColumn
 
@@ -27,6 +26,7 @@ from tests.campaigns.spark.standalone import Standalone
 from tests.campaigns.spark.ways import WAYS, Way
 from tests.campaigns.storm.query import end_jvm
 from tests.support.progress_lines import ProgressLines
+from tests.support.spark_session import session
 from twopc_kafka_broker import JarsNotAvailable, KafkaBroker
 
 console = Console()
@@ -54,18 +54,10 @@ def prove(way: Way, bench: Bench, started: Callable[[], None]) -> dict[str, Any]
 
 
 def expected(folder: Path, jars: str) -> dict[str, Contents]:
-    """What each plan gives in batch over the whole input. Leaves an archive of the classes that this has loaded."""
+    """Compute each plan in batch over the whole input. Leave an archive of the classes that this has loaded."""
     feed_folder(folder / "records")
     archive = f"-Xlog:disable -XX:ArchiveClassesAtExit={folder / 'classes.jsa'}"
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.extraClassPath", jars)
-        .config("spark.driver.extraJavaOptions", f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+    spark = session(jars=jars, java=archive, log_level="")
     try:
         return {name: in_batch(spark, name, str(folder / "records")) for name in PLANS}
     finally:

@@ -22,19 +22,19 @@ from tests.support.kills import bound, kill_all_of
 from twopc_kafka_broker import KafkaBroker
 
 DRIVER_AT_MOST_S = 240
-"""A start, and all that there is to write, take 10 s on a quiet machine."""
+"""The longest run of a driver. It takes 10 s on a quiet machine."""
 
 FAULT_OF_SPARK_4_1 = 'NullPointerException: Cannot invoke "scala.collection.IterableOps.map'
 """SPARK-55271: the Kafka source ends the query when it reports on a batch that was repeated after a start. The batch is
 done, and the next start goes on after it."""
 
 Strike = tuple[str, str, int]
-"""What happens, the step and the batch; see ``twopc_faulty``. A driver has one at most at a step."""
+"""The kind of strike, its step and its batch; see ``twopc_faulty``. A driver has at most one per step."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A query and what strikes it: for each start of its driver what happens in it. A last one is left alone."""
+    """A query and the strikes of each start of its driver. A last start is left alone."""
 
     plan: str
     starts: Sequence[Sequence[Strike]]
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case. ``told`` is empty where all is well."""
+    """The result of a case. ``told`` is empty if all is well."""
 
     kills: int
     lost: int
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """What cases share."""
+    """The broker, folder and environment that cases share."""
 
     folder: Path
     broker: KafkaBroker
@@ -66,7 +66,7 @@ class Bench:
     master: str = "local[2]"
 
     def run(self, case: Case, started: Callable[[], None]) -> Outcome:
-        """Strike the query as its case says, let it finish, compare. Calls ``started`` after each start."""
+        """Strike the query as its case says, let it finish, and compare. Call ``started`` after each start."""
         job = self._prepared(case)
         told: list[str] = []
         kills = 0
@@ -95,7 +95,7 @@ class Bench:
         return Outcome(kills, **asdict(found), told=told, **versions)
 
     def _prepared(self, case: Case) -> Job:
-        """Its input, its topics and its folder, all of its own."""
+        """Make the input, the topics and the folder of a case."""
         name = f"{case.api}-{case.plan}-{uuid.uuid4().hex[:8]}"
         folder = self.folder / name
         folder.mkdir(parents=True)
@@ -129,7 +129,7 @@ class Bench:
             raise RuntimeError(f"the source {topic} could not be filled")
 
     def _start(self, job: Job) -> int | str:
-        """Run a driver to its end, and once more if it was Spark's fault; how it ended."""
+        """Run a driver to its end, and once more if it failed by Spark's fault. Return how it ended."""
         log = Path(job.folder) / "driver.log"
         before = log.stat().st_size if log.exists() else 0
         ended = self._run(job, log)
@@ -160,7 +160,7 @@ def _has_speculated(job: Job) -> bool:
 
 
 def feed_folder(folder: Path) -> None:
-    """A file a batch."""
+    """Write one file per batch."""
     folder.mkdir()
     for number, batch in enumerate(batches()):
         file = folder / f"{number:03d}.json"

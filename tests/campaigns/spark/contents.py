@@ -1,4 +1,4 @@
-"""What is in the targets against what the same computation gives in batch, and what was left behind."""
+"""The contents of the targets against the same computation in batch, and what is left."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Contents = Counter[str]
 
 PATIENCE_S = 10
-"""A broker answers a commit before its markers are written, and so before a reader sees all."""
+"""How long a difference may last: a broker answers a commit before its markers are written and readers see all."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """How the targets of one query differ from what they should have; 0 everywhere where they don't."""
+    """The differences between the targets of one query and the expected contents; 0 if there is none."""
 
     lost: int
     duplicates: int
@@ -34,13 +34,13 @@ class Found:
 
 
 def in_batch(spark: SparkSession, plan: str, records: str) -> Contents:
-    """What the plan makes of the whole input at once, by Spark's own batch execution."""
+    """Compute the plan over the whole input at once, by Spark's own batch execution."""
     computed = PLANS[plan].in_batch(spark.read.schema(SCHEMA).json(records))
     return Counter(row.value for row in computed.selectExpr(*TO_KAFKA).collect())
 
 
 def compare(job: Job, expected: Contents) -> Found:
-    """Wait until nothing differs, for a while, and tell what does."""
+    """Wait for a while until nothing differs. Return the differences."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := _compare(job, expected)) != Found(0, 0, 0) and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -22,6 +22,7 @@ import twopc
 from tests.campaigns.spark import connect
 from tests.campaigns.spark.job import CONNECT, FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM, TO_KAFKA, Job
 from tests.campaigns.spark.plans import BATCHES, PLANS, SCHEMA
+from tests.support.spark_session import session, write_all
 from twopc.events import Event, PhaseEntered
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 
@@ -29,7 +30,7 @@ DAEMON = "tests.campaigns.storm.daemon"
 
 
 class Phases:
-    """Makes a step of each phase of the coordinator."""
+    """Turns each phase of the coordinator into a step for faults."""
 
     def __init__(self, job: Job) -> None:
         self._faults = Faults(str(job.faults))
@@ -42,7 +43,7 @@ class Phases:
 
 
 def plant(job: Job) -> None:
-    """Have each strike happen at its step, in its batch or, where that has no such step, in the first one that has."""
+    """Have each strike happen at its step, in its batch or in the first later one that has such a step."""
     shutil.rmtree(job.faults, ignore_errors=True)
     job.faults.mkdir()
     whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}", "orphan": f" {job.client} {job.outlived}"}
@@ -50,36 +51,24 @@ def plant(job: Job) -> None:
         (job.faults / step).write_text(f"{what}{whom.get(what, '')} once {job.begun(batch)}")
 
 
-def session(job: Job) -> SparkSession:
-    # From an archive of loaded classes, if there is one that fits, a JVM starts in half the time.
-    quick = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile={job.classes}"
-    builder = (
-        SparkSession.builder.master(job.master)
-        # Not spark.jars, whose classes no archive has.
-        .config("spark.driver.extraClassPath", job.jars)
-        .config("spark.executor.extraClassPath", job.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
+def session_of(job: Job) -> SparkSession:
+    settings = {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
         # More than cores, so that small batches run on fewer tasks than their state has partitions.
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.python.daemon.module", DAEMON)
-        .config("spark.executor.memory", "600m")
-        .config("spark.eventLog.dir", job.events.as_uri())
-        .config("spark.executorEnv.PYTHONPATH", f"{job.backends}:{Path.cwd()}")
-        .config("spark.driver.extraJavaOptions", quick)
-        .config("spark.executor.extraJavaOptions", quick)
-    )
-    for name, value in job.settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+        "spark.sql.shuffle.partitions": "4",
+        "spark.python.daemon.module": DAEMON,
+        "spark.executor.memory": "600m",
+        "spark.eventLog.dir": job.events.as_uri(),
+        "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
+        **job.settings,
+    }
+    # From an archive of loaded classes, if there is one that fits, a JVM starts in half the time.
+    return session(job.master, settings, jars=job.jars, java=f"-XX:SharedArchiveFile={job.classes}")
 
 
 def source(spark: SparkSession, job: Job) -> DataFrame:
-    """The input as a stream."""
+    """Return the input as a stream."""
     if PLANS[job.plan].source == "files":
         files = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
         return files.json(f"{job.folder}/source")
@@ -95,7 +84,7 @@ def source(spark: SparkSession, job: Job) -> DataFrame:
 
 
 def run_stream(spark: SparkSession, job: Job) -> None:
-    """Write all that there is, batch by batch."""
+    """Write the whole input, batch by batch."""
     plan = PLANS[job.plan]
     output = plan.compute(source(spark, job))
     if job.api != FOREACH_BATCH:
@@ -110,12 +99,11 @@ def run_stream(spark: SparkSession, job: Job) -> None:
         writer = output.writeStream.foreachBatch(
             lambda batch, number: write(batch.repartition(job.parallelism) if stateless else batch, number)
         )
-    writer = writer.option("checkpointLocation", f"{job.folder}/checkpoint").outputMode(plan.output_mode)
-    writer.trigger(availableNow=True).start().awaitTermination()
+    write_all(writer.outputMode(plan.output_mode), f"{job.folder}/checkpoint")
 
 
 def run_batches(spark: SparkSession, job: Job) -> None:
-    """Write each file of the source by a batch write of its own, as a scheduler would that notes what is done."""
+    """Write each file of the source by a batch write of its own, as a scheduler does that records what is done."""
     done = Path(job.folder) / "done"
     for number in range(int(done.read_text()) if done.exists() else 0, BATCHES):
         job.begun(number).parent.mkdir(exist_ok=True)
@@ -154,7 +142,7 @@ def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
     job.events.mkdir(exist_ok=True)
-    spark = session(job)
+    spark = session_of(job)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))
     spark.dataSource.register(TwoPhaseCommitDataSource)

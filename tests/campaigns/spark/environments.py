@@ -17,7 +17,7 @@ _PROJECT = ("-e", ".[spark]", "-e", "plugins/kafka", "-e", "plugins/files", "psu
 
 @dataclass(frozen=True)
 class Environment:
-    """What a driver runs with.
+    """The interpreter and jars of a driver.
 
     Attributes:
         python: the interpreter.
@@ -33,7 +33,7 @@ class NotHere(Exception):
 
 
 def own() -> Environment:
-    """This process's."""
+    """Return the environment of this process."""
     return Environment(sys.executable, _jars(pyspark.__version__))
 
 

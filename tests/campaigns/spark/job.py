@@ -1,4 +1,4 @@
-"""What a driver is told."""
+"""The job of a driver."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TO_KAFKA = ["key", "to_json(struct(*)) AS value"]
 
 @dataclass(frozen=True)
 class Job:
-    """What a driver is told, as JSON in its first argument.
+    """The job of a driver, as JSON in its first argument.
 
     Attributes:
         api: by which the query writes: one of the four above.
@@ -45,7 +45,7 @@ class Job:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def begun(self, batch: int) -> Path:
-        """The file that is there from when a batch is begun on, and not while the one before is under way."""
+        """Return the file that exists from the beginning of a batch on, and not during the previous batch."""
         return Path(self.folder) / (f"begun/{batch}" if self.api == FORMAT_BATCH else f"checkpoint/offsets/{batch}")
 
     @property
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def events(self) -> Path:
-        """The folder of Spark's event logs, where they are enabled."""
+        """The folder of Spark's event logs, if they are enabled."""
         return Path(self.folder) / "events"
 
     @property
@@ -69,5 +69,5 @@ class Job:
 
     @property
     def outlived(self) -> Path:
-        """A file that is there if a task came to its end that another attempt should have taken the place of."""
+        """A file that exists if a task reached its end although another attempt should have replaced it."""
         return Path(self.folder) / "outlived"

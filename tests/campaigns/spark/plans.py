@@ -1,4 +1,4 @@
-"""What the queries compute, from an input that is known, and that the same code computes in batch.
+"""The computations of the queries, on a known input. The same code computes them in batch.
 
 A batch is a minute of the input. It has records of the minute before; some of its records come once more in the next;
 and some are too late for every window. Only a query whose state and watermark come through each crash drops the late
@@ -45,12 +45,12 @@ class Plan:
     to_files: bool = False
 
     def in_batch(self, records: DataFrame) -> DataFrame:
-        """The same computation over the whole input at once."""
+        """Compute the same over the whole input at once."""
         return self.compute(records.where("NOT late") if self.drops_late else records)
 
 
 def batches() -> Iterator[list[Record]]:
-    """The input, batch by batch, always the same."""
+    """Return the input, batch by batch; always the same."""
     again: list[Record] = []
     for minute in range(BATCHES):
         views = [_record(minute, 3 * n, "view", 100 * minute + n) for n in range(A_BATCH)]
@@ -74,7 +74,7 @@ def _enriched(events: DataFrame) -> DataFrame:
 
 
 def _aggregated(events: DataFrame) -> DataFrame:
-    """Counts by user and minute, when the minute is over."""
+    """Count by user and minute, when the minute is over."""
     from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
     return (
@@ -87,7 +87,7 @@ def _aggregated(events: DataFrame) -> DataFrame:
 
 
 def _counted(events: DataFrame) -> DataFrame:
-    """Counts by minute and kind, as they grow."""
+    """Count by minute and kind, as the counts grow."""
     from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
     return (
@@ -99,7 +99,7 @@ def _counted(events: DataFrame) -> DataFrame:
 
 
 def _joined(events: DataFrame) -> DataFrame:
-    """Every view with its click of the minute after it, or with none when that minute is over."""
+    """Join every view with its click within a minute, or with none when that minute is over."""
     from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
     views = events.where("kind = 'view'").selectExpr("id", "user", "at AS viewed").withWatermark("viewed", DELAY)
@@ -115,7 +115,7 @@ def _joined(events: DataFrame) -> DataFrame:
 
 
 def _deduplicated(events: DataFrame) -> DataFrame:
-    """Each record once, however often it comes."""
+    """Keep each record once, however often it comes."""
     return _enriched(events.withWatermark("at", DELAY).dropDuplicates(["id", "kind", "at"]))
 
 

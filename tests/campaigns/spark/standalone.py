@@ -1,4 +1,4 @@
-"""A cluster of Spark's own kind: a master and workers, each a process of its own."""
+"""A standalone cluster of Spark: a master and workers, each a process of its own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Standalone:
 
 
 def _wait_for(log: Path, line: str) -> str:
-    """The first group of the line's pattern, when it is in the log."""
+    """Wait until the pattern is in the log. Return its first group."""
     deadline = time.monotonic() + START_AT_MOST_S
     while not (found := re.search(line, log.read_text())):
         if time.monotonic() > deadline:

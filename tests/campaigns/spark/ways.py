@@ -25,7 +25,7 @@ class Way:
 
 
 def _kills(*moments: tuple[str, int]) -> Sequence[Sequence[Strike]]:
-    """Each start of the driver ends at its moment, a step of a batch, with all that it had started."""
+    """Return starts of which each ends at its moment, a step of a batch, with all that the driver had started."""
     return [[("kill", step, batch)] for step, batch in moments]
 
 
@@ -90,7 +90,7 @@ _SPARKS = ("4.0.3", "4.1.2", "4.2.0", "4.2.1")
 """Of each minor version a late one whose source for Kafka is published widely; and 4.2.1, with the source of 4.2.0."""
 
 _WITHOUT_SOURCE = "4.3.0"
-"""No source for Kafka is published for it, so its cases read files."""
+"""A version for which no Kafka source is published, so its cases read files."""
 
 WAYS: Mapping[str, Way] = {
     "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),

@@ -33,18 +33,18 @@ from tests.campaigns.stores.query import FILES, run
 from twopc.errors import OperatorRequired
 
 VICTIMS = (("server",), ("writer",), ("server", "writer"))
-"""Who is killed in a case, in turn."""
+"""The victims of a case, in turn."""
 
 LATEST = 1.25
-"""A blow falls at the latest after so many times the usual duration of a completion."""
+"""The latest moment of a blow, in usual durations of a completion."""
 
 STARTS_AT_MOST = 4
-"""How often the query is started again in a case, after errors and after stops."""
+"""The most restarts of the query in a case, after errors and after stops."""
 
 
 @dataclass(frozen=True)
 class Blow:
-    """Whom it kills, amid which of the writer's completions, and how long after that request has left."""
+    """A kill: its victims, the writer's completion that it hits, and the time since that request was sent."""
 
     victims: tuple[str, ...]
     completion: int
@@ -56,7 +56,7 @@ NO_BLOW = Blow((), -1, 0.0)
 
 @dataclass(frozen=True)
 class Struck:
-    """What a case has shown.
+    """The result of a case.
 
     Attributes:
         killed: who was.
@@ -74,18 +74,18 @@ class Struck:
 
 
 def cases_for(kills: int) -> int:
-    """How many cases kill the server and the writer ``kills`` times each: two of three do."""
+    """Return the number of cases that kill the server and the writer ``kills`` times each: two of three cases do."""
     return math.ceil(kills * len(VICTIMS) / 2)
 
 
 def usual_completion_s(campaign: Campaign) -> tuple[float, list[str]]:
-    """How long a completion takes in an undisturbed run, and what is wrong with that run."""
+    """Return how long a completion takes in an undisturbed run, and what is wrong with that run."""
     undisturbed, durations_s = _case(campaign, -1, NO_BLOW)
     return statistics.median(durations_s or [0.0]), undisturbed.findings.told
 
 
 def struck(campaign: Campaign, seed: int, usual_s: float, number: int) -> Struck:
-    """Case ``number``. Its blow follows from the seed, but for the microsecond in which it falls."""
+    """Run case ``number``. Its blow follows from the seed, except for the microsecond in which it falls."""
     chance = random.Random(f"{campaign.store} {seed} {number}")  # noqa: S311  # it chooses when to strike
     victims = VICTIMS[number % len(VICTIMS)]
     blow = Blow(victims, chance.randrange(FILES), chance.uniform(0, LATEST * usual_s))
@@ -130,7 +130,7 @@ def _write(place: Place, blow: Blow, server_pid: int) -> None:
 
 
 def _tried(place: Place, call: Callable[[], object]) -> None:
-    """An error is no finding yet: whatever it is, the query is started again. So none is logged."""
+    """Record an error, which is no finding yet: the query is started again."""
     logging.disable()
     note(place, "error", None)
     try:

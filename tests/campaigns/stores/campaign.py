@@ -26,10 +26,10 @@ from tests.support.s3_server import S3Server
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
 TOLD_AT_MOST = 20
 CASE_AT_MOST_S = 3 * AT_MOST_S
-"""Both processes of a case have ended by then. If not, a worker of the pool is gone, and so is its case."""
+"""The longest case: both processes have ended by then. If not, a worker of the pool is gone, and its case with it."""
 
 BLOW_AT_MOST_S = (STARTS_AT_MOST + 2) * AT_MOST_S
-"""The same where the query may be started again and again."""
+"""The longest case in which the query may be started again and again."""
 
 console = Console()
 
@@ -92,7 +92,7 @@ def prove_by_blows(campaign: Campaign, kills: int, seed: int, pool: Any, progres
 def run_cases(
     name: str, case: Any, work: range, pool: Any, progress: ProgressLines, at_most_s: float = CASE_AT_MOST_S
 ) -> list[Any]:
-    """What each case has shown, in the order in which they end."""
+    """Run all cases. Return their results in the order in which they end."""
     bar = progress.add_task(name, total=len(work), found="" if work else "an undisturbed run failed")
     outcomes: list[Any] = []
     results = pool.imap_unordered(case, work)
@@ -104,7 +104,7 @@ def run_cases(
 
 
 def summary(outcomes: Sequence[Any], *told: Sequence[str]) -> dict[str, Any]:
-    """What of the report every campaign has. ``told`` is what is wrong, in groups."""
+    """Return the part of the report that all kinds of cases have. ``told`` lists what is wrong, in groups."""
     all_told = [what for group in told for what in group]
     return {
         **{name: sum(getattr(outcome.findings, name) for outcome in outcomes) for name in COUNTED},

@@ -1,4 +1,4 @@
-"""One case: a writer that is killed at one moment, and a second process that finishes its work and compares."""
+"""One case: a writer is killed at one moment, and a second process finishes its work and compares."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from tests.campaigns.stores.query import finish, run
 from tests.campaigns.stores.steps import NEVER, Killed, Steps, die, kill
 
 AT_MOST_S = 60
-"""What hangs is ended, and found."""
+"""The longest run of a process. One that hangs is ended and reported."""
 
 LOOKS_EVERY_S = 0.01
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """What the cases of one store have in common."""
+    """The store and folder that cases share."""
 
     store: str
     folder: Path
@@ -38,7 +38,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Outcome:
-    """``was_killed``: the writer came to the moment and died of it."""
+    """The result of a case. ``was_killed``: the writer reached the moment and was killed there."""
 
     moment: int
     was_killed: bool
@@ -46,7 +46,7 @@ class Outcome:
 
 
 def moments(campaign: Campaign) -> tuple[int, list[str], list[str]]:
-    """The number of steps of an undisturbed run, its moments, and what is wrong with that run."""
+    """Return the number of steps of an undisturbed run, its moments, and what is wrong with that run."""
     place = new_place(campaign.store, campaign.folder, campaign.server)
 
     def count() -> None:
@@ -60,7 +60,7 @@ def moments(campaign: Campaign) -> tuple[int, list[str], list[str]]:
 
 
 def killed_at(campaign: Campaign, moment: int) -> Outcome:
-    """Kill a writer at ``moment``, finish, compare."""
+    """Kill a writer at ``moment``, finish its work, and compare."""
     place = new_place(campaign.store, campaign.folder, campaign.server)
     if place.survives:
         status = in_a_process(lambda: _begin(place, moment))
@@ -73,7 +73,7 @@ def killed_at(campaign: Campaign, moment: int) -> Outcome:
 
 
 def concluded(place: Place, status: int) -> Findings:
-    """What the second process has found. Where anything is wrong, what is local is kept."""
+    """Return the findings of the second process. Keep the local files if anything is wrong."""
     found = noted(place, "findings")
     findings = Findings(**found) if found else Findings()
     if status or found is None:
@@ -84,7 +84,7 @@ def concluded(place: Place, status: int) -> Findings:
 
 
 def _both(place: Place, moment: int) -> None:
-    """Where the store lives in the process, the process survives."""
+    """End the writer. If its store lives in the process, the process survives."""
     try:
         _begin(place, moment)
     except Killed:
@@ -93,7 +93,7 @@ def _both(place: Place, moment: int) -> None:
 
 
 def _begin(place: Place, moment: int) -> Steps:
-    """The writer."""
+    """Write as the first process, which is killed."""
     place.make()
     plant(place)
     note(place, "foreign", present(place))
@@ -109,7 +109,7 @@ def _begin(place: Place, moment: int) -> Steps:
 
 
 def finish_and_compare(place: Place) -> None:
-    """The second process: looks, finishes, looks again."""
+    """Look, finish and look again, as the second process."""
     foreign = noted(place, "foreign") or {}
     findings = Findings()
     findings.whole_batches("after the kill", look(place, foreign))

@@ -1,4 +1,4 @@
-"""What readers see, and what is left."""
+"""The records that readers see, and the files that are left."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LISTED = re.compile(r"_(spark_metadata|manifest)/[0-9]+(\.compact)?")
 
 @dataclass(frozen=True)
 class View:
-    """What the readers of a folder see at one moment.
+    """The records that readers of a folder see at one moment.
 
     Attributes:
         listing: committed files by the folder's listing: path → its records.
@@ -36,14 +36,14 @@ class View:
     decided: int
 
     def listed(self, log: str) -> list[Record]:
-        """The records that a reader of ``log`` sees; where there is none, that of the folder."""
+        """Return the records that a reader of ``log`` sees; if there is no log, those in the folder."""
         paths = self.logs[log]
         # Whatever is listed and not there shows as a loss.
         return [record for path in (self.listing if paths is None else paths) for record in self.listing.get(path, ())]
 
 
 def look(place: Place, foreign: Mapping[str, str]) -> View:
-    """Look by clients that have written nothing. Raises where a file is not whole."""
+    """Read by clients that have written nothing. Raises if a file is not whole."""
     fs, folder = place.located()
     paths = [path for path in present(place) if path not in foreign and not path.startswith(("_", ".", "upload "))]
     data = fs.cat([f"{folder}/{path}" for path in paths]) if paths else {}
@@ -84,7 +84,7 @@ def _own(files: list[str] | None, foreign: Mapping[str, str]) -> list[str] | Non
 
 @dataclass
 class Findings:
-    """What is wrong; 0 everywhere where nothing is."""
+    """Counts of everything that is wrong."""
 
     lost: int = 0
     duplicates: int = 0
@@ -95,7 +95,7 @@ class Findings:
     told: list[str] = field(default_factory=list)
 
     def whole_batches(self, when: str, view: View) -> None:
-        """No reader of a log sees a part of a batch, and nobody sees what is not decided."""
+        """Check that no reader of a log sees a part of a batch, and no reader an undecided one."""
         undecided = {record[0] for found in view.listing.values() for record in found if record[0] > view.decided}
         if undecided:
             self.undecided_seen += len(undecided)
@@ -109,7 +109,7 @@ class Findings:
                     self.told.append(f"{when} the log {log} shows {len(of_batch)} records of batch {batch_id}")
 
     def all_there(self, view: View) -> None:
-        """Exactly what an undisturbed run leaves, for every reader."""
+        """Check that every reader sees exactly the records of an undisturbed run."""
         self._compare("listing", [record for found in view.listing.values() for record in found])
         for log in view.logs:
             self._compare(log, view.listed(log))
@@ -123,7 +123,7 @@ class Findings:
             self.told.append(f"at the end the reader of the {reader} {what}")
 
     def nothing_left(self, place: Place, view: View, foreign: Mapping[str, str]) -> None:
-        """No pending file, no upload, nothing that was written aside, and all that is another's."""
+        """Check that no pending file, upload or file aside is left, and that every foreign file is still there."""
         found = present(place)
         left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
         left += [str(path) for path in (place.work / "log").glob(".*.aside")]

@@ -1,4 +1,4 @@
-"""What is not the query's, and must be there afterwards as it was before."""
+"""Files that are not the query's, and must be unchanged afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_ALIKES = {
 
 
 def plant(place: Place) -> None:
-    """Put look-alikes there, and what another query has staged and not decided yet."""
+    """Create look-alikes, and pending files of another query that it has not decided yet."""
     fs, folder = place.located()
     fs.makedirs(f"{folder}/_twopc", exist_ok=True)
     fs.makedirs(f"{folder}/kind=a", exist_ok=True)
@@ -33,7 +33,7 @@ def plant(place: Place) -> None:
 
 
 def present(place: Place) -> dict[str, str]:
-    """All that is there: path or upload → something that tells whether it was changed."""
+    """Return everything that is there: path or upload → a value that changes with it."""
     fs, folder = place.located()
     found = {path.removeprefix(f"{folder}/"): str(info["size"]) for path, info in fs.find(folder, detail=True).items()}
     if place.holds_uploads:

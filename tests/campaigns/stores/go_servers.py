@@ -27,7 +27,7 @@ START_TIMEOUT_S = 30.0
 KEY, SECRET = "provestores", "provestores-secret"
 
 CHECKSUM_BYTES, CHECKED_BYTES = 32, 1024 * 1024
-"""How MinIO keeps data on one drive."""
+"""The format in which MinIO keeps data on one drive."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Program:
 
     @property
     def path(self) -> Path:
-        """Where it is when it is installed."""
+        """The path of the installed program."""
         return cache_folder() / f"{self.name}-{self.version}" / self.name
 
     def install(self) -> str | None:
-        """Build it where it is not there. Returns what keeps it from being built, and what to do about it."""
+        """Build the program if it is missing. Return what prevents that and what to do about it, or nothing."""
         if not self.path.exists() and shutil.which("go") is None:
             return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
 
@@ -135,7 +135,7 @@ PROGRAMS: Mapping[str, Program] = {
 
 
 class GoServer(ServerProcess):
-    """A program, with its objects in a folder."""
+    """A running program, with its objects in a folder."""
 
     def __init__(self, program: Program, folder: Path) -> None:
         self._program = program
@@ -144,7 +144,7 @@ class GoServer(ServerProcess):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """What fsspec's ``s3`` needs to reach it. The same after a restart."""
+        """The options with which fsspec's ``s3`` reaches the server; the same after a restart."""
         return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{self._port}"}
 
     @property
@@ -169,7 +169,7 @@ class GoServer(ServerProcess):
             self.start()
 
     def mend(self, error: str) -> int:
-        """What an operator does after ``error``, so that the next start completes what it names."""
+        """Do what an operator does after ``error``, so that the next start completes the uploads that it names."""
         return self._program.mend(self._folder / "objects", self.storage_options, error)
 
     def _answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where the sink of one case writes, in each kind of store."""
+"""The place to which the sink of one case writes, in each kind of store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from twopc_files.sink import FileSink
 
 
 class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
-    """What ``hdfs://`` is to fsspec, an Arrow file system, with this machine's disk behind it."""
+    """An Arrow file system on this machine's disk: what ``hdfs://`` is to fsspec."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(pyarrow.fs.LocalFileSystem(), **options)
@@ -39,7 +39,7 @@ class Copying(S3FileSystem):  # type: ignore[misc]
 
 
 UPLOADING = ("s3", *PROGRAMS)
-"""Where a file that is not committed is an upload that is held open."""
+"""Stores in which an uncommitted file is an open upload."""
 
 _registry.update({"hdfs": Renaming, "gs": Copying})
 
@@ -62,7 +62,7 @@ class Place:
 
     @property
     def url(self) -> str:
-        """What the option ``path`` says."""
+        """The option ``path``."""
         return {
             "local": str(self.work / "data" / "orders"),
             **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
@@ -89,12 +89,12 @@ class Place:
 
     @property
     def survives(self) -> bool:
-        """Whether what is in it outlives a process."""
+        """Whether the contents outlive a process."""
         return self.store != "memory"
 
     @cached_property
     def log(self) -> LogStore:
-        """Where the commit log is: in the same store, or on a disk where that can keep none."""
+        """The commit log: in the same store, or on a disk if the store can keep none."""
         if self.is_on_s3:
             return open_store(f"s3://{self.name}/log", **self.server)
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
@@ -104,7 +104,7 @@ class Place:
         return FileSink({**options, "storage_options": dict(self.storage_options)})
 
     def located(self) -> tuple[Any, str]:
-        """A file system that has seen nothing yet, and the folder as it names it."""
+        """Return a new file system, and the folder's name in it."""
         fs, folder = url_to_fs(self.url, **self.storage_options)
         fs.invalidate_cache()
         return fs, folder
@@ -122,11 +122,11 @@ SEAMS: Mapping[str, Callable[[steps.Steps], None]] = {
     "rename": steps.on_renaming,
     "memory": steps.in_memory,
 }
-"""Store → what makes its calls steps."""
+"""Store → the function that turns its calls into steps."""
 
 
 def warm_up() -> None:
-    """Do once what takes each process of its own a second. Makes no thread and asks nobody."""
+    """Import once what takes each process a second. Starts no thread and sends no request."""
     pa.record_batch({"n": [0]})  # pyarrow's first conversion imports pandas, where there is one
     loader = create_loader()
     botocore.session.create_loader = lambda *_: loader  # S3's API is described in megabytes of JSON

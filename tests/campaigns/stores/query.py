@@ -23,16 +23,16 @@ Record = tuple[int, int, int, str]
 
 
 def records(batch_id: int) -> list[Record]:
-    """What batch ``batch_id`` has: batch, partition, number, kind."""
+    """Return the records of a batch: batch, partition, number, kind."""
     return [(batch_id, partition, n, KINDS[n % len(KINDS)]) for partition in range(PARTITIONS) for n in range(RECORDS)]
 
 
 class Lost(BaseException):
-    """The coordinator ends here, though the process goes on."""
+    """Ends the coordinator, while the process goes on."""
 
 
 class LoseCoordinator:
-    """Amid the commits of a batch: one of its transactions is committed, and the other is not."""
+    """Ends the coordinator amid the commits of a batch: one transaction is committed, the other is not."""
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
@@ -41,7 +41,7 @@ class LoseCoordinator:
 
 
 def run(place: Place) -> None:
-    """Run the batches with two coordinators, of which the second finds what the first has left."""
+    """Run the batches with two coordinators. The second one recovers from the first."""
     lose = LoseCoordinator()
     twopc.register_observer(lose)
     try:
@@ -53,7 +53,7 @@ def run(place: Place) -> None:
 
 
 def finish(place: Place) -> None:
-    """What a restart does: recover, and run every batch that is not noted as done."""
+    """Recover, and run every batch that is not recorded as done, as a restart does."""
     sink = place.sink()
     # One commit at a time, so that steps come in the same order wherever the store leaves it to us.
     with twopc.Coordinator({"orders": sink}, place.log, owner="plain-loop", commits_at_once=1) as coordinator:

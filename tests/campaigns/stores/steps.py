@@ -27,7 +27,7 @@ NEVER = 1 << 62
 
 
 class Killed(BaseException):
-    """The process is dead from here on, where the store would be gone with a real one."""
+    """Stands for the death of a process whose store would be gone with it."""
 
 
 def kill() -> None:
@@ -39,7 +39,7 @@ def die() -> None:
 
 
 class Steps:
-    """Counts the moments of this process, and ends it at one of them. Also told by several threads."""
+    """Counts the moments of this process, and ends it at one of them. Several threads may report them."""
 
     def __init__(self, at: int, end: Callable[[], None]) -> None:
         self.moments: list[str] = []
@@ -50,7 +50,7 @@ class Steps:
         self._has_just_read = False
 
     def forget(self) -> None:
-        """From here on nothing happens any more."""
+        """Let no later step have an effect."""
         self._at = NEVER
 
     def begins(self, name: str, changes: bool = True) -> None:
@@ -73,7 +73,7 @@ class Steps:
         self.begins(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def patch(self, owner: Any, reads: tuple[str, ...] = (), changes: tuple[str, ...] = ()) -> None:
-        """Have calls of ``owner``, a class or a module, be steps, for as long as this process lives."""
+        """Turn calls of ``owner``, a class or a module, into steps, for as long as this process lives."""
         for name in (*reads, *changes):
             setattr(owner, name, self._stepping(getattr(owner, name), name in changes))
 
@@ -90,7 +90,7 @@ class Steps:
 
 
 def on_disk(steps: Steps) -> None:
-    """The calls of ``Local``, of the local commit log and of the logs of complete batches."""
+    """Turn the calls of ``Local``, of the local commit log and of the logs of complete batches into steps."""
 
     class Written(io.FileIO):
         def write(self, data: Any) -> int:
@@ -119,7 +119,7 @@ def on_disk(steps: Steps) -> None:
 
 
 def on_s3(steps: Steps) -> None:
-    """Every request to an S3 server, whoever sends it."""
+    """Turn every request to an S3 server into a step, whoever sends it."""
     from aiobotocore.client import AioBaseClient
 
     request = AioBaseClient._make_api_call
@@ -136,7 +136,7 @@ def on_s3(steps: Steps) -> None:
 
 
 def on_renaming(steps: Steps) -> None:
-    """The calls of ``Remote`` where it renames, and of a commit log on a disk."""
+    """Turn the calls of a ``Remote`` that renames, and of a commit log on a disk, into steps."""
     from tests.campaigns.stores.places import Renaming
 
     steps.patch(Renaming, reads=("info", "isdir", "ls"), changes=("open", "makedirs", "mv", "rm_file"))
@@ -145,7 +145,7 @@ def on_renaming(steps: Steps) -> None:
 
 
 def in_memory(steps: Steps) -> None:
-    """The calls of ``Remote`` where it copies, and of the logs."""
+    """Turn the calls of a ``Remote`` that copies, and of the logs, into steps."""
     steps.patch(
         MemoryFileSystem,
         reads=("info", "ls", "find", "cat_file"),

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.crash
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    """The report of a campaign, as a process of its own: whoever forks must have no thread."""
+    """Run a campaign in a process of its own, as it forks and must have no thread. Return its report."""
     command = [sys.executable, "-m", "tests.campaigns", "stores", "--folder", str(folder), *arguments]
     ended = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110, check=False

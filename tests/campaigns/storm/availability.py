@@ -1,4 +1,4 @@
-"""How far the query is, and for how long at most it did not go on; read from its commit log."""
+"""The progress of the query, and its longest time without any; read from its commit log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twopc.log.store import open_store
 
 
 class Availability:
-    """How long at most no batch was decided."""
+    """The longest time in which no batch was decided."""
 
     def __init__(self, settings: Settings) -> None:
         self._store = open_store(f"{settings.folder}/log")

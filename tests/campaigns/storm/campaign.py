@@ -41,14 +41,14 @@ TRANSACTION_TIMEOUT_MS = 15_000
 COMMIT_MARGIN_MS = 3_000
 TIMEOUT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
 IN_RECOVERY = 1 / 3
-"""Of the strikes, those that don't wait for a decision after the one before: recovery is to be struck too."""
+"""The share of strikes that do not wait for a decision after the previous one, so that they hit recovery, too."""
 PATIENCE_S = 15
 
 console = Console()
 
 
 class Producer:
-    """Feeds the source with numbers, each once."""
+    """Writes numbers to the source, each once."""
 
     def __init__(self, settings: Settings) -> None:
         self._producer = confluent_kafka.Producer(
@@ -58,12 +58,12 @@ class Producer:
         self._sent = 0
 
     def rehearse(self) -> None:
-        """Something for a first run to write."""
+        """Send a record for the first run."""
         self._producer.produce("rehearsal", "0")
         self._producer.flush()
 
     def feed(self, stop: threading.Event) -> None:
-        """Send until told to stop; what a broker that is down does not take is sent when it is back."""
+        """Send until ``stop`` is set. Records that a broker does not take while it is down are sent when it is back."""
         while not stop.wait(0.1):
             for _ in range(RECORDS_A_SECOND // 10):
                 self._producer.produce(self._topic, str(self._sent))
@@ -71,7 +71,7 @@ class Producer:
             self._producer.poll(0)
 
     def finish(self) -> int:
-        """How many records it has sent, all of them delivered."""
+        """Wait until all records are delivered. Return how many there are."""
         if self._producer.flush(120):
             raise SystemExit("the producer could not deliver what it had sent: the storm proves nothing")
         return self._sent
@@ -132,7 +132,7 @@ def storm(
 
 
 def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
-    """The storm begins when there is something to hit."""
+    """Wait until a driver has decided the first batch: the storm begins when there is something to hit."""
     deadline = time.monotonic() + 120
     while availability.decided is None:
         availability.watch(0.2, driver.supervise)
@@ -141,14 +141,14 @@ def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
 
 
 def events(settings: Settings) -> list[dict[str, str]]:
-    """What the drivers noted; a line that a kill cut off is left out."""
+    """Return the events that drivers recorded, without a line that a kill cut off."""
     path = Path(settings.folder) / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def is_spotless(report: dict[str, object]) -> bool:
-    """No loss, no duplicate, no leftover, and all of it without a person's help; no roll-back without a time-out."""
+    """Whether there is no loss, duplicate or leftover, no need of an operator, and no rollback without a timeout."""
     found = [report["lost"], report["duplicates"], report["dangling"], report["staged_files_left"]]
     spotless = found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
     repairs = report["checkpoint_repairs"]
@@ -213,7 +213,7 @@ def main(given: Sequence[str]) -> int:
 
 
 def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.campaigns storm", description="kill everything at random; lose nothing"
     )

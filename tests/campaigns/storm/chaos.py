@@ -1,4 +1,4 @@
-"""What can strike: kills, pauses, full disks. A seed repeats what is struck, not what the machine makes of it."""
+"""The strikes: kills, pauses, full disks. A seed repeats the strikes, not what the machine makes of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Deed = Callable[[], bool]
 
 
 class Chaos:
-    """Strikes, and undoes in time what can be undone."""
+    """Strikes, and undoes later what can be undone."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Chaos:
         self.kills, self.pauses, self.full_disks = Counter[str](), Counter[str](), Counter[str]()
 
     def strike(self) -> str:
-        """Do one deed or several at once; what was struck."""
+        """Do one deed or several at once. Return what was struck."""
         before = self._done()
         for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
             self._strike_once()
@@ -61,7 +61,7 @@ class Chaos:
         return Counter({f"{verb} {name}": times for verb, counts in done.items() for name, times in counts.items()})
 
     def _strike_once(self) -> None:
-        """Do the first deed that there is somebody for, of a shuffled deck: even a short storm has some of each."""
+        """Do the first possible deed of a shuffled deck, so that even a short storm has some of each."""
         if not self._deck:
             self._deck = [deed for deed, often in self._deeds().items() for _ in range(often)]
             self._chance.shuffle(self._deck)
@@ -99,7 +99,7 @@ class Chaos:
         self._wish.unlink(missing_ok=True)
 
     def _undo_after(self, seconds: float, undo: Callable[[], None]) -> None:
-        """``undo`` may be called once more by ``calm``."""
+        """Call ``undo`` later; ``calm`` may call it once more."""
         timer = threading.Timer(seconds, undo)
         timer.start()
         self._later.append((timer, undo))
@@ -110,14 +110,14 @@ class Chaos:
         return self._kill_some("python worker", self._driver.python_workers())
 
     def _kill_python_daemons(self) -> bool:
-        """From which executors fork their workers."""
+        """Strike the daemons from which executors fork their workers."""
         return self._kill_some("python daemon", self._driver.python_daemons())
 
     def _kill_executors(self) -> bool:
         return self._kill_some("executor", self._driver.executors())
 
     def _kill_some(self, name: str, victims: Sequence[psutil.Process]) -> bool:
-        """One, several or all at once."""
+        """Kill one process, several, or all at once."""
         for victim in self._chance.sample(victims, self._chance.randint(min(1, len(victims)), len(victims))):
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -134,7 +134,7 @@ class Chaos:
         return bool(victims) and self._pause(name, self._chance.choice(victims), longest_s)
 
     def _pause(self, name: str, process: psutil.Process, longest_s: float) -> bool:
-        """Stop a process now, and let it go on later, when others may have taken its place."""
+        """Suspend a process, and resume it later, when others may have taken its place."""
 
         def resume() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -151,7 +151,7 @@ class Chaos:
     # The driver. --------------------------------------------------------------------------------------------------
 
     def _is_a_fresh_driver(self) -> bool:
-        """Whether it has decided a batch since the last one died: else nothing but starting would be tested."""
+        """Whether the driver has decided a batch since the last one died. If not, only its start would be tested."""
         decided = self._availability.decided
         if not self._driver.is_alive or decided == self._decided_at_last_death:
             return False
@@ -166,7 +166,7 @@ class Chaos:
         return True
 
     def _kill_driver_at_a_moment(self) -> bool:
-        """It kills itself there; those that it started find out by themselves."""
+        """Have the driver alone kill itself. The processes that it started notice by themselves."""
         if not self._is_a_fresh_driver():
             return False
         moment = self._chance.choice(MOMENTS)
@@ -176,7 +176,7 @@ class Chaos:
         return self._dies(moment)
 
     def _outlast_the_timeout(self) -> bool:
-        """Decided and not committed, for longer than Kafka would wait; and now and then once more amid the replay."""
+        """Leave a decided batch uncommitted for longer than Kafka waits, and sometimes kill amid the replay, too."""
         if not self._is_a_fresh_driver() or not self._dies(Phase.COMMITTING.value):
             return False
         self._driver.down_until = time.monotonic() + self._timeout_s + 3
@@ -185,7 +185,7 @@ class Chaos:
         return True
 
     def _dies(self, moment: str, patience_s: float = 20) -> bool:
-        """Have the driver, or the next one, kill itself at a moment; whether it came to that."""
+        """Have the driver, or the next one, kill itself at a moment. Return whether it came to that."""
         self._wish.write_text(moment, encoding="utf-8")
         deadline = time.monotonic() + patience_s
         while self._wish.exists() and time.monotonic() < deadline:
@@ -203,7 +203,7 @@ class Chaos:
         return self._pause("driver", psutil.Process(self._driver.process.pid), 5)
 
     def _replace_sleeping_driver(self) -> bool:
-        """The old one wakes when the new one works, and must be fenced."""
+        """Suspend the driver. It resumes while a new one works, and must be fenced."""
         if not self._is_a_fresh_driver():
             return False
         sleeper = self._driver.fall_asleep()
@@ -215,7 +215,7 @@ class Chaos:
         return True
 
     def _lose_of_checkpoint(self) -> bool:
-        """A power cut, of the driver with its disk. Nobody else may write to it any more."""
+        """Cut the power of the driver and its disk. Nobody else may write to that any more."""
         if time.monotonic() < self._sleeps_until or not self._is_a_fresh_driver():
             return False
         self._driver.kill()

@@ -12,7 +12,7 @@ REPAIR_S = 60
 
 
 class Loss(Enum):
-    """What a power cut has taken of the checkpoint. The log is synced, and keeps all."""
+    """Parts of the checkpoint that a power cut takes. The log is synced, and keeps everything."""
 
     ONE_BATCH = "newest batch"
     TWO_BATCHES = "two newest batches"
@@ -21,7 +21,7 @@ class Loss(Enum):
 
 
 class Checkpoint:
-    """The query's, while it does not run."""
+    """The checkpoint of the query, while that does not run."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self._folder, self._log = folder, log
@@ -29,7 +29,7 @@ class Checkpoint:
         self.lost, self.repairs = Counter[str](), Counter[str]()
 
     def lose(self, loss: Loss) -> bool:
-        """Whether there was anything to lose."""
+        """Lose a part of the checkpoint. Return whether there was anything to lose."""
         planned = sorted((int(path.name) for path in (self._folder / "offsets").glob("[0-9]*")), reverse=True)
         batches = planned[: 2 if loss is Loss.TWO_BATCHES else 1]
         kinds = {Loss.PLAN: ["offsets"], Loss.COMMIT: ["commits"]}.get(loss, ["offsets", "commits"])
@@ -44,7 +44,7 @@ class Checkpoint:
         return True
 
     def repair(self) -> None:
-        """What an operator does when the query has stopped for it."""
+        """Repair the checkpoint as an operator does when the query has stopped for it."""
         command = ["checkpoint", "repair", str(self._folder), str(self._log), "--yes"]
         done = subprocess.run(
             [sys.executable, "-m", "twopc.cli", *command], capture_output=True, text=True, timeout=REPAIR_S, check=False

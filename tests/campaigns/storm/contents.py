@@ -1,4 +1,4 @@
-"""What is in both targets against what was sent, and what was left behind; by clients that did not write."""
+"""The contents of both targets against the records that were sent, and what is left; by clients that did not write."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SKIPPED = re.compile(
 partitions are a Set, and from the fifth on a HashSet."""
 
 MENDED = "wrote a marker that Kafka had left out"
-"""What the sink logs when it writes one instead."""
+"""The words with which the sink logs that it has written such a marker."""
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
-    """The numbers below ``sent``, each once, and nothing else?"""
+    """Compare both targets with the numbers below ``sent``, each once."""
     places = in_kafka(settings)
     kafka = difference(range(sent), (number for number, at in places.items() for _ in at))
     parquet = difference(range(sent), in_parquet(settings))
@@ -48,7 +48,7 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
 
 
 def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
-    """The target topic, read to its end by a committed reader: number → its (partition, offset)."""
+    """Read the target topic to its end by a committed reader: number → its (partition, offset)."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for record in records_of(settings.servers, settings.target):
         places[int(record.value)].append((record.partition, record.offset))
@@ -56,14 +56,14 @@ def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
 
 
 def in_parquet(settings: Settings) -> Iterator[int]:
-    """The folder, read by DuckDB."""
+    """Read the folder by DuckDB."""
     rows = duckdb.connect().execute("SELECT value FROM read_parquet(?)", [f"{settings.folder}/parquet/*.parquet"])
     while some := rows.fetchmany(10_000):
         yield from (int(value) for (value,) in some)
 
 
 def skipped_markers(settings: Settings) -> int:
-    """How often the broker ended a transaction and left a partition of the target as if it went on."""
+    """Count how often the broker ended a transaction and left it open in a partition of the target."""
     log = (Path(settings.folder) / "broker" / "broker.log").read_text(encoding="utf-8", errors="replace")
     return sum(settings.target in partitions for partitions in SKIPPED.findall(log))
 
@@ -82,7 +82,7 @@ def dangling(settings: Settings) -> list[str]:
 
 
 def ends(settings: Settings, isolation_level: str) -> dict[TopicPartition, int]:
-    """To where a reader may read each partition of the target."""
+    """Return the offset to which a reader may read each partition of the target."""
     with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level=isolation_level) as consumer:
         numbers = consumer.partitions_for_topic(settings.target)
         found: dict[TopicPartition, int] = consumer.end_offsets([TopicPartition(settings.target, n) for n in numbers])

@@ -23,7 +23,7 @@ _NAMESPACES = (["--mount"], ["--mount", "--map-root-user"])
 
 Lack = Literal["bytes", "names"]
 LACKS: tuple[Lack, ...] = ("bytes", "names")
-"""What a full disk has none of: room for data, or for names (tmpfs counts a hard link as one)."""
+"""The resources of which a full disk has none: room for data, or for names (tmpfs counts a hard link as one)."""
 
 
 def enter_namespace(arguments: Sequence[str]) -> str | None:
@@ -42,7 +42,7 @@ def enter_namespace(arguments: Sequence[str]) -> str | None:
 
 
 def in_namespace() -> tuple[list[str], str]:
-    """What to put before a command to run it in a namespace where it may mount; nothing, and why, where it can't."""
+    """Return the prefix of a command that runs in a namespace where it may mount; or nothing, and why there is none."""
     unshare, obstacle = shutil.which("unshare"), "there is no command unshare (of util-linux)"
     for options in _NAMESPACES if unshare else ():
         command = [str(unshare), *options]
@@ -72,7 +72,7 @@ class Disk:
         return self._filler.exists()
 
     def fill(self, lack: Lack, names_left: int) -> None:
-        """Take all that there is, but for ``names_left`` names: with one, an entry is written aside and not linked."""
+        """Use up the disk, except for ``names_left`` names. With one, an entry is written aside and not linked."""
         self._filler.mkdir()
         taken = list(_until_full(self._take_bytes() if lack == "bytes" else self._take_names()))
         if lack == "names":
@@ -94,11 +94,11 @@ class Disk:
             number += 1
 
     def free(self) -> None:
-        """Give it back; nothing happens if it is not full."""
+        """Give the room back, if the disk is full."""
         shutil.rmtree(self._filler, ignore_errors=True)
 
     def keep(self, folder: Path) -> None:
-        """Copy what is on it to where it outlives the namespace."""
+        """Copy the contents to a folder that outlives the namespace."""
         shutil.copytree(self.folder, folder, dirs_exist_ok=True)
 
 

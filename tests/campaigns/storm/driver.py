@@ -24,7 +24,7 @@ REHEARSAL_S = 120
 
 
 class Driver:
-    """Started again whenever it is gone, whoever killed it."""
+    """The driver: started again whenever it is gone, whoever killed it."""
 
     def __init__(self, settings: Settings, checkpoint: Checkpoint) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class Driver:
         )
 
     def _rehearse(self) -> None:
-        """Write a few records elsewhere, to leave the archive of classes; without it all goes on, more slowly."""
+        """Write a few records elsewhere, which leaves the archive of classes. Without it drivers start more slowly."""
         folder = Path(self._settings.folder) / "rehearsal"
         (folder / "parquet").mkdir(parents=True)
         elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
@@ -71,23 +71,23 @@ class Driver:
         return is_alive(self.process)
 
     def supervise(self) -> None:
-        """Start it again if it is gone."""
+        """Start the driver again if it is gone."""
         if not self.is_alive and time.monotonic() >= self.down_until:
             self._start_again()
 
     def _start_again(self) -> None:
-        """Where it ended by itself since the checkpoint has lost something, an operator mends that first."""
+        """Start the driver again. If it ended by itself because the checkpoint has lost files, repair that first."""
         self.kill()
         if self._checkpoint.is_damaged and self.process.returncode > 0:
             self._checkpoint.repair()
         self.process = self._start(self._settings)
 
     def kill(self) -> None:
-        """The driver and all that it started."""
+        """Kill the driver and all that it started."""
         kill_all_of(self.process)
 
     def fall_asleep(self) -> Process:
-        """Stop all of it, and let another take its place.
+        """Suspend the driver and all that it started, and let another take its place.
 
         Returns:
             The one that sleeps; see ``wake``.
@@ -100,7 +100,7 @@ class Driver:
         return sleeper
 
     def run_to_the_end(self, meanwhile: Callable[[], None]) -> bool:
-        """Whether a last driver came to the end of the source in time; started again if it fails on the way."""
+        """Start a last driver, again and again if it fails. Return whether it came to the end of the source in time."""
         self._settings = replace(self._settings, to_the_end=True)
         self.kill()
         self.process = self._start(self._settings)
@@ -116,24 +116,24 @@ class Driver:
         return False
 
     def executors(self) -> list[psutil.Process]:
-        """Their JVMs."""
+        """Return the JVMs of the executors."""
         return self._running(EXECUTOR)
 
     def python_daemons(self) -> list[psutil.Process]:
-        """One below each executor."""
+        """Return the Python daemons, one below each executor."""
         return [process for process in self._running(DAEMON) if DAEMON not in arguments(_parent(process))]
 
     def python_workers(self) -> list[psutil.Process]:
-        """Which the daemons have forked."""
+        """Return the Python workers that the daemons have forked."""
         return [process for process in self._running(DAEMON) if DAEMON in arguments(_parent(process))]
 
     def _running(self, program: str) -> list[psutil.Process]:
-        """The processes below the driver that run a Java class or a Python module."""
+        """Return the processes below the driver that run a Java class or a Python module."""
         return [process for process in all_of(self.process) if program in arguments(process)]
 
 
 def wake(sleeper: Process) -> None:
-    """Let a driver go on that fell asleep, with all that it started."""
+    """Resume a driver that was suspended, with all that it started."""
     for process in all_of(sleeper):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()

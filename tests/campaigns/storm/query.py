@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
+from tests.support.spark_session import session
 from twopc.errors import InDoubt, RoundAborted, TwoPhaseCommitError
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.phases import Phase
@@ -22,16 +23,16 @@ from twopc.spark import ForeachBatch, foreach_batch
 
 REPLAYED = TransactionReplayed.__name__
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
-"""When a driver can be told to kill itself: as it enters a phase, or between two commits of one batch."""
+"""Moments at which a driver can kill itself: as it enters a phase, or between two commits of one batch."""
 
 DAEMON = "tests.campaigns.storm.daemon"
 RUN_AGAIN = (RoundAborted, InDoubt)
-"""After these the query is started again in the same driver, as ``twopc.errors`` says; after others the driver ends."""
+"""Errors after which the query starts again in the same driver, as ``twopc.errors`` says; others end the driver."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a driver is told, as JSON in its first argument.
+    """The settings of a driver, as JSON in its first argument.
 
     Attributes:
         without_timeout: the brokers grant it, and the sink requires it.
@@ -55,12 +56,12 @@ class Settings:
 
 
 def wish(settings: Settings) -> Path:
-    """Where a moment is written at which the next driver that comes to it is to kill itself."""
+    """Return the file with the moment at which the next driver that comes to it kills itself."""
     return Path(settings.folder) / "die-at"
 
 
 class Observer:
-    """Writes down replays and errors, and kills this process at the moment that is wished for."""
+    """Records replays and errors, and kills this process at the moment in the file of ``wish``."""
 
     def __init__(self, settings: Settings) -> None:
         self._wish = wish(settings)
@@ -74,7 +75,7 @@ class Observer:
         self._die_if_wished(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def note(self, kind: str, what: str) -> None:
-        """One line, which a kill afterwards does not take away."""
+        """Write one line, which survives a later kill."""
         self._file.write(json.dumps({"event": kind, "what": what}) + "\n")
         self._file.flush()
 
@@ -85,7 +86,7 @@ class Observer:
 
 
 class Noted:
-    """Batches through ``write``, their errors written down by name."""
+    """Writes batches by ``write``, and records their errors by name."""
 
     def __init__(self, write: ForeachBatch, observer: Observer) -> None:
         self._write, self._observer = write, observer
@@ -107,7 +108,7 @@ def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     observer = Observer(settings)
     twopc.register_observer(observer)
-    spark = session(settings)
+    spark = session_of(settings)
     start_python(spark)
     write = exactly_once(settings)
     noted = Noted(write, observer)
@@ -120,7 +121,7 @@ def main() -> None:
 
 
 def run(writer: DataStreamWriter, noted: Noted) -> None:
-    """Run the query, and again while that is what its error asks for."""
+    """Run the query, and run it again as long as its error asks for that."""
     while True:
         try:
             writer.start().awaitTermination()
@@ -132,7 +133,7 @@ def run(writer: DataStreamWriter, noted: Noted) -> None:
 
 
 def end_jvm() -> None:
-    """Let the JVM end in good order, which is when it writes its archive."""
+    """Let the JVM exit normally, so that it writes its archive."""
     gateway = SparkContext._gateway  # there is no other way to wait for it
     assert gateway is not None
     gateway.shutdown()
@@ -140,45 +141,38 @@ def end_jvm() -> None:
     gateway.proc.wait()
 
 
-def session(settings: Settings) -> SparkSession:
-    """Two executors, each a JVM of its own, that start soon and are given up soon."""
+def session_of(settings: Settings) -> SparkSession:
+    """Start Spark with two executors, each a JVM of its own, that start soon and are given up soon."""
     archive = "-XX:ArchiveClassesAtExit" if settings.is_rehearsal else "-XX:SharedArchiveFile"
-    quick = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}={settings.classes}"
-    return (
-        SparkSession.builder.master("local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]")
-        .appName("storm")
-        # Not spark.jars, which each executor copies at its start, and whose classes no archive has.
-        .config("spark.driver.extraClassPath", settings.jars)
-        .config("spark.executor.extraClassPath", settings.jars)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "700m")
-        .config("spark.executor.memory", "600m")
-        .config("spark.driver.extraJavaOptions", quick)
-        .config("spark.executor.extraJavaOptions", quick)
-        .config("spark.python.unix.domain.socket.enabled", "true")
-        .config("spark.python.daemon.module", DAEMON)
+    master = "local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]"
+    of_storm = {
+        "spark.app.name": "storm",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "700m",
+        "spark.executor.memory": "600m",
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.daemon.module": DAEMON,
         # The first batch's transactions are not to wait for executors that are still starting.
-        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
-        .config("spark.task.maxFailures", "16")
-        .config("spark.deploy.maxExecutorRetries", "-1")
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.task.maxFailures": "16",
+        "spark.deploy.maxExecutorRetries": "-1",
         # A paused executor is given up soon, and goes on as a zombie when it wakes.
-        .config("spark.network.timeout", "20s")
-        .config("spark.network.timeoutInterval", "5s")
-        .config("spark.storage.blockManagerHeartbeatTimeoutMs", "20s")
-        .config("spark.executor.heartbeatInterval", "2s")
-        .getOrCreate()
-    )
+        "spark.network.timeout": "20s",
+        "spark.network.timeoutInterval": "5s",
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "20s",
+        "spark.executor.heartbeatInterval": "2s",
+    }
+    return session(master, of_storm, jars=settings.jars, java=f"{archive}={settings.classes}", log_level="")
 
 
 def start_python(spark: SparkSession) -> None:
-    """On both executors, before a transaction waits for it."""
+    """Start Python on both executors, before a transaction waits for it."""
     spark.range(0, 2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
 
 
 def source(spark: SparkSession, settings: Settings) -> DataFrame:
-    """What the storm feeds, in small batches."""
+    """Return the records that the storm feeds, as a stream of small batches."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.servers)
@@ -191,7 +185,7 @@ def source(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def exactly_once(settings: Settings) -> ForeachBatch:
-    """Both sinks, with staging."""
+    """Return the writer of both sinks, with replay copies."""
     kafka = twopc.create_sink(
         "kafka",
         {

@@ -1,4 +1,4 @@
-"""What the storm reads in a broker's log."""
+"""Lines of a broker's log that the storm counts."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import twopc
+from tests.support.spark_session import session, write_all
 from twopc.events import Event
 from twopc.spark import foreach_batch
 
@@ -40,15 +41,8 @@ def run(spark: SparkSession, folder: Path, described: dict[str, Any]) -> None:
         log=(folder / "log").as_uri(),
     )
     logger.info("writer: %r", writer)
-    query = (
-        spark.readStream.schema("id LONG")
-        .json(str(folder / "source"))
-        .writeStream.foreachBatch(writer)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
+    records = spark.readStream.schema("id LONG").json(str(folder / "source"))
+    write_all(records.writeStream.foreachBatch(writer), folder / "checkpoint")
     writer.close()
 
 
@@ -63,14 +57,8 @@ def main() -> None:
     job = json.load(sys.stdin)
     folder, sinks = Path(job["folder"]), job["sinks"]
     twopc.register_observer(Telling())
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.eventLog.enabled", "true")
-        .config("spark.eventLog.dir", (folder / "spark-events").as_uri())
-        .getOrCreate()
-    )
+    events = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": (folder / "spark-events").as_uri()}
+    spark = session(settings=events, log_level="")
     put(folder, "0.json", 1)
     run(spark, folder, sinks)
     put(folder, "1.json", -1)  # the table's constraint refuses it, in a task
