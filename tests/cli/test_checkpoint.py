@@ -1,4 +1,4 @@
-"""``twopc checkpoint``: what is shown of a checkpoint and its log, and how the one is mended by the other."""
+"""``twopc checkpoint`` shows how a checkpoint differs from its log, and repairs the checkpoint from the log."""
 
 from __future__ import annotations
 

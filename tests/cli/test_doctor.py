@@ -40,7 +40,7 @@ def test_what_works_passes_and_is_as_it_was(shop: Any, look: Any) -> None:
     assert not shop.log.exists()
 
 
-def test_what_fails_is_told_with_what_to_do_beside_all_that_works(shop: Any, run: Any) -> None:
+def test_a_failed_check_is_shown_with_what_to_do_beside_all_that_passed(shop: Any, run: Any) -> None:
     wrong = shop.sinks / "orders"
     shop.sinks.write_text(f'[broken]\nbackend = "files"\npath = "{wrong}"\n' + shop.sinks.read_text())
     done = run("doctor", "--sinks", shop.sinks, "--log", shop.sinks / "log")
@@ -51,7 +51,7 @@ def test_what_fails_is_told_with_what_to_do_beside_all_that_works(shop: Any, run
     assert done.out.rstrip().endswith("4 passed, 0 warned, 2 failed")
 
 
-def test_what_a_killed_examination_left_is_removed_by_the_next(shop: Any, look: Any) -> None:
+def test_the_next_run_removes_what_a_killed_one_left(shop: Any, look: Any) -> None:
     sink = FileSink({"path": str(shop.target)})
     sink.bind("archive", LOG_ID)
     participant = Participant({"archive": sink}, Round(0, 0), partition=0)
@@ -76,7 +76,7 @@ def test_a_log_that_is_there_is_read_and_compared_with_the_sinks(shop: Any, look
 
 
 @pytest.mark.kafka
-def test_a_target_where_nobody_listens_fails_and_keeps_no_other_from_being_examined(
+def test_a_target_where_no_server_listens_fails_and_keeps_no_other_from_being_checked(
     shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("twopc_kafka.client.control.CONNECT_TIMEOUT_MS", 100)
@@ -109,9 +109,9 @@ def test_a_wait_that_ends_before_the_client_gives_up_ends_with_what_the_client_h
     shop.sinks.write_text(kafka_table("127.0.0.1:1"))
     done = run("doctor", "--sinks", shop.sinks, "--timeout-s", 1, "--json", PASSWORD=SECRET)
     assert (done.code, done.json["error"]["kind"]) == (6, "NoAnswer")
-    told = done.json["error"]["message"]
-    assert "while checking sink 'orders'. The last warning of its client: " in told
-    assert "ECONNREFUSED" in told
+    message = done.json["error"]["message"]
+    assert "while checking sink 'orders'. The last warning of its client: " in message
+    assert "ECONNREFUSED" in message
     assert SECRET not in done.out + done.err
 
 
@@ -128,7 +128,7 @@ def test_a_wait_that_ends_amid_repeated_tries_ends_with_why_they_failed() -> Non
         unregister_observer(waiting)
 
 
-def test_of_what_was_logged_meanwhile_the_clients_words_are_told_and_not_those_of_twopc() -> None:
+def test_an_ended_wait_reports_the_clients_last_warning_and_none_of_twopc() -> None:
     ended = threading.Event()
 
     def silent() -> None:
@@ -142,7 +142,7 @@ def test_of_what_was_logged_meanwhile_the_clients_words_are_told_and_not_those_o
 
 
 @pytest.mark.kafka
-def test_a_topic_is_examined_and_no_secret_is_shown(shop: Any, run: Any, kafka_broker: Any) -> None:
+def test_a_topic_is_checked_and_no_secret_is_shown(shop: Any, run: Any, kafka_broker: Any) -> None:
     shop.sinks.write_text(kafka_table(kafka_broker.bootstrap_servers))
     done = run("doctor", "--sinks", shop.sinks, PASSWORD=SECRET)
     assert done.code == 4
@@ -162,7 +162,7 @@ def test_a_wrong_option_is_refused(shop: Any, look: Any, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("options", "result"), [("rw,vers=4.2", "warned"), ("rw,acdirmin=0,acdirmax=0", "passed"), (None, None)]
 )
-def test_a_log_on_a_network_filesystem_is_examined_for_what_it_shows_late(
+def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
     options: str | None, result: str | None, shop: Any, look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = tmp_path / "mountinfo"

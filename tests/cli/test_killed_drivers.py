@@ -1,4 +1,4 @@
-"""The command on what killed drivers left: what it shows, what it does, and what it leaves alone."""
+"""The command after drivers were killed: what it shows, what it changes, and what it leaves alone."""
 
 from __future__ import annotations
 

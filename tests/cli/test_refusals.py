@@ -1,4 +1,4 @@
-"""What the command refuses: it says why, changes nothing, creates nothing, and shows no secret."""
+"""When the command refuses, it reports why, changes nothing, creates nothing, and shows no secret."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
 
 @pytest.fixture
 def every_command(shop: Any, look: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
-    """Run each command on a log, and see that the whole folder is as it was."""
+    """Run each command on a log, and check that the whole folder is unchanged."""
 
     def run_all(log: object, *, sinks: Path = shop.sinks, **environment: str) -> list[Any]:
         before = shop.snapshot()

@@ -1,4 +1,4 @@
-"""The page: what a log and a file of events tell, in a file that loads nothing and runs nothing."""
+"""The page of a log and a file of events, which loads nothing and runs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Python on all pages: it compiles, what it imports of ours is there, and the options of its sinks are accepted."""
+"""The Python code on all pages compiles, imports names that exist, and passes options that its sinks accept."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ exec(sys.argv[1])
 
 
 @pytest.mark.crash
-def test_the_loop_without_spark_goes_on_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_without_spark_continues_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [text] = [text for page, text in EXAMPLES if page == "docs/getting-started.md" and "phase_one" in text]
     monkeypatch.chdir(tmp_path)
     first, *_ = loops = [text.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]

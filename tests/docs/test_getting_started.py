@@ -1,4 +1,4 @@
-"""What ``docs/getting-started.md`` has a stranger do after the installation, which ``tests/packaging`` resolves."""
+"""The steps of ``docs/getting-started.md`` after the installation, which ``tests/packaging`` tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_command_does_what_the_page_says(java_home: str, tmp_path: Path, m
 
 
 def steps() -> Iterator[tuple[str, str, str]]:
-    """Of each block: the terminal, a command or ENTER, and what is shown then."""
+    """Yield each step of each block: the terminal, a command or ENTER, and the output on the page."""
     for block in blocks(PAGE, "console"):
         terminal, *of_terminal = re.split(rf"^(?=\$ |{ENTER})", block, flags=re.MULTILINE)
         for step in of_terminal:
@@ -58,7 +58,7 @@ def steps() -> Iterator[tuple[str, str, str]]:
 
 @contextmanager
 def processes() -> Iterator[dict[str, list[Process]]]:
-    """Those that go on, by terminal; ended at the end, with the JVM of one that was killed."""
+    """The processes that keep running, by terminal. They are ended at the end, with the JVM of a killed one."""
     started: dict[str, list[Process]] = defaultdict(list)
     try:
         yield started
@@ -89,7 +89,7 @@ def output_of(command: str, folder: Path) -> str:
 
 
 def wait_for(shown: str, output: Callable[[], str]) -> None:
-    """Look until what is shown on the page is in the output; … stands for anything."""
+    """Wait until the output contains what the page shows; … stands for anything."""
     expected = re.compile(re.escape(shown.strip()).replace("…", ".*"), re.DOTALL)
     deadline = time.monotonic() + PATIENCE_S
     while not expected.search(seen := output()):

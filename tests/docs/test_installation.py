@@ -1,4 +1,4 @@
-"""What pages and messages tell to install: distributions and extras that there are."""
+"""The distributions and extras that pages and messages name exist."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ INSTALLED = [
 
 SOURCES = [*(ROOT / "twopc").rglob("*.py"), *(ROOT / "plugins").rglob("*.py")]
 
-TOLD = [
+NAMED = [
     (source.name, requirement)
     for source in SOURCES
     for requirement in re.findall(r"pip install '?(twopc[\w\[\],-]*)", source.read_text(encoding="utf-8"))
 ]
 
 
-@pytest.mark.parametrize(("page", "requirement"), sorted({*INSTALLED, *TOLD}))
+@pytest.mark.parametrize(("page", "requirement"), sorted({*INSTALLED, *NAMED}))
 def test_what_a_page_or_a_message_installs_is_a_distribution_with_such_extras(page: str, requirement: str) -> None:
     asked = Requirement(requirement)
     assert asked.name in DISTRIBUTIONS, page

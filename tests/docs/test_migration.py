@@ -1,4 +1,4 @@
-"""The code of ``docs/migration.md``, and that a cut-over by it loses and doubles nothing."""
+"""The code of ``docs/migration.md``: a cut-over with it loses and doubles nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def page(tmp_path: Path) -> Any:
-    """What the files of the page define, by the files' names."""
+    """The names that the files of the page define, by file."""
     files = [tmp_path / name for name in write_files(DOCS / "migration.md", tmp_path)]
     return SimpleNamespace(**{file.stem: SimpleNamespace(**runpy.run_path(str(file))) for file in files})
 
@@ -50,7 +50,7 @@ def test_a_query_moves_from_sparks_kafka_sink(
     ).awaitTermination()
 
     first = page.next_batch.next_batch(f"{tmp_path}/checkpoint")
-    for new in range(9, 15), range(15, 20):  # the second start gives the same number
+    for new in range(9, 15), range(15, 20):  # the second start passes the same number
         page.kafka_after.start(orders(spark, tmp_path, new), servers, topic, str(tmp_path), first).awaitTermination()
 
     assert first == 2

@@ -1,4 +1,4 @@
-"""The pages that are read in the repository have the options that the code has."""
+"""The pages of the repository have the options of the code."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Opt
     assert table(options) in page.read_text(encoding="utf-8"), f"{page} must have this table:\n{table(options)}"
 
 
-def test_every_default_of_the_kafka_sink_is_told() -> None:
+def test_every_default_of_the_kafka_sink_is_documented() -> None:
     assert {*kafka_options.DEFAULTS} <= {option.name for option in kafka_options.OPTIONS if option.default_cell}

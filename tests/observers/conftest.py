@@ -16,7 +16,7 @@ Run = Callable[..., None]
 
 
 class Sink(MemorySink):
-    """Its target does not answer the first commit."""
+    """A sink whose target system does not answer the first commit."""
 
     answers = False
 

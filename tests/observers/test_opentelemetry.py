@@ -53,7 +53,7 @@ def test_a_batch_is_a_span_and_its_phases_are_its_children_one_after_the_other(
     assert before_ns <= (batch.start_time or 0) < (batch.end_time or 0) <= time.time_ns()
 
 
-def test_a_span_has_the_figures_of_its_batch(run: Any, exporter: InMemorySpanExporter) -> None:
+def test_a_span_has_the_metrics_of_its_batch(run: Any, exporter: InMemorySpanExporter) -> None:
     run(0)
     run(0, 1)
     written, again, _ = spans(exporter, "twopc batch")

@@ -60,7 +60,7 @@ def test_times_of_phases_are_in_seconds(run: Any, scrape: Scrape) -> None:
         assert 0 < samples[f"twopc_phase_duration_seconds_sum{labels}"] < took_s
 
 
-def test_retries_roll_backs_and_recoveries_are_counted(run: Any, scrape: Scrape) -> None:
+def test_retries_rollbacks_and_recoveries_are_counted(run: Any, scrape: Scrape) -> None:
     run(0, leaves_open=True)
     run(0)
     samples = scrape()
@@ -78,7 +78,7 @@ def test_failed_runs_are_counted_by_their_error(run: Any, scrape: Scrape) -> Non
     assert scrape()['twopc_failed_batches_total{error="LogMismatch",owner="orders"}'] == 2
 
 
-def test_the_document_lists_every_metric() -> None:
+def test_the_page_lists_every_metric() -> None:
     document = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
     registry = CollectorRegistry()
     PrometheusObserver(registry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,6 +143,14 @@ def _scoped(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 def test_a_sink_is_committed_in_exactly_the_places_that_the_page_names() -> None:
     named = PAGE.partition("in exactly these places")[2].partition("\n2. ")[0]
     assert sorted(re.findall(r"- (`[\w.]+` in `[\w/.]+`)", named)) == sorted(committing_places())
+
+
+def test_the_names_that_a_batch_passes_through_exist() -> None:
+    steps = PAGE.partition("## A batch in the code")[2].partition("\n## ")[0]
+    names = re.findall(r"`(twopc[\w.]*\.\w+)`", steps)
+    assert len(names) > 10
+    for name in names:
+        assert callable(pkgutil.resolve_name(name)), name
 
 
 def contents(folder: Path) -> set[str]:

@@ -29,7 +29,7 @@ REFUSALS = ("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_TXN_STATE")
 
 def _published(real: Any, self: Any, transaction: Any) -> Any:
     vote = real(self, transaction)
-    for file in transaction.staged:
+    for file in transaction.pending:
         self._store.publish(file.handle, self._store.look(file.handle))
     return vote
 
@@ -53,7 +53,7 @@ def _without_failure(real: Any, *arguments: Any) -> None:
 def _copied(_: Any, self: Any, file: Any, __: Any) -> None:
     target = self.folder / file.target
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(self._staging / file.staged, target)
+    shutil.copy(self._pending / file.pending, target)
 
 
 def _live_files_left(real: Any, self: Any, transaction: Any) -> None:
@@ -67,7 +67,7 @@ def _every_file_removed(real: Any, self: Any, transaction: Any) -> None:
     if isinstance(transaction, Transaction):
         real(self, transaction)
     else:
-        for file in self._store.staged():
+        for file in self._store.pending():
             self._store.discard(file)
 
 
@@ -78,7 +78,7 @@ def _target_removed(real: Any, self: Any, file: Any) -> None:
 
 
 def _discarded_if_there(_: Any, self: Any, file: Any) -> None:
-    (self._staging / file.staged).unlink()
+    (self._pending / file.pending).unlink()
 
 
 def _decidable_handles(real: Any, self: Any) -> Iterable[Committable]:
