@@ -122,9 +122,9 @@ class Participant:
             return
         for name, transaction in self._transactions.items():
             try:
-                self._sinks[name].abort(transaction)
+                self._sinks[name].discard(transaction)
             except Exception:
                 # The vote is no either way. What stays open is swept by the coordinator.
-                logger.warning("could not abort %s of sink %s", transaction.id.exact, name, exc_info=True)
+                logger.warning("could not discard %s of sink %s", transaction.id.exact, name, exc_info=True)
         for copy in self._copies.values():
             copy.discard()

@@ -165,7 +165,7 @@ def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) 
     except Exception as error:
         if transaction is not None:
             with contextlib.suppress(Exception):  # the sweep rolls back what stays open
-                sink.abort(transaction)
+                sink.discard(transaction)
         if failure := _failure(error, lost, round, sink.replay_copies.url):
             raise failure from error
         raise

@@ -3,7 +3,7 @@
 A sink knows how one target system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing. Only the coordinator decides, by one append to the commit log.
 
-Participants (Spark's tasks) call ``begin``, ``write``, ``pre_commit`` and ``abort``. The coordinator calls
+Participants (Spark's tasks) call ``begin``, ``write``, ``pre_commit`` and ``discard``. The coordinator calls
 ``validate``, ``open``, ``seal``, ``commit``, ``complete``, ``abort`` and ``recover``. ``check`` runs before there is a
 query. A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs in a
 ``Transaction`` or is made where it is used.
@@ -78,9 +78,9 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
         """
 
     @abstractmethod
-    def abort(self, transaction: TransactionT | Committable) -> None:
-        """Roll back a live transaction (on the participant that began it) or the one that a committable names: exactly
-        that one, and never a later one of the same name. Idempotent: aborting a transaction that is gone succeeds.
+    def abort(self, committable: Committable) -> None:
+        """Roll back the transaction that ``committable`` names: exactly that one, and never a later one of the same
+        name. Idempotent: aborting a transaction that is gone succeeds.
         """
 
     @abstractmethod
@@ -90,6 +90,14 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
 
         The method only lists. The coordinator commits what the log has decided and aborts the rest (presumed abort).
         """
+
+    def discard(self, transaction: TransactionT) -> None:
+        """Give up a live transaction, on the participant that began it. The default aborts it by its name.
+
+        A sink that holds a connection or files for it releases these. Transactions that stay open are aborted by the
+        coordinator.
+        """
+        self.abort(Committable(transaction.id.exact, {}))
 
     def validate(self, schema: pa.Schema) -> None:
         """Refuse records of a schema that the sink can't write, before anything is written. Runs on the coordinator if

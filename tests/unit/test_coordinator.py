@@ -69,9 +69,9 @@ class Sink(MemorySink):
         self._at("commit")
         super().commit(committable)
 
-    def abort(self, transaction: Any) -> None:
+    def abort(self, committable: Committable) -> None:
         self._at("abort")
-        super().abort(transaction)
+        super().abort(committable)
 
     def recover(self) -> list[Committable]:
         found = list(super().recover())

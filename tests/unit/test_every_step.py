@@ -121,9 +121,9 @@ class Sink(MemorySink):
         super().commit(committable)
         self.steps.step("after commit")
 
-    def abort(self, transaction: Transaction | Committable) -> None:
+    def abort(self, committable: Committable) -> None:
         self.steps.step("before abort")
-        super().abort(transaction)
+        super().abort(committable)
         self.steps.step("after abort")
 
     def recover(self) -> list[Committable]:

@@ -45,9 +45,9 @@ class Recorder(MemorySink):
         self._call("pre_commit")
         return super().pre_commit(transaction)
 
-    def abort(self, transaction: Transaction | Committable) -> None:
+    def abort(self, committable: Committable) -> None:
         self._call("abort")
-        super().abort(transaction)
+        super().abort(committable)
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_an_abort_that_fails_hides_neither_the_first_error_nor_the_other_aborts(
     with caplog.at_level(logging.WARNING), pytest.raises(ValueError, match="bad record"):
         attempt(sinks, fails_with=ValueError("bad record"))
     assert calls[-2:] == ["abort a", "abort b"]
-    assert "could not abort twopc.log.a.2.7.0.0.0 of sink a" in caplog.text
+    assert "could not discard twopc.log.a.2.7.0.0.0 of sink a" in caplog.text
 
 
 def test_a_killed_task_aborts_nothing_because_it_may_be_dead_already(sinks: dict[str, Any], calls: list[str]) -> None:

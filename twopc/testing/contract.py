@@ -359,7 +359,7 @@ class SinkContract(ABC):
         sink = query.sink()
         query.answered(sink.require_valid, self.record_batch(["a"]).schema)  # as a participant does before each begin
         transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition=0))
-        query.answered(sink.abort, transaction)
+        query.answered(sink.discard, transaction)
         assert query.recover() == []
         assert self.visible() == []
 

@@ -63,10 +63,9 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
             self.target.visible.extend(self.target.open.pop(name))
             self.target.committed.add(name)
 
-    def abort(self, transaction: Transaction | Committable) -> None:
-        name = transaction.id.exact if isinstance(transaction, Transaction) else transaction.transaction_id
+    def abort(self, committable: Committable) -> None:
         with self.target.lock:
-            self.target.open.pop(name, None)
+            self.target.open.pop(committable.transaction_id, None)
 
     def recover(self) -> Iterable[Committable]:
         with self.target.lock:

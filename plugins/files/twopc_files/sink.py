@@ -286,18 +286,18 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         now_s = time.monotonic()
         return now_s - self._hidden_since.setdefault(file, now_s) < self._store.may_hide_s(file)
 
-    def abort(self, transaction: FileTransaction | Committable) -> None:
+    def discard(self, transaction: FileTransaction) -> None:
+        transaction.files.discard()
+        for pending in transaction.pending:
+            pending.discard()
+
+    def abort(self, committable: Committable) -> None:
         """Remove the pending files, never a target.
 
         Raises:
             Retriable: the store may do it later.
         """
-        if isinstance(transaction, FileTransaction):
-            transaction.files.discard()
-            for pending in transaction.pending:
-                pending.discard()
-            return
-        files = self._owned(transaction, open_files(transaction))
+        files = self._owned(committable, open_files(committable))
         with self._asking():
             self._for_each(files, self._store.discard)
 

@@ -235,7 +235,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         try:
             yield from self._try_to_add(begun.transaction_id, ProducerIdentity(*identity_of(begun)))
         finally:
-            self._abort(begun)
+            self.abort(begun)
 
     def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
         if self._options.topic is not None:
@@ -416,17 +416,15 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._visible = frozenset(names)
         self._hanging.note_nothing_hung(-math.inf if seen.open or seen.away else ended_s)
 
-    def abort(self, transaction: KafkaTransaction | Committable) -> None:
-        if isinstance(transaction, KafkaTransaction):
-            if transaction.is_pre_committed:
-                return  # the sweep ends it, and sees where it wrote
+    def discard(self, transaction: KafkaTransaction) -> None:
+        if not transaction.is_pre_committed:  # else the sweep ends it, and sees where it wrote
             transaction.writer.abort()
             transaction.lease.release()
-        elif transaction.handle:
-            self._abort(transaction)
 
-    def _abort(self, committable: Committable) -> None:
+    def abort(self, committable: Committable) -> None:
         """Abort by producer id and epoch. Any answer by which this transaction is not open any more is a success."""
+        if not committable.handle:
+            return
         name = self._name(committable)
         if (open_ := hanging.where(committable)) is not None:
             hanging.end(self._leaders, open_, name, commit=False)

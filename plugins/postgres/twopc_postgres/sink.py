@@ -185,7 +185,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             self.write(transaction, pa.record_batch({name: pa.array([], pa.string()) for name in names}))
             self.pre_commit(transaction)
         finally:
-            self.abort(transaction)
+            self.discard(transaction)
         with self._asking(f"a look at {self._options}") as connection:
             tables.prove_current(connection)
 
@@ -237,12 +237,12 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         with self._asking(f"the markers of batches before {batch_id} beside {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
 
-    def abort(self, transaction: PostgresTransaction | Committable) -> None:
-        if isinstance(transaction, PostgresTransaction):
-            transaction.connection.close()  # the server rolls back what is not prepared
-            name = transaction.id.exact
-        else:
-            name = self._owned(transaction)
+    def discard(self, transaction: PostgresTransaction) -> None:
+        transaction.connection.close()  # the server rolls back what is not prepared
+        super().discard(transaction)
+
+    def abort(self, committable: Committable) -> None:
+        name = self._owned(committable)
         gone = contextlib.suppress(psycopg.errors.UndefinedObject)
         with self._asking(f"transaction {name} is to be rolled back") as connection, gone:
             connection.tpc_rollback(name)

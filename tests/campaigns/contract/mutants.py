@@ -249,14 +249,7 @@ SQLITE = (
     ),
     _sqlite(
         "an abort on a participant does nothing",
-        (
-            "        name = transaction.id.exact if",
-            (
-                "        if isinstance(transaction, Transaction):\n"
-                "            return\n"
-                "        name = transaction.id.exact if"
-            ),
-        ),
+        (_METHODS, f"    def discard(self, transaction):\n        pass\n\n{_METHODS}"),
     ),
     _sqlite(
         "an abort rolls back every transaction of the sink",
@@ -412,23 +405,20 @@ MEMORY = (
     ),
     _memory(
         "an abort rolls back everything that is open",
-        ("self.target.open.pop(name, None)", "self.target.open.clear()"),
+        ("self.target.open.pop(committable.transaction_id, None)", "self.target.open.clear()"),
     ),
     _memory(
         "an abort on a participant does nothing",
-        (
-            "            self.target.open.pop(name, None)",
-            (
-                "            if not isinstance(transaction, Transaction):\n"
-                "                self.target.open.pop(name, None)"
-            ),
-        ),
+        ("    def recover(", "    def discard(self, transaction):\n        pass\n\n    def recover("),
     ),
     _memory(
         "an abort of what is committed forgets the commit",
         (
-            "self.target.open.pop(name, None)",
-            "self.target.open.pop(name, None)\n            self.target.committed.discard(name)",
+            "self.target.open.pop(committable.transaction_id, None)",
+            (
+                "self.target.open.pop(committable.transaction_id, None)\n"
+                "            self.target.committed.discard(committable.transaction_id)"
+            ),
         ),
     ),
     _memory(

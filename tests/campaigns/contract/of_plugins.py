@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.campaigns.seams import Seam, returning
 from twopc.errors import TransactionLost
-from twopc.transaction import Committable, Transaction
+from twopc.transaction import Committable
 
 FILE_SINK = "twopc_files.sink:FileSink"
 LOCAL = "twopc_files.stores.local:Local"
@@ -56,19 +56,13 @@ def _copied(_: Any, self: Any, file: Any, __: Any) -> None:
     shutil.copy(self._pending / file.pending, target)
 
 
-def _live_files_left(real: Any, self: Any, transaction: Any) -> None:
-    if isinstance(transaction, Transaction):
-        transaction.files.discard()  # type: ignore[attr-defined]  # it is a FileTransaction
-    else:
-        real(self, transaction)
+def _live_files_left(_: Any, __: Any, transaction: Any) -> None:
+    transaction.files.discard()
 
 
-def _every_file_removed(real: Any, self: Any, transaction: Any) -> None:
-    if isinstance(transaction, Transaction):
-        real(self, transaction)
-    else:
-        for file in self._store.pending():
-            self._store.discard(file)
+def _every_file_removed(_: Any, self: Any, __: Committable) -> None:
+    for file in self._store.pending():
+        self._store.discard(file)
 
 
 def _target_removed(real: Any, self: Any, file: Any) -> None:
@@ -107,7 +101,7 @@ FILES = (
     ("a commit that fails is a success", Seam(f"{FILE_SINK}._failure", _without_failure)),
     ("a commit copies, and leaves what is staged", Seam(f"{LOCAL}.publish", _copied)),
     ("seal leaves out a transaction", Seam(f"{FILE_SINK}.seal", _first)),
-    ("an abort on a participant leaves the files", Seam(f"{FILE_SINK}.abort", _live_files_left)),
+    ("an abort on a participant leaves the files", Seam(f"{FILE_SINK}.discard", _live_files_left)),
     ("an abort removes the staged files of every transaction", Seam(f"{FILE_SINK}.abort", _every_file_removed)),
     ("an abort removes what is committed", Seam(f"{LOCAL}.discard", _target_removed)),
     ("an abort of what does not exist fails", Seam(f"{LOCAL}.discard", _discarded_if_there)),
@@ -143,11 +137,9 @@ def _whatever_has_the_name(real: Any, self: Any, name: str, *identity: int, **na
     return error
 
 
-def _released_alone(real: Any, self: Any, transaction: Any) -> None:
-    if isinstance(transaction, Transaction) and not transaction.is_pre_committed:  # type: ignore[attr-defined]
-        transaction.lease.release()  # type: ignore[attr-defined]  # it is a KafkaTransaction
-    else:
-        real(self, transaction)
+def _released_alone(_: Any, __: Any, transaction: Any) -> None:
+    if not transaction.is_pre_committed:
+        transaction.lease.release()
 
 
 def _hanging_alone(real: Any, self: Any) -> Iterable[Committable]:
@@ -178,9 +170,9 @@ KAFKA: Sequence[tuple[str, tuple[Seam, ...]]] = (
     ),
     (
         "an abort ends whatever has the name now",
-        (Seam(f"{CONTROL}.end", _whatever_has_the_name, f"{KAFKA_SINK}._abort"),),
+        (Seam(f"{CONTROL}.end", _whatever_has_the_name, f"{KAFKA_SINK}.abort"),),
     ),
-    ("an abort on a participant does nothing", (Seam(f"{KAFKA_SINK}.abort", _released_alone),)),
+    ("an abort on a participant does nothing", (Seam(f"{KAFKA_SINK}.discard", _released_alone),)),
     ("recover finds nothing", (Seam(f"{KAFKA_SINK}.recover", _hanging_alone),)),
     (
         "recover lists the transactions of a sink whose name begins with its own",

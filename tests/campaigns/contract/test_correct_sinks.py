@@ -76,11 +76,11 @@ class BusySink(MemorySink):
 
     asked = 0
 
-    def abort(self, transaction: Transaction | Committable) -> None:
+    def abort(self, committable: Committable) -> None:
         self.asked += 1
         if self.asked == 1:
             raise Retriable("try again")
-        super().abort(transaction)
+        super().abort(committable)
 
 
 class BusyInMemory(InMemory):

@@ -427,7 +427,7 @@ MUTANTS = (
     ),
     Mutant(
         "what hangs is ended at its coordinator and not in its partition",
-        (Seam(f"{KAFKA}._abort", _aborted_at_its_coordinator),),
+        (Seam(f"{KAFKA}.abort", _aborted_at_its_coordinator),),
         (Scenario(sinks="k", partitions=(1,), rows_a_batch=1, orphans=True),),
     ),
     Mutant(

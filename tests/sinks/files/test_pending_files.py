@@ -46,6 +46,7 @@ def test_begin_makes_nothing_that_a_reader_sees(folder: Path, make_sink: MakeSin
     sink.write(transaction, ROWS)
     assert [path.name for path in folder.iterdir()] == ["_twopc"]
     assert list(folder.rglob("*.parquet")) == []
+    sink.discard(transaction)
 
 
 def test_readers_see_what_is_committed_and_no_pending_file(
@@ -154,7 +155,7 @@ def test_a_participant_whose_other_sink_fails_takes_back_what_it_pre_committed(
     sink.write(transaction, ROWS)
     sink.pre_commit(transaction)
     for _ in range(2):
-        sink.abort(transaction)
+        sink.discard(transaction)
     assert list((folder / "_twopc").iterdir()) == []
 
 
@@ -164,7 +165,7 @@ def test_an_aborted_writer_is_quiet_when_it_is_collected(make_sink: MakeSink, mo
     sink = make_sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, ROWS)
-    sink.abort(transaction)
+    sink.discard(transaction)
     del transaction
     gc.collect()
     assert noise == []

@@ -91,7 +91,7 @@ def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
         assert file.tell() == 100
     done.close()
     for _ in range(2):
-        sink.abort(transaction)
+        sink.discard(transaction)
     assert (list(place.sink().recover()), place.files()) == ([], [])
 
 

@@ -218,7 +218,7 @@ def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 1))
     sink.write(transaction, pa.record_batch({"value": ["b"]}))
     cluster.set(0, wait)
-    sink.abort(transaction)
+    sink.discard(transaction)
     for open_ in sink.recover():
         wait.repeated(lambda o=open_: sink.abort(o))
     topic.stays_empty()

@@ -272,7 +272,7 @@ def write_directly(sink: Any, batch: pa.RecordBatch) -> None:
         sink.write(transaction, batch)
         sink.pre_commit(transaction)
     finally:
-        sink.abort(transaction)
+        sink.discard(transaction)
 
 
 def arrived(participant: Any) -> None:

@@ -218,7 +218,7 @@ def test_a_transaction_in_which_a_write_has_failed_can_not_be_prepared(place: Pl
         sink.write(transaction, pa.record_batch({"value": ["no number"]}))
     with pytest.raises(RoundAborted, match="current transaction is aborted"):
         sink.pre_commit(transaction)
-    sink.abort(transaction)
+    sink.discard(transaction)
     assert place.prepared() == []
 
 

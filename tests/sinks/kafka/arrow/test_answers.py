@@ -378,7 +378,7 @@ def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     while "sent" not in events:
         sink.write(transaction, pa.record_batch({"value": ["a"]}))
-    sink.abort(transaction)
+    sink.discard(transaction)
     assert events == ["sent", "answered", "ended"]
     topic.stays_empty()
 

@@ -181,7 +181,7 @@ def test_a_writer_that_was_fenced_can_add_nothing(partitions_come: str, topic: A
         sink.write(transaction, text("late"))
         sink.pre_commit(transaction)
     with contextlib.suppress(RoundAborted):
-        sink.abort(transaction)
+        sink.discard(transaction)
     assert b"late" not in {record.value for record in topic.records("read_uncommitted")}
     [left] = make_arrow_sink(topic).recover()  # the abort of the fenced one hit nothing
     assert left.handle["producer_epoch"] > 0
@@ -191,7 +191,7 @@ def test_an_abort_leaves_nothing_open(partitions_come: str, topic: Any, make_arr
     sink = make_arrow_sink(topic)
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, text("a"))
-    sink.abort(transaction)
+    sink.discard(transaction)
     assert list(sink.recover()) == []
     topic.stays_empty()
 
@@ -265,7 +265,7 @@ def test_tasks_of_a_thread_share_its_connections(topic: Any, make_arrow_sink: An
     assert all(isinstance(writer, ArrowWriter) for writer in writers)
     assert writers[0]._cluster is writers[1]._cluster
     for transaction in transactions:
-        sink.abort(transaction)
+        sink.discard(transaction)
 
 
 @pytest.mark.crash
