@@ -28,8 +28,8 @@ def worst_of(errors: Sequence[Exception]) -> Exception:
 def verdict(error: Exception, committable: Committable, has_copies: bool, recovered: bool) -> Exception:
     """Return what the error of a commit means, after the log was seen to have no newer coordinator.
 
-    ``has_copies``: whether the query runs with replay copies for this sink. ``recovered``: whether an earlier incarnation
-    decided the transaction, and may have asked for its commit.
+    ``has_copies``: whether the query runs with replay copies for this sink. ``recovered``: whether an earlier
+    incarnation decided the transaction, and may have asked for its commit.
     """
     meant = error
     if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
