@@ -49,7 +49,7 @@ def until_answered(
 
     def told(state: tenacity.RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()
-        reason = error.message if isinstance(error, Retriable) else str(error or "")
+        reason = error.message if isinstance(error, Retriable) else ""
         waited_s = state.seconds_since_start or 0.0
         event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, waited_s, waits.owner)
         waits.log(among or what, event)

@@ -202,9 +202,9 @@ MUTANTS = (
         (
             Edit(
                 f"{COORDINATOR}._attach",
-                "self._commit_through(self._log.tail.decided, recovered=True)",
+                "if self._log.tail.decided is not None:",
                 """self._until_started("sweep at recovery", self._sweep, True)
-            self._commit_through(self._log.tail.decided, recovered=True)""",
+        if self._log.tail.decided is not None:""",
             ),
             Edit(
                 f"{SWEEP}:_undecided",
@@ -300,9 +300,9 @@ MUTANTS = (
             Edit(f"{SWEEP}:remove_copies", "if name not in needed:", "if True:"),
             Edit(
                 f"{COORDINATOR}._attach",
-                "self._commit_through(self._log.tail.decided, recovered=True)",
+                "if self._log.tail.decided is not None:",
                 """self._until_started("sweep at recovery", self._sweep, True)
-            self._commit_through(self._log.tail.decided, recovered=True)""",
+        if self._log.tail.decided is not None:""",
             ),
         ),
         (STAGED,),
