@@ -1,7 +1,7 @@
-"""Another distribution in this package's folder.
+"""Detect another distribution in this package's folder.
 
-This package comes with the distribution ``twopc-core``. On PyPI, ``twopc`` is a distribution that has nothing to do
-with it, and brings a package of the same name. pip installs both into one folder, without a word.
+This package comes with the distribution ``twopc-core``. On PyPI, ``twopc`` is an unrelated distribution with a package
+of the same name. pip installs both into one folder without a warning.
 """
 
 import functools

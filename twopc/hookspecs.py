@@ -1,4 +1,4 @@
-"""The hooks that a plugin implements. A backend has the first, an observer the second."""
+"""The hooks that a plugin implements: the first for a backend, the second for an observer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec(firstresult=True)
 def twopc_sink() -> type[TwoPhaseCommitSink[Any]]:  # type: ignore[empty-body]
-    """The sink class of this backend, made with the user's options as its one argument: a mapping of text to text
-    or plain values. It raises ConfigurationError for an unknown option."""
+    """Return the sink class of this backend. Its one argument is a mapping of the user's options: text to text or plain
+    values. It raises ConfigurationError for an unknown option."""
 
 
 @hookspec
 def twopc_event(event: Event) -> None:
-    """Something happened. Called on the coordinator's own thread or one of phase two's, so it must be quick; an
+    """Receive an event. Called on the coordinator's own thread or one of phase two's, so it must return quickly. An
     exception is logged and changes nothing."""

@@ -1,21 +1,22 @@
-"""Names on loan: each task attempt leases one on its own machine, and no other attempt can have it meanwhile.
+"""Leased names: each task attempt leases one on its own machine, and no other attempt can have it meanwhile.
 
-A system such as Kafka keeps every name that it has seen for days, so names are used again; and whoever begins a
-transaction by a name rolls back what is open under it. An attempt may be late by any time: it waited for a broker, its
-machine was suspended, its rival won long ago. No clock tells when it is dead. The kernel of its machine does: a name is
-a file with a lock, which the attempt holds for as long as it may still begin, and which ends with its process.
+A system such as Kafka keeps every name that it has seen for days, so names are used again. Beginning a transaction
+under a name rolls back the transaction that is open under it. An attempt may be late by any time: it waited for a
+broker, its machine was suspended, its rival won long ago. No clock shows when it is dead, but the kernel of its machine
+does: a name is a file with a lock. The attempt holds the lock while it may still begin, and the lock ends with its
+process.
 
-``next_use`` has the rules for whoever holds the lock of a name:
+``next_use`` has the rules for the attempt that holds a name's lock:
 
-- The name was last used in an older round: take it. Rounds follow each other, so that round is settled. What is still
-  open under the name can never be decided; whether to use the name then is for the sink (``Lease.was_used``).
-- It was last used in this round or a newer one: leave it, as it may be decided or will be. A late attempt finds every
-  name of newer rounds so, and leases one that nobody has.
-- Its last user died or failed, so not all that it had sent was answered; or that was before the last boot:
-  give the file another name. What was sent by the old one may still arrive.
+- The name was last used in an older round: take it. Rounds follow each other, so that round is settled. A transaction
+  that is still open under the name can never be decided; the sink decides whether to use the name (``Lease.was_used``).
+- The name was last used in this round or a newer one: leave it, since its transaction is or may be decided. A late
+  attempt finds every name of newer rounds like this, and leases an unused one.
+- The last user died or failed before everything it sent was answered, or the machine has booted since: give the file
+  another name. Requests sent under the old one may still arrive.
 
-So a machine has four names (``BATCH_SLOTS``) for each attempt that it had in one round, and four more for each that
-died, failed or did not use the name that it had leased.
+So a machine has four names (``BATCH_SLOTS``) per attempt that it had in one round, and four more per attempt that died,
+failed or did not use its leased name.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from twopc.errors import PoolExhausted
 logger = logging.getLogger(__name__)
 
 NAMES_AT_MOST = 10_000
-"""Of one pool on one machine: more attempts of one round than any machine runs."""
+"""Names of one pool on one machine: more attempts of one round than any machine runs."""
 
 BATCH_SLOTS = 4
-"""A name ends with the batch's number modulo this, so that an open transaction can be known not to be of the batch that
-runs."""
+"""A name ends with the batch's number modulo this, which can show that an open transaction is not of the running
+batch."""
 
 RoundNumbers: TypeAlias = "tuple[int, int]"
 """Incarnation and batch id of a round, in the order in which rounds follow each other."""
@@ -54,10 +55,10 @@ class Use:
     """The last use of a name.
 
     Attributes:
-        token: tells the name from every other one, on any machine.
-        boot: of the machine that it was used on.
-        round: of the attempt that used it.
-        is_answered: whether the target had answered all that the attempt sent.
+        token: makes the name unique on all machines.
+        boot: the boot of the machine that used it.
+        round: the round of the attempt that used it.
+        is_answered: whether the target system has answered every request of the attempt.
     """
 
     token: str
@@ -67,10 +68,10 @@ class Use:
 
 
 def next_use(last: Use | None, boot: str, round: RoundNumbers) -> Use | None:
-    """What an attempt of ``round`` makes of a name whose lock it holds and that was used like ``last``, if at all.
+    """Return how an attempt of ``round`` may use a name whose lock it holds. ``last``: the name's last use, if any.
 
     Returns:
-        None where the name belongs to this round or a newer one.
+        None if the name belongs to this round or a newer one.
     """
     another = Use(secrets.token_hex(8), boot, round, is_answered=False)
     if last is None or last.boot != boot or not last.is_answered:
@@ -81,22 +82,22 @@ def next_use(last: Use | None, boot: str, round: RoundNumbers) -> Use | None:
 
 
 class Slot(Protocol):
-    """A file of the pool, locked."""
+    """A locked file of the pool."""
 
     def read(self) -> bytes: ...
 
     def write(self, data: bytes) -> None:
-        """Replace what is there. Raises OSError."""
+        """Replace the content. Raises OSError."""
 
     def close(self) -> None:
-        """Unlock. The end of the process does, too."""
+        """Unlock, as the end of the process does."""
 
 
 class Lease:
     """A name that no other attempt has, on any machine, until it is released or this process is dead.
 
     Attributes:
-        was_used: whether an earlier attempt had it, and may have left a transaction open under it.
+        was_used: whether an earlier attempt had the name, and may have left a transaction open under it.
     """
 
     def __init__(self, pool: str, use: Use, slot: Slot | None, was_used: bool = False) -> None:
@@ -106,22 +107,22 @@ class Lease:
         self._slot = slot
 
     def answered(self) -> None:
-        """The target has answered all that was sent by this name, so nothing of it can arrive later."""
+        """Note that the target system has answered every request under this name, so none can arrive later."""
         if self._slot is not None:
             with contextlib.suppress(OSError):  # costs a name, nothing else
                 self._slot.write(_to_json(replace(self._use, is_answered=True)))
 
     def release(self) -> None:
-        """Nothing more is begun by this name: the transaction is pre-committed or rolled back."""
+        """Give the name back: its transaction is pre-committed or rolled back, and no other will begin."""
         if self._slot is not None:
             self._slot.close()
             self._slot = None
 
 
 def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
-    """Lease a name of ``pool`` for one attempt of ``round``. With ``is_new``, nobody has used that name before.
+    """Lease a name of ``pool`` for one attempt of ``round``. With ``is_new``, the name was never used before.
 
-    Where this machine has no folder to lock files in, each lease is a name of its own, which the target has to keep.
+    If this machine has no folder to lock files in, every lease is a new name, which the target system has to keep.
 
     Raises:
         PoolExhausted: attempts of this round or newer ones hold too many.
@@ -149,16 +150,16 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
 
 
 _searched: dict[str, tuple[RoundNumbers, int]] = {}
-"""Of this process: pool → the last round, and how many files of the pool its attempts have looked at. No later attempt
+"""In this process: pool → the last round, and how many files of the pool its attempts have looked at. No later attempt
 of the round looks at these again: with many tasks in one process, the looks would grow with the square of their number.
-To skip a file is always safe, whatever has become of it since."""
+Skipping a file is always safe."""
 
 
 def open_slot(pool: str, number: int) -> Slot | None:
-    """The file of that number, locked; None where another process or attempt holds it.
+    """Return the file of that number, locked, or None if another process or attempt holds it.
 
     Raises:
-        OSError: there is no folder for it, or it is not this user's.
+        OSError: its folder is missing or belongs to another user.
         ImportError, AttributeError: this system has no such locks, or no such users.
     """
     folder = _folder(pool)
@@ -198,7 +199,7 @@ class _File:
 
 
 def _folder(pool: str) -> Path:
-    """Of this user, this machine and this pool. Containers that share a folder have names of their own."""
+    """Return the folder of this user, this machine and this pool. Containers that share a disk have others."""
     digest = hashlib.sha256(pool.encode()).hexdigest()[:32]  # a pool's name may be longer than a file's may be
     return Path(tempfile.gettempdir()) / f"twopc-{os.getuid()}" / socket.gethostname() / digest
 
@@ -211,14 +212,14 @@ def _make(folder: Path) -> None:
 
 
 def _require_own(path: Path, status: os.stat_result) -> None:
-    """Another user could lock the names, or hand out one twice."""
+    """Refuse another user's files: that user could lock the names, or hand one out twice."""
     if status.st_uid != os.getuid() or stat.S_ISLNK(status.st_mode):
         raise PermissionError(f"{path} is a link, or belongs to another user")
 
 
 @functools.cache
 def _boot() -> str:
-    """Tells this boot of this machine from others: a clone of its disk, or a disk that lost its last writes."""
+    """Return the id of this boot of this machine. A clone of its disk, or a disk that lost writes, has another."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -227,7 +228,7 @@ def _boot() -> str:
 
 @functools.cache
 def _warn(reason: str) -> None:
-    """Once a process."""
+    """Warn once per process."""
     logger.warning(
         "transactional ids can't be used again on this machine (%s), so each transaction has a new one, which its"
         " target keeps for days. Give the process a temporary folder (TMPDIR) that it may write to.",
@@ -240,7 +241,7 @@ def _to_json(use: Use) -> bytes:
 
 
 def _from_json(data: bytes) -> Use | None:
-    """None where there was no use, or none that can be made out."""
+    """Return the use, or None if there is none or it can't be read."""
     try:
         value = json.loads(data)
         incarnation, batch_id = value["round"]

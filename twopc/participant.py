@@ -28,13 +28,13 @@ Vote: TypeAlias = dict[str, Committable]
 
 
 VALIDATE_PATIENCE_S = 30.0
-"""How long a target may give no answer, such as while a broker finds out that it coordinates a group."""
+"""How long a target system may give no answer, such as while a broker learns that it coordinates a group."""
 
 
 class Participant:
-    """Begins at most one transaction per sink, at the first record for it, and rolls all back on an exception.
+    """Begins at most one transaction per sink, at its first record, and rolls all of them back on an exception.
 
-    Where a partition may be attempted more than once in a round, each attempt needs a ``serial`` of its own.
+    If a partition may be attempted more than once in a round, each attempt needs a ``serial`` of its own.
 
     >>> with Participant(sinks, round, partition=0) as participant:  # doctest: +SKIP
     ...     participant.write("orders", record_batch)
@@ -56,7 +56,7 @@ class Participant:
         self._schemas: dict[str, pa.Schema] = {}
 
     def write(self, sink: str, batch: pa.RecordBatch) -> None:
-        """Write an Arrow record batch to ``sink``. An empty one begins nothing: an empty transaction can't commit.
+        """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, which could not commit.
 
         Raises:
             Refused: the sink can't write records of this schema. Nothing of the batch was written.
@@ -76,7 +76,7 @@ class Participant:
         self._transactions[sink].bytes += batch.nbytes
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:
-        """The round has no decision yet, so a target that can't answer is waited for with patience, not for ever."""
+        """Validate with a limit on the wait: the round has no decision yet, so nothing depends on the answer."""
         what = f"look at what sink {name!r} writes to"
         try:
             with located(sink=name, batch_id=self._round.batch_id):
@@ -93,7 +93,7 @@ class Participant:
             self._copies[name] = sink.replay_copies.create(transaction_id, schema)
 
     def pre_commit(self) -> Vote:
-        """Pre-commit every transaction begun. From here on only the coordinator decides what becomes of them."""
+        """Pre-commit every transaction begun. From here on only the coordinator decides their outcome."""
         copies = {name: copy.finish() for name, copy in self._copies.items()}
         vote = {}
         for name, live in self._transactions.items():

@@ -1,6 +1,6 @@
-"""The phases of a coordinator. Every legal transition stands in one table; an illegal one raises and changes nothing.
+"""The phases of a coordinator. One table has every legal transition; an illegal one raises and changes nothing.
 
-The picture in ``docs/architecture.md`` is made from this table.
+A test compares the picture in ``docs/architecture.md`` with this table.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.COMMITTING: frozenset({Phase.SWEEPING}),
     Phase.SWEEPING: frozenset({Phase.IDLE}),
 }
-"""From each phase the ones that may follow. From every phase an error, or a stop, leads to CLOSED."""
+"""The phases that may follow each phase. In addition, an error or a stop leads from every phase to CLOSED."""
 
 
 def advance(current: Phase, following: Phase) -> Phase:
-    """``following``, if the table allows it after ``current``.
+    """Return ``following`` if the table allows it after ``current``.
 
     Raises:
-        RuntimeError: it doesn't: a defect of the coordinator, found before it does harm.
+        RuntimeError: the table does not allow it. The coordinator has a defect, found before it does harm.
     """
     if following is not Phase.CLOSED and following not in NEXT[current]:
         raise RuntimeError(f"a coordinator can't go from {current.value} to {following.value}")

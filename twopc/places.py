@@ -1,4 +1,4 @@
-"""Folders that a user names: of the commit log, of copies, of checkpoints, and of what sinks write."""
+"""Folders that users name: of commit logs, replay copies, checkpoints and sinks' output."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 LOCAL = (None, "file", "local")
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
-"""Hadoop's spelling, file:/data, which fsspec takes for a relative path."""
+"""Hadoop's spelling, file:/data, which fsspec reads as a relative path."""
 
 _HOST_AND_PORT = re.compile(r"[^:]*:\d+")
 
 _OF_BUCKETS = ("s3", "s3a", "s3n", "gs", "gcs")
 
 _ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs"}
-"""Protocols that are other spellings of one."""
+"""Other spellings of one protocol."""
 
 
 def parsed_place(what: str, place: object) -> tuple[str | None, str]:
-    """The protocol of a URL, None for a path, and the path in it.
+    """Return the protocol of a URL, or None for a path, and the path in it.
 
     Args:
         what: names the folder in an error.
-        place: what a user gave, as text or as an ``os.PathLike``.
+        place: the user's value, as text or as an ``os.PathLike``.
 
     Raises:
-        ConfigurationError: it is no text and no path; the URL is empty; it contains a password, which the message does
-            not repeat; a ``file://`` URL names a host; or the URL of an object store names no bucket.
+        ConfigurationError: the value is neither text nor a path; the URL is empty; it contains a password, which the
+            message does not repeat; a ``file://`` URL names a host; or the URL of an object store names no bucket.
     """
     url = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(url, str):
@@ -65,12 +65,12 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
 
 
 def canonical(protocol: str | None, path: str) -> str:
-    """The URL of what ``parsed_place`` returned."""
+    """Return the URL of what ``parsed_place`` returned."""
     return path if protocol is None else f"{protocol}://{path}"
 
 
 def _holds_password(protocol: str, rest: str) -> bool:
-    """A secret key of S3 may contain slashes. A port is none."""
+    """Whether the URL contains a password. A secret key of S3 may contain slashes; a port is no password."""
     authority, _, path = (rest.lstrip("/") if protocol in _OF_BUCKETS else rest).partition("/")
     user, at, _ = authority.rpartition("@")
     if at:
@@ -87,7 +87,7 @@ def _split(url: str) -> tuple[str | None, str]:
 
 
 def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
-    """Make sure that readers of what a sink writes do not find the files of ``what`` among its own.
+    """Make sure that readers of a sink's output do not find the files of ``what`` in it.
 
     Args:
         what: names the folder at ``url`` in the error.
@@ -95,10 +95,10 @@ def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, TwoPhaseCommi
         sinks: by name.
 
     Raises:
-        ConfigurationError: ``url`` is in the output folder of one of ``sinks``, or is that folder. Below a folder whose
-            name begins with ``_`` or ``.`` it may be: readers of data sets pass over these. They don't pass over a
-            partition, ``_a=1``, and Spark's reader not over ``_spark_metadata``. Or an output folder is inside ``url``,
-            and would be moved, restored or deleted with it.
+        ConfigurationError: ``url`` is the output folder of one of ``sinks``, or lies in it. It may lie below a folder
+            whose name begins with ``_`` or ``.``, which readers of data sets skip. They do not skip a partition such as
+            ``_a=1``, and Spark's reader does not skip ``_spark_metadata``. Or an output folder is inside ``url``, and
+            would be moved, restored or deleted with it.
     """
     for sink, output in ((name, sink.output_folder) for name, sink in sinks.items() if sink.output_folder):
         if _is_listed(_below(url, output)):
@@ -114,11 +114,11 @@ def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, TwoPhaseCommi
 
 
 def refuse_within_checkpoint(log: str, checkpoint: str) -> None:
-    """Make sure that the commit log has its folder to itself. In a subfolder of the checkpoint it may be: Spark opens
-    those that it knows by name, and does not list the folder.
+    """Make sure that the commit log has its folder to itself. A subfolder of the checkpoint is fine: Spark opens
+    its own subfolders by name, and does not list the checkpoint.
 
     Raises:
-        ConfigurationError: ``log`` is the folder of the query's checkpoint, or in what Spark keeps there.
+        ConfigurationError: ``log`` is the folder of the query's checkpoint, or lies in a subfolder that Spark uses.
     """
     below = _below(log, checkpoint)
     if below is not None and (not below or below[0] in _OF_SPARK):
@@ -142,7 +142,7 @@ def refuse_within_source(what: str, url: str, source: str) -> None:
         source: the folder of a file source, or a pattern of folders.
 
     Raises:
-        ConfigurationError: ``url`` is in it. Below a folder that readers pass over it may be, as for
+        ConfigurationError: ``url`` lies in it. It may lie below a folder that readers skip, as for
             ``refuse_within_outputs``.
     """
     if _is_listed(_below(url, source, fnmatch.fnmatchcase)):
@@ -160,7 +160,7 @@ def _beside(what: str) -> str:
 
 
 def _is_listed(below: tuple[str, ...] | None) -> bool:
-    """Whether readers of a folder find what is ``below``."""
+    """Whether readers of a folder find the files ``below`` it."""
     return below is not None and not any(map(_is_passed_over, below))
 
 
@@ -169,8 +169,8 @@ def _is_passed_over(folder: str) -> bool:
 
 
 def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator.eq) -> tuple[str, ...] | None:
-    """The folders that lead from ``folder`` to ``url``; None where ``url`` is elsewhere. ``is_same`` compares a name in
-    ``url`` with one in ``folder``."""
+    """Return the folders that lead from ``folder`` to ``url``, or None if ``url`` is elsewhere. ``is_same`` compares a
+    name in ``url`` with one in ``folder``."""
     store, path = _located(url)
     its_store, its_path = _located(folder)
     hosts = {host for _, host in (store, its_store) if host}  # without one, it is Hadoop's default
@@ -182,7 +182,7 @@ def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator
 
 
 def _located(url: str) -> tuple[tuple[str, str], tuple[str, ...]]:
-    """The store with its host, and the folders of the path."""
+    """Return the store with its host, and the folders of the path."""
     protocol, path = _split(url)
     if protocol in LOCAL:
         return ("file", ""), PurePosixPath(os.path.realpath(path)).parts

@@ -1,4 +1,4 @@
-"""Backends by name, through the entry-point group ``twopc``; loaded when asked for, not before."""
+"""Backends by name, through the entry-point group ``twopc``. Each is loaded when it is first asked for."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from twopc.sink import TwoPhaseCommitSink
 logger = logging.getLogger(__name__)
 
 _OF_DISTRIBUTION = re.compile(r"^twopc[-_](?=.)")
-"""What the name of a backend's distribution or module has before the backend's own."""
+"""The prefix of a backend's distribution or module, before the backend's own name."""
 
 _observers: list[tuple[object, pluggy.PluginManager]] = []  # each has a manager, so that none can silence another
 
 
 def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
-    """A sink of the backend registered as ``backend``, such as ``kafka`` or ``files``.
+    """Return a sink of the backend registered as ``backend``, such as ``kafka`` or ``files``.
 
     Raises:
-        ConfigurationError: no such backend, two of that name, one that can't be loaded, or a wrong option.
+        ConfigurationError: there is no such backend, two have that name, it can't be loaded, or an option is wrong.
     """
     return sink_class(backend)(options)  # type: ignore[call-arg]  # the hook's contract: one argument
 
 
 def sink_class(backend: str) -> type[TwoPhaseCommitSink[Any]]:
-    """The sink class of a backend. Raises like ``create_sink``."""
+    """Return the sink class of a backend. Raises like ``create_sink``."""
     entry_point = _find(backend)
     manager = _manager()
     try:
@@ -73,7 +73,7 @@ def _find(backend: str) -> EntryPoint:
 
 @functools.cache  # it reads metadata from disk, for some milliseconds, and is asked with every batch
 def distribution_of(sink: type[TwoPhaseCommitSink[Any]]) -> str:
-    """What to install for a sink's class: a distribution and its version; of one without entry point, its module."""
+    """Return what to install for a sink's class: a distribution and version, or the module if it has no entry point."""
     module = sink.__module__.partition(".")[0]
     for entry_point in entry_points(group=hookspecs.PROJECT):
         if entry_point.module.partition(".")[0] == module and entry_point.dist:
@@ -103,7 +103,7 @@ def unregister_observer(observer: object) -> None:
 
 
 def notify(event: Event) -> None:
-    """Tell every observer. What an observer raises is logged: it must not decide what becomes of a batch."""
+    """Report ``event`` to every observer. An observer's exception is logged: it must not decide the fate of a batch."""
     for observer, manager in tuple(_observers):
         try:
             manager.hook.twopc_event(event=event)

@@ -1,7 +1,8 @@
-"""Calls a coordinator's ``rest`` while it has no batch, and once more when its process ends.
+"""Call a coordinator's ``rest`` while it has no batch, and once more when its process ends.
 
-A query may rest for an hour between two batches, or run once a week for one. An attempt that begins after the last
-sweep would hold back readers all that time, and the next start would ask targets for what they may have forgotten.
+A query may rest for an hour between two batches, or run once a week for a single one. An attempt that begins after the
+last sweep would hold back readers all that time, and the next start would ask target systems about transactions that
+they may have forgotten.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from twopc.errors import Fenced
 logger = logging.getLogger(__name__)
 
 REST_INTERVAL_S = 10.0
-"""Longer than a busy query waits for its next batch, shorter than an operator waits for a reader that is held back."""
+"""Longer than a busy query waits for its next batch, shorter than an operator tolerates a reader that is held back."""
 
 
 class Resting:
-    """A thread that lives as long as its coordinator, from the first batch on."""
+    """A thread that runs from its coordinator's first batch until the coordinator is gone."""
 
     def __init__(self, rest: Callable[[], None], interval_s: float) -> None:
         self._rest = weakref.WeakMethod(rest)
@@ -32,9 +33,9 @@ class Resting:
         self._thread: threading.Thread | None = None
 
     def batch_ended(self) -> None:
-        """Count the interval anew."""
+        """Start the interval again."""
         self._busy.set()
-        _resting.add(self)  # again, where it was fenced and has recovered since
+        _resting.add(self)  # again, if it was fenced and has recovered since
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="twopc-rest", daemon=True)
             self._thread.start()
@@ -46,9 +47,9 @@ class Resting:
             self._busy.clear()
 
     def rest(self) -> None:
-        """Call ``rest``, and log what it raises: the next batch, or the next start, meets the same and says it.
+        """Call ``rest`` and log what it raises: the next batch, or the next start, meets the same error and raises it.
 
-        A fenced coordinator stops resting: a query that is started again in this process leaves its older one behind.
+        A fenced coordinator stops resting: a query that restarts in this process leaves its older coordinator behind.
         """
         rest = self._rest()
         if rest is not None:

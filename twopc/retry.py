@@ -1,4 +1,4 @@
-"""Repeat what a target could not answer: only its definite word ends a decided transaction."""
+"""Repeat calls that a target system could not answer: only its definite answer ends a decided transaction."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from twopc.plugins import notify
 logger = logging.getLogger(__name__)
 
 FIRST_LINE_S = 1.0
-"""A wait that is shorter is not logged."""
+"""Shorter waits are not logged."""
 
 LINES_APART_S = 60.0
-"""How far apart the log lines of one long wait are at most; until then each comes after twice the time of the last."""
+"""The longest time between two log lines of one wait. Until then, each line comes after twice the wait of the last."""
 
 
 ResultT = TypeVar("ResultT")
@@ -38,18 +38,18 @@ def until_answered(
 ) -> ResultT:
     """Call until no ``Retriable`` is raised, and return the result. ``what`` names the call to an operator.
 
-    Without ``patience_s`` there is no limit: only its target's definite word ends a decided transaction. ``waits`` are
-    the other calls of the same caller. Those of them that have the same name in ``among`` are logged together.
+    Without ``patience_s`` there is no limit: only the target system's definite answer ends a decided transaction.
+    ``waits`` holds the other calls of the same caller. Calls with the same name in ``among`` are logged together.
 
     Raises:
-        Retriable: there was no answer for ``patience_s``, or until ``waits.given_up`` was set.
+        Retriable: no answer came for ``patience_s``, or until ``waits.given_up`` was set.
     """
     waits = waits or Waits()
     ended = waits.given_up
 
     def told(state: tenacity.RetryCallState) -> None:
         error = state.outcome and state.outcome.exception()
-        reason = error.message if isinstance(error, Retriable) else str(error or "")
+        reason = error.message if isinstance(error, Retriable) else ""
         waited_s = state.seconds_since_start or 0.0
         event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, waited_s, waits.owner)
         waits.log(among or what, event)
@@ -92,13 +92,13 @@ class Waits:
 
     @property
     def longest_s(self) -> float:
-        """For how long the oldest call that waits now has waited; 0 where none does."""
+        """How long the oldest waiting call has waited; 0 if none waits."""
         with self._lock:
             now_s = time.monotonic()
             return max((now_s - since_s for calls in self._calls.values() for since_s in calls.values()), default=0.0)
 
     def log(self, name: str, event: CallRetried) -> None:
-        """Log a line for all calls of that name, if one is due."""
+        """Log one line for all calls of that name, if it is due."""
         now_s = time.monotonic()
         with self._lock:
             calls = self._calls.setdefault(name, {})

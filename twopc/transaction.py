@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from twopc.transactional_ids import TransactionId
 
-_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # of what is made of a transactional id
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # as made from a transactional id
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
 
@@ -18,7 +18,7 @@ class Transaction:
     """A live transaction on the participant that began it. Sinks subclass it to hold their handles."""
 
     may_time_out = True
-    """Whether its target system may roll it back after its decision, where the sink says so. Else it needs no copy."""
+    """Whether its target system may roll it back after its decision, if the sink's may. Otherwise it needs no copy."""
 
     def __init__(self, transaction_id: TransactionId) -> None:
         self.id = transaction_id
@@ -31,12 +31,12 @@ class Committable:
     """All that any process needs to commit or abort one transaction, after the one that wrote it is gone.
 
     Attributes:
-        transaction_id: the name under which the target knows the transaction.
-        handle: what else the target needs, as JSON. Together with the name it identifies exactly one transaction,
-            also after the name was used again. It holds no credentials: it is written to the commit log.
-        records: number of records written, or None where only the target was asked (``recover``).
-        replay_copy: name of the copy from which the records can be written again, or None where there is none.
-        bytes: of those records as Arrow holds them in memory, or None where that is not known.
+        transaction_id: the transaction's name in the target system.
+        handle: what else the target system needs, as JSON. Together with the name it identifies exactly one
+            transaction, even after the name was used again. The commit log keeps it, so it holds no credentials.
+        records: the number of records written, or None if only the target system was asked (``recover``).
+        replay_copy: the name of the copy from which the records can be written again, or None if there is none.
+        bytes: the size of these records as Arrow holds them in memory, or None if unknown.
     """
 
     transaction_id: str
@@ -46,7 +46,7 @@ class Committable:
     bytes: int | None = None
 
     def is_same_transaction(self, other: Committable) -> bool:
-        """Whether both name one transaction: same name, and no part of the handles that both have differs."""
+        """Whether both name one transaction: the name is the same, and so is every part that both handles have."""
         shared = self.handle.keys() & other.handle.keys()
         return self.transaction_id == other.transaction_id and all(
             self.handle[key] == other.handle[key] for key in shared
@@ -63,11 +63,11 @@ class Committable:
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> Committable:
-        """Raises KeyError or TypeError where ``value`` is not what ``to_json`` makes."""
+        """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
         transaction_id, handle, records = value["transaction_id"], value["handle"], value["records"]
         if not isinstance(transaction_id, str) or not isinstance(handle, dict):
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
-        replay_copy = value.get("replay_copy", value.get("replay_copy"))
+        replay_copy = value.get("replay_copy")
         if replay_copy is not None and (not isinstance(replay_copy, str) or not _FILE_NAME.fullmatch(replay_copy)):
             raise TypeError(f"a committable's replay copy must be a file name or null, not {replay_copy!r}")
         return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")))

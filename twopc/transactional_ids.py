@@ -1,8 +1,8 @@
 """The names of transactions: built and parsed here and nowhere else.
 
-A target that keeps nothing of a transaction that is gone (files, PostgreSQL) knows it by its exact name, never used
-twice. One that keeps every name for days, such as Kafka, gets names from a bounded pool: an attempt leases one
-(``leases``), and no other attempt has it until it is certainly dead.
+A target system that forgets finished transactions (files, PostgreSQL) gets exact names, which are never used twice. One
+that keeps every name for days, such as Kafka, gets names from a bounded pool: an attempt leases one (``leases``), and
+no other attempt has it until the first is certainly dead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Round:
-    """One attempt at one batch. Never a sum of the two numbers, which two drivers could share."""
+    """One attempt at one batch: a pair, since two drivers could share the sum of the numbers."""
 
     incarnation: int
     batch_id: int
@@ -37,9 +37,9 @@ class TransactionId:
     """The name of one transaction: which task attempt of which round writes to which sink of which log.
 
     Attributes:
-        partition: what it writes; for people.
-        serial: tells it from every other attempt of the round.
-        replay: how often it was written again after its target had rolled it back.
+        partition: the partition that it writes; for operators.
+        serial: a number that no other attempt of the round has.
+        replay: how often it was written again after its target system had rolled it back.
     """
 
     prefix: str
@@ -52,7 +52,7 @@ class TransactionId:
 
     @property
     def exact(self) -> str:
-        """Never used twice."""
+        """The exact name, never used twice."""
         round = self.round
         return f"{self._scope}.{round.incarnation}.{round.batch_id}.{self.partition}.{self.serial}.{self.replay}"
 
@@ -83,21 +83,21 @@ class TransactionalIdPool:
 
     @property
     def scope(self) -> str:
-        """What every name of this pool starts with, and no name of another pool does."""
+        """The start of every name of this pool, and of no name of another pool."""
         return f"{self.prefix}.{self.log_id}.{self.sink}."
 
     def allocate(self, round: Round, partition: int, serial: int | None = None) -> TransactionId:
-        """The name for one attempt of ``round`` at ``partition``.
+        """Return the id for one attempt of ``round`` at ``partition``.
 
-        ``serial`` is a number that no other attempt of the round has, whatever its partition: retries, speculative
-        copies and lost tasks that wake up late would else meet in one name, and the later of two would roll back what
-        the earlier has pre-committed. By default the partition: for one attempt at each.
+        ``serial`` is a number that no other attempt of the round has, whatever its partition. Otherwise retries,
+        speculative copies and lost tasks that wake up late would share a name, and the later of two would roll back
+        what the earlier has pre-committed. The default is the partition, for one attempt per partition.
         """
         number = partition if serial is None else serial
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, replay=0)
 
     def reallocate(self, lost: str, round: Round) -> TransactionId:
-        """The id for writing the transaction ``lost`` once more in ``round``. No attempt of the round has it.
+        """Return the id for writing the transaction ``lost`` again in ``round``. No attempt of the round has it.
 
         Raises:
             ValueError: ``lost`` was not allocated here.
@@ -110,34 +110,34 @@ class TransactionalIdPool:
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
 
     def lease(self, round: Round, is_new: bool = False) -> Lease:
-        """Lease a name for one attempt of ``round``, for targets that keep names. With ``is_new``, nobody has used
-        that name before.
+        """Lease a name for one attempt of ``round``, for target systems that keep names. With ``is_new``, the name was
+        never used before.
 
         Raises:
-            PoolExhausted: this machine has too many at once.
+            PoolExhausted: this machine leases too many names at once.
         """
         return leases.lease(self.scope, (round.incarnation, round.batch_id), is_new)
 
     def may_be_of(self, leased: str, batch_id: int) -> bool:
-        """Whether a leased name may be of that batch; it may be of another, too."""
+        """Whether a leased name may belong to that batch. It may belong to another, too."""
         return leased.rpartition(".")[2] == str(batch_id % BATCH_SLOTS)
 
     def owns_exact(self, transaction_id: str) -> bool:
-        """Whether it was allocated here, as an exact name."""
+        """Whether this pool allocated ``transaction_id`` as an exact name."""
         return re.fullmatch(re.escape(self.scope) + r"[0-9]+(\.[0-9]+){4}", transaction_id) is not None
 
     def round_of(self, exact: str) -> Round:
-        """The round that an exact name was allocated in."""
+        """Return the round in which an exact name was allocated."""
         incarnation, batch_id, *_ = map(int, exact.removeprefix(self.scope).split("."))
         return Round(incarnation, batch_id)
 
     def owns_leased(self, transaction_id: str) -> bool:
-        """Whether it was leased here, or named by the scheme before leases."""
+        """Whether this pool leased ``transaction_id``, or named it by the scheme before leases."""
         names = rf"({_LEASED}|{_BEFORE_LEASES})"
         return re.fullmatch(re.escape(self.scope) + names, transaction_id) is not None
 
     def not_owned(self, transaction_id: str) -> CorruptLog:
-        """The error for a committable that was not allocated here. Upholds: no log ends what is another's."""
+        """Return the error for a committable of another pool. Upholds: no log ends another log's transactions."""
         return CorruptLog(
             f"the commit log names transaction {transaction_id!r}, which is none of {self.scope!r}. Nothing was"
             " touched. Was the log edited? Restore it."

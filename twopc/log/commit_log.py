@@ -1,6 +1,6 @@
 """The commit log: the ordered, durable record of decisions. An append is the commit point for all sinks together.
 
-Entries (``entries``) are small JSON files, each created by put-if-absent in the slot after the tail.
+Entries (``entries``) are small JSON files. Each is created by put-if-absent in the slot after the tail.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from twopc.transaction import Committable, JsonValue
 logger = logging.getLogger(__name__)
 
 ENTRIES_KEPT = 32
-"""How many entries stay behind the tail, for people to read and to repair a checkpoint from; recovery needs the tail
-alone."""
+"""How many entries stay behind the tail, for operators and to repair a checkpoint. Recovery needs only the tail."""
 
 STARTS_KEPT = 32
-"""How many times as many stay while a query is started again and again and appends nothing else."""
+"""How many times as many entries stay while a query restarts again and again and appends nothing else."""
 
 
 def read_tail(store: LogStore) -> tuple[int, Entry] | None:
-    """The newest slot and its entry, or None where the log is empty."""
+    """Return the newest slot and its entry, or None if the log is empty."""
     while slots := store.slots():
         newest = slots[-1]
         # Gone, or overtaken: the slot may have been pruned between the listing and the read, and filled by a zombie
@@ -50,7 +49,7 @@ def read_tail(store: LogStore) -> tuple[int, Entry] | None:
 
 
 def read_decision(store: LogStore, batch_id: int) -> Entry | None:
-    """The newest kept entry of which ``batch_id`` is the newest decided batch, or None where it is pruned."""
+    """Return the newest kept entry whose newest decided batch is ``batch_id``, or None if it was pruned."""
     for slot in reversed(store.slots()):
         with contextlib.suppress(FileNotFoundError):  # pruned since, as all before it
             entry = parse(store.read(slot), _where(store, slot))
@@ -82,7 +81,7 @@ class CommitLog:
 
         Raises:
             LogMismatch, CorruptLog: nothing was changed.
-            InDoubt: the store did not say whether the entry was written; open again.
+            InDoubt: the store did not report whether the entry was written; open again.
         """
         warn_of_late_listings(store)
         while True:
@@ -100,10 +99,10 @@ class CommitLog:
 
     @classmethod
     def resume(cls, store: LogStore, log_id: str, incarnation: int) -> CommitLog:
-        """Go on with an incarnation that another process opened in the log of that id.
+        """Continue an incarnation that another process opened in the log of that id.
 
         Raises:
-            Fenced: it is not the log's newest.
+            Fenced: the incarnation is not the log's newest.
             CorruptLog: nothing was changed.
         """
         newest = read_tail(store)
@@ -133,11 +132,11 @@ class CommitLog:
         self._append(amended(self.tail, decision))
 
     def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
-        """Append that a person gives up decided transactions. Raises like ``abandoned`` and ``decide``."""
+        """Append that an operator gives up decided transactions. Raises like ``abandoned`` and ``decide``."""
         self._append(abandoned(self.tail, batch_id, given_up, by))
 
     def complete(self) -> None:
-        """Record that all that is decided is committed. Raises like ``decide``."""
+        """Record that everything decided is committed. Raises like ``decide``."""
         self._append(completed(self.tail))
 
     def close(self) -> None:
@@ -145,10 +144,10 @@ class CommitLog:
         self._append(closed(self.tail))
 
     def verify(self) -> None:
-        """Make sure that no newer coordinator has opened. Upholds: a zombie rolls back nothing that is not its own.
+        """Make sure that no newer coordinator has opened. Upholds: a zombie rolls back only its own transactions.
 
         Raises:
-            Fenced: one has.
+            Fenced: a newer coordinator has opened.
             Retriable: the log could not be read.
         """
         try:
@@ -168,7 +167,7 @@ class CommitLog:
 
 
 def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> Entry:
-    """The entry as it stands in the log: a repeated put gives it another id."""
+    """Return the entry as the log has it: a repeated put gives it another id."""
     entry = _put(store, slot, entry)
     # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
     # is compared because another zombie may have filled the pruned slot before this one.
@@ -178,9 +177,9 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> En
 
 
 def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
-    """Put the entry if the slot is free. An unknown outcome is settled by putting once more: either the entry is
-    written now, or the slot is taken, and its entry tells by whom. The second has an id of its own: should the first
-    land when both slot and entry are long pruned, it must not pass for the entry that counted."""
+    """Put the entry if the slot is free. A second put settles an unknown outcome: either the entry is written now, or
+    the slot is taken, and its entry shows by whom. The second entry has its own id: if the first lands when both slot
+    and entry are long pruned, it must not pass for the entry that counted."""
     tried = [entry]
     try:
         try:
@@ -211,7 +210,7 @@ def _put_once(store: LogStore, slot: int, entry: Entry) -> Entry:
 
 
 def _at(store: LogStore, slot: int, *entries: Entry) -> Entry | None:
-    """That of ``entries`` which stands in the slot, if any."""
+    """Return the one of ``entries`` that the slot has, if any."""
     try:
         data = store.read(slot)
     except FileNotFoundError:
@@ -245,7 +244,7 @@ def _fenced(store: LogStore, slot: int, entry: Entry) -> Fenced:
 
 
 def _prune(store: LogStore, tail: int, kept: int) -> None:
-    """Remove what lies far behind the tail, oldest first. A failure costs room, nothing else."""
+    """Remove entries far behind the tail, oldest first. A failure costs only space."""
     try:
         for slot in store.slots():
             if slot < tail - kept:

@@ -1,14 +1,14 @@
-"""The entries of a commit log, as values: what the next one is, and how each is written as JSON. No I/O.
+"""The entries of a commit log, as values: what the next entry is, and how entries are written as JSON. No I/O.
 
-Each entry repeats the newest decided batch and the decisions not known to be committed, so the newest alone tells all
-that recovery needs.
+Each entry repeats the newest decided batch and the decisions not known to be committed, so recovery needs only the
+newest entry.
 
-``open``    a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
-``decide``  a batch is decided, with every committable of every sink.
-``amend``   a decided batch has other committables: the target had rolled some back, and they were written again.
-``abandon`` a person gave up transactions of a decided batch, which no target will ever show.
-``complete`` all that is decided is committed: what the next decision would say, when none comes.
-``close``   a clean stop, and complete.
+``open``     a coordinator starts. Older coordinators find their next slot taken and learn that they are fenced.
+``decide``   a batch is decided, with every committable of every sink.
+``amend``    a decided batch has other committables: its target system rolled some back, and they were written again.
+``abandon``  an operator gave up transactions of a decided batch, which no target system will ever show.
+``complete`` everything decided is committed. The next decision would record it, but none has come.
+``close``    a clean stop; everything decided is committed.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ from twopc.transactional_ids import Round
 FORMAT = 1
 
 LONGEST_DECISION = 32 * 1024 * 1024
-"""In bytes; the decision of 70 000 files, each of a task, or of twice as many of a few. A longer one is not written."""
+"""In bytes: the decision of 70 000 files of as many tasks, or of twice as many files of a few. A longer one is not
+written."""
 
 MOST_TRANSACTIONS = 100_000
-"""Of one decision, which has some 300 bytes for each then. A batch that is certain to have more is refused before its
-tasks begin, rather than after each time that they have written it."""
+"""In one decision, which then has about 300 bytes for each. A batch that is certain to have more is refused before its
+tasks begin, rather than after every time that they have written it."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
-"""What is longer no coordinator wrote, and is not parsed: that takes many times its length in memory. The entries that
-carry a decision on differ from it by little."""
+"""In bytes. No coordinator writes a longer entry, so it is not parsed: that would take many times its length in memory.
+Entries that carry a decision forward are little longer than it."""
 
 _LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
 _SHORT = 120  # characters of what stands on one line
@@ -48,7 +49,7 @@ Kind = Literal["open", "decide", "amend", "abandon", "complete", "close"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What was decided for one batch: the committables of every sink, by the sink's name."""
+    """The decision of one batch: the committables of every sink, by the sink's name."""
 
     round: Round
     committables: Mapping[str, tuple[Committable, ...]]
@@ -60,7 +61,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Abandonment:
-    """What a person gave up of a decided batch, and who did so when: ``at`` is UTC, for people."""
+    """The transactions of a decided batch that an operator gave up, and by whom and when (``at``, in UTC)."""
 
     given_up: Decision
     by: str
@@ -72,19 +73,19 @@ class Entry:
     """One entry, and with it the whole state of the log at that point.
 
     Attributes:
-        entry_id: unique; tells whether an append whose reply was lost has succeeded.
-        log_id: names the log in transactional ids; chosen when the log is made.
+        entry_id: unique; shows whether an append whose reply was lost has succeeded.
+        log_id: the log's name in transactional ids, chosen when the log is created.
         owner: the query that the log belongs to.
-        incarnation: which start of a coordinator wrote this; the first is 1.
+        incarnation: the number of the coordinator start that wrote this entry; the first is 1.
         decided: the newest decided batch, or None before the first.
-        unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this says
+        unresolved: decisions whose commit is not known to be complete, oldest first. With ``decided`` this shows
             through which batch everything is committed.
-        written_at: UTC, for people. Nothing is decided by it.
-        abandoned: what people have given up, oldest first. It is carried forward, as entries are pruned and what is
-            missing from a target must stay on record.
-        prefixes: what the transactional ids of each sink start with, by the sink's name.
-        reads: what batch ``decided`` read, as whoever ran it told, or None where that is not known. It is carried on
-            until the next decision, as a batch may come again long after its commit.
+        written_at: in UTC, for operators. No decision depends on it.
+        abandoned: what operators have given up, oldest first. It is carried forward: entries are pruned, and what is
+            missing from a target system must stay on record.
+        prefixes: the prefix of each sink's transactional ids, by the sink's name.
+        reads: what batch ``decided`` read, as the caller of ``run`` gave it, or None if unknown. It is carried forward
+            until the next decision, since a batch may come again long after its commit.
     """
 
     kind: Kind
@@ -101,7 +102,7 @@ class Entry:
 
     @property
     def committed_through(self) -> int | None:
-        """The newest batch known to be committed with all before it, or None where there is none."""
+        """The newest batch known to be committed with all batches before it, or None if there is none."""
         return self.unresolved[0].batch_id - 1 if self.unresolved else self.decided
 
 
@@ -109,12 +110,12 @@ class Entry:
 
 
 def opened(tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = None) -> Entry:
-    """The entry of a coordinator that starts after ``tail``. ``sinks``: the prefix of each that it has; None if it only
-    looks after the log.
+    """Return the entry of a coordinator that starts after ``tail``. ``sinks``: the prefix of each of its sinks; None if
+    it only maintains the log.
 
     Raises:
-        LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or knows
-            one by another prefix.
+        LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or has
+            another prefix for one.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
@@ -138,11 +139,11 @@ def opened(tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = Non
 
 
 def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
-    """Refuse sinks that would not find what they have open. Upholds: every open transaction is found, also one that
-    its target never ends by itself.
+    """Refuse sinks that would not find their open transactions. Upholds: every open transaction is found, even one that
+    its target system never ends by itself.
 
     Raises:
-        LogMismatch: one of ``sinks``, given with their prefixes, had another in this log.
+        LogMismatch: one of ``sinks``, given with their prefixes, has another prefix in this log.
     """
     for name, prefix in sinks.items():
         known = tail.prefixes.get(name, prefix)
@@ -157,22 +158,22 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
 
 
 def decided(tail: Entry, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> Entry:
-    """The entry that decides ``decision``, of a batch that read ``reads``. It carries on what is not committed yet."""
+    """Return the entry that decides a batch that read ``reads``. It carries forward what is not committed yet."""
     carried = _unresolved(tail, committed_through)
     return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision), reads=reads)
 
 
 def amended(tail: Entry, decision: Decision) -> Entry:
-    """The entry that puts ``decision`` in the place of the unresolved one of the same batch."""
+    """Return the entry that replaces the unresolved decision of the same batch by ``decision``."""
     unresolved = tuple(decision if d.batch_id == decision.batch_id else d for d in tail.unresolved)
     return _next(tail, "amend", unresolved=unresolved)
 
 
 def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Entry:
-    """The entry that takes transactions out of an unresolved decision, and notes who gave them up.
+    """Return the entry that takes transactions out of an unresolved decision, and records who gave them up.
 
     Raises:
-        LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of them.
+        LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of the transactions.
     """
     unresolved = {decision.batch_id: decision for decision in tail.unresolved}
     if batch_id not in unresolved:
@@ -199,17 +200,17 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
 
 
 def completed(tail: Entry) -> Entry:
-    """The entry of a query that rests: everything decided is committed."""
+    """Return the entry of a query that rests: everything decided is committed."""
     return _next(tail, "complete", unresolved=())
 
 
 def closed(tail: Entry) -> Entry:
-    """The entry of a clean stop: everything decided is committed."""
+    """Return the entry of a clean stop: everything decided is committed."""
     return _next(tail, "close", unresolved=())
 
 
 def renamed(entry: Entry) -> Entry:
-    """The same entry by another id."""
+    """Return the same entry under another id."""
     return replace(entry, entry_id=_new_id())
 
 
@@ -233,10 +234,10 @@ def _now() -> str:
 
 
 def serialise(entry: Entry) -> bytes:
-    """One line per committable, so that people can read it with any pager and a decision stays small.
+    """Write an entry as JSON, with one line per committable: readable in any pager, and still small.
 
     Raises:
-        ConfigurationError: a decision is too long. What is decided already is always carried on.
+        ConfigurationError: a decision is too long. Earlier decisions are always carried forward.
     """
     value: dict[str, JsonValue] = {
         "format": FORMAT,
@@ -267,8 +268,8 @@ def serialise(entry: Entry) -> bytes:
 
 
 def _laid_out(value: JsonValue, depth: int = 0) -> str:
-    """JSON in lines of what belongs together: what is short stands on one, and a committable always does. Else each
-    number of its list of partitions would have a line and an indentation."""
+    """Lay JSON out in lines. A short value takes one line, and so does a committable of any length: otherwise each
+    number in its list of partitions would have a line and an indentation."""
     text = json.dumps(value)
     if depth == _LEVELS_OF_LINES or (depth and len(text) <= _SHORT) or not isinstance(value, dict | list):
         return text
@@ -292,10 +293,10 @@ def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
 
 
 def parse(data: bytes, where: str) -> Entry:
-    """The entry in ``data``. ``where`` names it in errors.
+    """Return the entry in ``data``. ``where`` names it in errors.
 
     Raises:
-        CorruptLog: anything but what ``serialise`` writes, or a later format.
+        CorruptLog: ``data`` is not what ``serialise`` writes, or has a later format.
     """
     try:
         if len(data) > LONGEST_ENTRY:

@@ -1,4 +1,4 @@
-"""For tests of twopc and of whatever is built on it: a sink in memory, and the contracts of sinks and log stores."""
+"""For tests of twopc and of what is built on it: a sink in memory, and the contracts of sinks and log stores."""
 
 from twopc.testing.contract import SinkContract
 from twopc.testing.log_store import LogStoreContract

@@ -1,4 +1,4 @@
-"""The contract of a sink as tests. A plugin's author subclasses ``SinkContract`` and gives two methods."""
+"""The contract of a sink as tests. A plugin's author subclasses ``SinkContract`` and implements two methods."""
 
 from __future__ import annotations
 
@@ -75,15 +75,15 @@ class SinkContract(ABC):
     kills: int = 40
     """How many processes are killed at most, each at another step of a batch."""
 
-    # What a subclass gives. -------------------------------------------------------------------------------------
+    # What a subclass implements. -------------------------------------------------------------------------------
 
     @abstractmethod
     def make_sink(self) -> TwoPhaseCommitSink[Any]:
-        """A new sink on the target system of the current test."""
+        """Return a new sink on the target system of the current test."""
 
     @abstractmethod
     def visible(self) -> list[str]:
-        """What a committed reader of the current test's target sees: the ``value`` of every record, in any order."""
+        """Return what a committed reader of the target system sees: the ``value`` of every record, in any order."""
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         """Records as the sink takes them; override where it needs other columns than ``value``. The values are short,

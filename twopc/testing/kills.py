@@ -1,4 +1,4 @@
-"""Processes that write one batch and are killed at a step of it, each followed by one that starts again.
+"""Processes that write one batch and are killed at one of its steps, each followed by one that starts again.
 
 ``kill_at_each_step`` starts a new Python, which imports the sink's module and forks twice for each step: a query that
 kills itself there, and one on the same log that recovers and runs the batch again. A step is a call of a sink's method,
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 HANGS_AFTER_S = 60
-"""No process here takes a second of its own. The time for a target that lets a new client wait, as it has just lost
-one, comes on top."""
+"""No process here takes a second by itself. A target system that has just lost a client may let a new one wait; that
+time comes on top."""
 
 _CALLS = ("open", "validate", "begin", "write", "pre_commit", "seal", "commit", "complete", "recover")
 _CALL = "call of "

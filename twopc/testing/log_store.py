@@ -1,4 +1,4 @@
-"""The contract of a log store as tests. Whoever keeps logs elsewhere subclasses ``LogStoreContract``."""
+"""The contract of a log store as tests. The author of a store subclasses ``LogStoreContract``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LogStoreContract(ABC):
 
     @abstractmethod
     def make_store(self) -> LogStore:
-        """A new store, with a client of its own, on the folder of the current test. Nothing is there at first."""
+        """Return a new store, with its own client, on the folder of the current test, which is empty at first."""
 
     # Entries. ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""A sink whose target is this process's memory: the smallest that keeps the whole contract."""
+"""A sink whose target system is this process's memory: the smallest sink that keeps the whole contract."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class MemoryTarget:
-    """The remote system: it outlives every sink that writes to it, as a broker does.
+    """The target system. It outlives every sink that writes to it, as a broker does.
 
     Attributes:
         visible: the records of committed transactions, in the order of their commits.
@@ -33,7 +33,7 @@ class MemoryTarget:
 
 
 class MemorySink(TwoPhaseCommitSink[Transaction]):
-    """Writes to a ``MemoryTarget``. It can't be pickled: the target is in this process."""
+    """Writes to a ``MemoryTarget``. It can't be pickled, since its target system is in this process."""
 
     def __init__(self, target: MemoryTarget) -> None:
         self.target = target

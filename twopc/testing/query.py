@@ -1,4 +1,4 @@
-"""One query on the target system of a ``SinkContract``: what its coordinator and its participants ask of the sink."""
+"""One query on the target system of a ``SinkContract``: the calls of its coordinator and its participants."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_ROUND = Round(incarnation=1, batch_id=0)
 
 
 class Query:
-    """Makes every call from a new sink, as a process does that knows nothing of the one before.
+    """Makes every call from a new sink, like a process that knows nothing of the one before.
 
     Args:
         make_sink: returns a new, unbound sink.
@@ -59,7 +59,7 @@ class Query:
         return sink
 
     def participant(self, schema: pa.Schema, round: Round = FIRST_ROUND, partition: int = 0) -> Participant:
-        """Return a task attempt whose sink the coordinator has validated ``schema`` with and sent to it."""
+        """Return a task attempt whose sink the coordinator has validated for ``schema`` and sent to it."""
         sink = self.sink()
         self.answered(sink.require_valid, schema)
         sent = pickle.loads(pickle.dumps(sink)) if self._travels else sink  # noqa: S301  # our own bytes
@@ -98,7 +98,7 @@ class Query:
         return self.answered(lambda: list(sink.recover()))
 
     def sweep(self) -> None:
-        """Roll back whatever is open, as a coordinator does with what is not decided, until there is nothing new."""
+        """Roll back every open transaction until nothing new is open, as a coordinator does with undecided ones."""
         aborted: list[Committable] = []
         while (found := self.recover()) and found != aborted:
             for committable in found:
