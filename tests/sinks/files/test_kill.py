@@ -30,7 +30,7 @@ from twopc_files.sink import FileSink
 
 sink = FileSink({"path": sys.argv[1]})
 sink.bind("orders", "log")
-participant = Participant({"orders": sink}, Round(1, 7), 3)
+participant = Participant({"orders": sink}, Round(1, 7), partition=3)
 participant.write("orders", pa.record_batch({"n": pa.array(range(1000))}))
 if sys.argv[2] == "after pre-commit":
     print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)

@@ -28,7 +28,7 @@ sink = PostgresSink({"conninfo": conninfo, "table": table, "upsert_by": upsert_b
 sink.prefix = prefix
 sink.bind("orders", "log")
 sink.open()
-participant = Participant({"orders": sink}, Round(1, 7), 3)
+participant = Participant({"orders": sink}, Round(1, 7), partition=3)
 participant.write("orders", pa.record_batch({"value": [str(n) for n in range(100)]}))
 if when == "after pre-commit":
     print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
