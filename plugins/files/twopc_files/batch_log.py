@@ -2,12 +2,12 @@
 
 An entry for every batch, ``13``, lists the batch's files; every tenth, ``19.compact``, lists all files there are. So
 all files of complete batches are in the newest compact entry and in those after it. That is the layout of the log that
-Spark's own file sink keeps (CompactibleFileStreamLog), and each ``LogFormat`` says what an entry looks like inside.
+Spark's own file sink keeps (CompactibleFileStreamLog), and each ``LogFormat`` defines the contents of an entry.
 
 Entry 0 lists what was in the folder when the log was begun; batch *n* is entry *n* + 1.
 
 Entries are created by put-if-absent and never changed. The older of two processes, which wakes up in the middle of
-its call, can therefore only create what is missing: an entry that the newer one has pruned, which nobody reads.
+its call, can therefore only create what is missing: an entry that the newer one has pruned, which no reader needs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CommittedFile:
 
     Attributes:
         path: below the sink's folder, such as ``day=2024-01-01/part-….parquet``.
-        size_bytes: how long it is.
+        size_bytes: its size.
         records: how many it has; None where that is not known.
         listed_ms: when the log listed it, in milliseconds since 1970; the log sets it.
     """
@@ -54,7 +54,7 @@ class CommittedFile:
 
 
 class LogFormat(Protocol):
-    """What an entry looks like inside."""
+    """The contents of an entry."""
 
     @property
     def folder(self) -> str:
@@ -64,10 +64,10 @@ class LogFormat(Protocol):
         """A whole entry."""
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """The owner, None where it names none, and the files.
+        """Return the owner, None where the entry names none, and the files.
 
         Raises:
-            ValueError, LookupError, TypeError: it is no such entry.
+            ValueError, LookupError, TypeError: the data is no such entry.
         """
 
 
@@ -78,8 +78,8 @@ class BatchLog:
         fs: an fsspec file system.
         folder: of the sink, as ``fs`` names it.
         format: of the log's entries.
-        owner: which sink of which commit log completes batches here; empty for a reader.
-        kept_for_s: how long an entry stays after it was written, if nobody needs it any more.
+        owner: the sink and commit log that complete batches here; empty for a reader.
+        kept_for_s: how long an entry that is no longer needed stays after it was written.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class BatchLog:
         self._entries = durable_folder(fs, self.path)
 
     def open(self) -> None:
-        """Before the first commit of an incarnation: begin the log where there is none, and see that it is ours.
+        """Before the first commit of an incarnation: begin the log where there is none, and check its owner.
 
         Raises:
             ConfigurationError: another program, or a query with another commit log, completes batches here; or the
@@ -103,7 +103,7 @@ class BatchLog:
             Retriable, OperatorRequired: as ``complete``.
         """
         self.require_put_if_absent()
-        with self._telling(f"the log of complete batches {self.path} can't be opened"):
+        with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
             if self._newest() is None:
                 # Listed before the put, so that of two processes the later one's list never gets in.
                 self._put(0, self._present())
@@ -112,8 +112,8 @@ class BatchLog:
             whose = f"{owner!r}, another query or a lost commit log" if owner else "another program"
             raise ConfigurationError(
                 f"the log of complete batches {self.path} was written by {whose}, and not by {self._owner!r}. Nothing"
-                " was written. Use another folder; or, when nobody writes this one any more, remove that log: the new"
-                " one begins with all files that the folder has."
+                " was written. Use another folder; or, when no program writes this one any more, remove that log: the"
+                " new one begins with all files that the folder has."
             )
 
     def require_put_if_absent(self) -> None:
@@ -124,7 +124,7 @@ class BatchLog:
             ConfigurationError: it can't.
             Retriable: the store does not answer.
         """
-        with self._telling(f"the log of complete batches {self.path} can't be opened"):
+        with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
             try:
                 self._entries.try_put_if_absent()
             except Unusable as error:
@@ -140,7 +140,7 @@ class BatchLog:
             Retriable: the store could not answer. Repeating the call is safe.
             OperatorRequired: the log was removed or is not ours, or a right is missing.
         """
-        with self._telling(f"batch {batch_id} is committed, and can't be listed in {self.path} yet"):
+        with self._mapping_errors(f"batch {batch_id} is committed, and can't be listed in {self.path} yet"):
             slot, newest = batch_id + 1, self._newest()
             if newest is None:
                 raise OperatorRequired(
@@ -154,7 +154,7 @@ class BatchLog:
             self._following = slot + 1
 
     def files(self) -> list[CommittedFile]:
-        """All files of complete batches, in the order in which the log listed them.
+        """Return all files of complete batches, in the order in which the log listed them.
 
         Raises:
             FileNotFoundError: there is no log.
@@ -211,7 +211,7 @@ class BatchLog:
     def _prune(self, slot: int) -> None:
         """Remove what no reader needs, oldest first, after each compact entry.
 
-        Also the compact entry before the newest is kept: from the two Spark tells the interval.
+        The compact entry before the newest is kept, too: Spark derives the interval from the two.
         """
         if not _is_compact(slot):
             return
@@ -235,7 +235,7 @@ class BatchLog:
         return max(self._slots(), default=None)
 
     def _read(self, read: Callable[[int], ResultT]) -> ResultT:
-        """What ``read`` makes of the newest entry, and of those that go with it."""
+        """Return the result of ``read`` for the newest entry, and those that go with it."""
         newest = self._newest()
         while newest is not None:
             try:
@@ -268,8 +268,8 @@ class BatchLog:
         return [CommittedFile(path, size) for path, size in sizes.items() if not any(map(_is_hidden, path.split("/")))]
 
     @contextlib.contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
-        """What an error of the store means. Every step may be repeated, whatever became of it."""
+    def _mapping_errors(self, what: str) -> Iterator[None]:
+        """Map errors of the store. Every step may be repeated, whatever its outcome."""
         try:
             yield
         except OSError as error:

@@ -31,12 +31,12 @@ _TARGET = re.compile(rf"(?:{_PARTITION}/)*part-[0-9]{{20,}}-[0-9]{{5,}}-[0-9]{{5
 
 @dataclass(frozen=True, slots=True)
 class FileHandle:
-    """What a committable's handle says of one file.
+    """One file in a committable's handle.
 
     Attributes:
         transaction_id: the transaction that the file is of.
         pending: its name in the store before its commit: that of a pending file, or the id of an upload.
-        target: its path below the sink's folder after its commit; "" where only the store was asked and can't tell.
+        target: its path below the sink's folder after its commit; "" where only the store was asked.
         size_bytes: how long it is; None where only the store was asked.
         parts: a digest of the parts of its upload; "" in a store without.
     """
@@ -62,7 +62,7 @@ DECIDABLE = "files"
 
 OPEN = "open"
 """The key of the files in the handle of one that recovery found. Another key, as some of them may be published by then,
-and others not found yet: the name alone tells which transaction it is."""
+and others not found yet: the name alone identifies the transaction."""
 
 
 def decidable_files(committable: Committable) -> list[FileHandle]:

@@ -23,7 +23,7 @@ OWNER = "the file sink"
 
 def _delimiter(given: Any) -> str:
     delimiter = "\t" if given == r"\t" else str(given)
-    # What pyarrow's writer takes, less what no reader could tell from something else.
+    # The characters that pyarrow's writer takes, without those that readers could confuse.
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise ValueError
     return delimiter

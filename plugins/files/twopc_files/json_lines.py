@@ -81,7 +81,7 @@ def conversion(type_: pa.DataType) -> Convert:
     """How values of ``type_`` are written.
 
     Raises:
-        TypeError: they can't be; the message says which part of the type and why.
+        TypeError: they can't be; the message names the part of the type and the reason.
     """
     for is_types, make in _CONVERSIONS:
         if any(is_type(type_) for is_type in is_types):

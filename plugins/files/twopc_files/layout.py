@@ -160,7 +160,7 @@ class Files:
                 self._finish(folder)
 
     def discard(self) -> None:
-        """Let go of the writers; the files are left to whoever created them. Raises nothing."""
+        """Let go of the writers; the files are left to their creator. Raises nothing."""
         self._waiting.clear()
         for file in self._open.values():
             file.writer.discard()
@@ -244,7 +244,7 @@ def split(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> Iterator[tupl
 
 
 def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> pa.StringArray:
-    """The folder of each record. Names are made once for each value, not for each record."""
+    """The folder of each record. Names are made once per value, not per record."""
     levels = []
     for column in partition_by:
         values = batch.column(column).dictionary_encode(null_encoding="encode")

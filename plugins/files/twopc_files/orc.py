@@ -7,7 +7,7 @@ Measured with pyarrow 26 and Spark 4.2:
 | --- | --- |
 | timestamp without a zone | a moment, taken as of UTC; asked for as TIMESTAMP_NTZ it fails |
 | a fraction of a second before 1970 | nothing: it fails for the whole file |
-| a day before 15 October 1582 | another day, as the file does not say that its calendar is the Gregorian one |
+| a day before 15 October 1582 | another day, as the file does not name its calendar, the Gregorian one |
 
 Nullability of columns is not kept: ORC has no word for it.
 """

@@ -38,11 +38,11 @@ NEEDS_AN_OPERATOR = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 )
 
-# EIO is in neither set: the store may have done it or not, and may tell something else when asked again.
+# EIO is in neither set: the store may have done it or not, and may answer differently when asked again.
 
 SYNC_MAY_PASS = BUSY - {errno.EBUSY}
 """A kernel reports a failed write-back once, and the next fsync may succeed though the data never reached the disk (the
-PostgreSQL project's "fsyncgate", 2018). So of an fsync's errors only those are repeated that say it never began."""
+PostgreSQL project's "fsyncgate", 2018). So only errors that prove that the fsync never began are repeated."""
 
 
 def is_to_be_published(seen: Sight, file: FileHandle, what: str, records: int | None) -> bool:

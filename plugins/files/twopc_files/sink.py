@@ -237,7 +237,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             TransactionLost: a pending file is gone, and no target is there.
             OutcomeUnknown: the store does not report it, or the file has another length.
             OperatorRequired: a foreign file has the target's name, or a right is missing; not committed.
-            CorruptLog: the committable is none of this sink's.
+            CorruptLog: the committable is not of this sink.
         """
         answers = self._for_each(self._decidable(committable), partial(self._failure, committable))
         failures = [failure for failure in answers if failure]

@@ -236,12 +236,12 @@ class KafkaOptions:
             Spark's own sink, the option wins over the column.
         delivery: ``exactly-once``, ``at-least-once`` (flushed, no transaction) or ``none`` (not even flushed).
         writer: ``arrow``: the sink's own, faster one, for ``exactly-once``; or ``librdkafka``.
-        two_phase_commit: whether transactions are to have no time-out (KIP-939): ``auto``, ``require`` or ``off``.
+        two_phase_commit: whether transactions are to have no timeout (KIP-939): ``auto``, ``require`` or ``off``.
         prefix: what transactional ids start with; rights are granted on it.
         commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
         asks_for_most: ``transaction.timeout.ms`` is not the user's: the most that the broker grants is best.
         properties: librdkafka's.
-        has_timeout: whether transactions have one, as the brokers told. Not the user's.
+        has_timeout: whether transactions have a timeout, by the brokers' answer. Not the user's.
     """
 
     topic: str | None
@@ -269,7 +269,7 @@ class KafkaOptions:
 
     @property
     def timeout_to_begin_with_ms(self) -> int | None:
-        """What a transaction is begun with: its time-out, or None for none."""
+        """The timeout that a transaction is begun with, or None for none."""
         return self.transaction_timeout_ms if self.has_timeout else None
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:

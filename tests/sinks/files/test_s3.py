@@ -733,7 +733,7 @@ from twopc_files.sink import FileSink
 
 sink = FileSink(json.loads(os.environ["SINK"]))
 sink.bind("orders", "log")
-participant = Participant({"orders": sink}, Round(1, 7), 3)
+participant = Participant({"orders": sink}, Round(1, 7), partition=3)
 participant.write("orders", pa.record_batch({"value": ["a", "b"]}))
 if sys.argv[1] == "after pre-commit":
     print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)

@@ -59,7 +59,7 @@ class Local:
     def create(self, transaction_id: str, number: int, target: str) -> LocalFile:
         name = pending_name(transaction_id, number)
         make_folder(self._pending)
-        # x: an exact id is never used twice, so whoever wrote a file of this name still owns it.
+        # x: an exact id is never used twice, so an existing file of this name still belongs to its writer.
         file = open(self._pending / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
         return LocalFile(self, FileHandle(transaction_id, name, target), file)
 
@@ -174,7 +174,7 @@ class LocalFile(PendingFile):
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """None only where the system says that there is no such file: any other error is no answer."""
+    """Return None only where the system reports that there is no such file: any other error is no answer."""
     try:
         return path.lstat()
     except FileNotFoundError:

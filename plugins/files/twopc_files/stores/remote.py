@@ -114,7 +114,7 @@ class Remote:
                     return False
         return True
 
-    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # such stores tell of rights when they are used
+    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # such stores check rights when they are used
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
@@ -156,7 +156,7 @@ class Remote:
         return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def _size(self, path: str) -> int | None:
-        """None only where the store says that there is no such file: any other error is no answer."""
+        """Return None only where the store reports that there is no such file: any other error is no answer."""
         try:
             info = _ask(self._fs.info, path)
         except FileNotFoundError:
@@ -217,7 +217,7 @@ class RemoteFile(PendingFile):
 
 
 def _ask(call: Callable[..., ResultT], *arguments: object, **keywords: object) -> ResultT:
-    """Have any error of the file system be an OSError that tells what it means."""
+    """Call the file system, and translate its errors to an OSError whose number has the meaning."""
     try:
         return call(*arguments, **keywords)
     except Exception as error:
@@ -236,7 +236,7 @@ def _translated(error: Exception) -> OSError:
         (FileNotFoundError, errno.ENOENT),
         (FileExistsError, errno.EEXIST),
         ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
-        (OSError, errno.EAGAIN),  # of no kind and no number: how HTTP libraries tell that there was no good answer
+        (OSError, errno.EAGAIN),  # of no kind and no number: HTTP libraries raise it where there was no good answer
     ):
         if isinstance(error, kinds):
             return OSError(number, text)

@@ -49,7 +49,7 @@ PARTS_OF_ONE_SIZE = 1000
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
 _GRANT = "Grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
-"""S3's answer to a HEAD has no body that would say what is missing."""
+"""S3's answer to a HEAD has no body that would name what is missing."""
 
 # S3 wants the checksums back that it was given, if a bucket or the option s3_additional_kwargs asks for any.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
@@ -168,7 +168,7 @@ class S3:
         return S3File(self, FileHandle(transaction_id, upload, target))
 
     def owns(self, file: FileHandle) -> bool:
-        """An upload's id says nothing of its owner, and is used only together with the target's key, which does."""
+        """An upload's id does not name its owner. It is used only together with the target's key, which does."""
         return bool(file.target) and file.pending.isascii() and file.pending.isprintable()
 
     def where(self, file: FileHandle) -> str:
@@ -191,7 +191,7 @@ class S3:
     def may_hide_s(self, file: FileHandle) -> float:
         return HIDDEN_S + (file.size_bytes or 0) / ASSEMBLED_BYTES_PER_S
 
-    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # S3 tells of rights when they are used
+    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # S3 checks rights when they are used
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
@@ -237,7 +237,7 @@ class S3:
 
         Raises:
             FileNotFoundError: there is no such upload or object.
-            OSError: any other error, by a number that tells what it means for a commit.
+            OSError: any other error; its number has the meaning for a commit.
         """
         fs, _ = self.located()
         try:
@@ -343,7 +343,7 @@ _DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "Au
 """Refusals of credentials that S3 does not answer with 401 or 403."""
 
 _BUSY = frozenset(("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "OperationAborted"))
-"""S3 says some of them with 200, 400 or 409."""
+"""S3 returns some of them with 200, 400 or 409."""
 
 _NO_ANSWER = (
     boto.ConnectionError,
@@ -358,7 +358,7 @@ _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.P
 
 
 def translated(error: Exception) -> OSError:
-    """What S3 or its client said, as an error that says by its number what it means for a commit."""
+    """Translate an error of S3 or its client to one whose number has the meaning for a commit."""
     cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
     text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, boto.ClientError):

@@ -20,7 +20,7 @@ class PendingFile(io.RawIOBase):
     """A pending file: not yet committed, binary, written from start to end, seen by no reader.
 
     Attributes:
-        handle: what a committable says of it; complete after ``close``.
+        handle: its entry in a committable; complete after ``close``.
         buffer_bytes: what it holds in memory at most before it goes to the store.
     """
 
@@ -72,7 +72,7 @@ class Sight:
 class Store(Protocol):
     """One place for files. A value: it travels to the participants with its sink, and its repr shows no credentials.
 
-    It only acts and tells. What follows from what it tells is decided in ``outcomes.py``. Every method but ``owns`` and
+    It only acts and reports. ``outcomes.py`` decides what follows. Every method but ``owns`` and
     ``where`` may raise OSError, whose ``errno`` has the meaning that it has in ``outcomes.py``, whatever the store.
     """
 
@@ -88,7 +88,7 @@ class Store(Protocol):
         """Fsspec's file system, and the folder of committed files on it."""
 
     def meaning(self, error: Exception) -> OSError:
-        """An error of its client, by a number that tells what it means."""
+        """Translate an error of its client to one whose number has the meaning."""
 
     def require_answer(self) -> None:
         """Whether it is there and answers; changes nothing."""
@@ -98,7 +98,7 @@ class Store(Protocol):
         again."""
 
     def check(self) -> Iterable[CheckResult]:
-        """What only this kind of store can tell of itself."""
+        """The checks of this kind of store alone."""
 
     def create(self, transaction_id: str, number: int, target: str) -> PendingFile:
         """A new, empty file, the ``number``-th of its transaction, that is to be published as ``target``."""
