@@ -1,6 +1,6 @@
 """A Spark driver as a process of its own, for tests that kill it or lose its executors.
 
-``python driver.py '{"scene": NAME, "folder": ..., ...}'``, as ``driver`` starts it. The scenes:
+``python -m tests.spark.driver '{"scene": NAME, "folder": ..., ...}'``, as ``driver`` starts it. The scenes:
 
 - ``counts``: a stateful query into Kafka, PostgreSQL and files. ``kills`` maps a batch to the event at which the driver
   kills itself and its process group, once per batch. The next start continues from there. Events of the coordinator are
@@ -27,6 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import twopc
+from tests.support.kills import kill_all_of
+from tests.support.pages import ROOT
+from tests.support.spark_session import session, write_all
 from twopc.events import BatchFinished, Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink, FileTransaction
@@ -41,36 +44,17 @@ BACKENDS = Path(__file__).with_name("backends")
 
 HELD_S = 60
 
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 
 @contextlib.contextmanager
 def driver(job: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Iterator[subprocess.Popen[bytes]]:
     """Start a driver, and end it and everything that it started. Its output is appended to ``driver.log``."""
-    from tests.support.kills import kill_all_of
-
     with (Path(job["folder"]) / "driver.log").open("ab") as log:
-        command = [sys.executable, __file__, json.dumps(job)]
-        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        command = [sys.executable, "-m", "tests.spark.driver", json.dumps(job)]
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment, start_new_session=True)
         try:
             yield process
         finally:
             kill_all_of(process)
-
-
-def session(master: str, settings: Mapping[str, str]) -> SparkSession:
-    """Create the driver's session."""
-    from pyspark.sql import SparkSession
-
-    always = {
-        "spark.ui.enabled": "false",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": SMALL_JVM,
-    }
-    builder = SparkSession.builder.master(master).config(map={**always, **settings})
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
 
 
 # A query that is killed. -------------------------------------------------------------------------------------------
@@ -165,20 +149,14 @@ def count_events(
     if postgres is not None:
         sinks["counts"] = twopc.create_sink("postgres", postgres)
     sinks["archive"] = HeldFileSink({"path": str(folder / "archive"), "format": "parquet"}, folder / "hold")
-    (
-        counts.writeStream.foreachBatch(foreach_batch(sinks, log=(folder / "log").as_uri()))
-        .outputMode("update")
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    write = foreach_batch(sinks, log=(folder / "log").as_uri())
+    write_all(counts.writeStream.foreachBatch(write).outputMode("update"), folder / "checkpoint")
 
 
 def run_counts(job: dict[str, Any]) -> None:
     folder = Path(job["folder"])
     twopc.register_observer(Killer(folder, job["kills"]))
-    spark = session("local[2]", {"spark.sql.shuffle.partitions": "2"})
+    spark = session()
     count_events(spark, folder, job["kafka"], job["postgres"])
 
 
@@ -188,26 +166,17 @@ def run_counts(job: dict[str, Any]) -> None:
 def write_distinct(spark: SparkSession, folder: Path, options: dict[str, str]) -> None:
     """Write each value once, as far as the state knows it."""
     spark.dataSource.register(TwoPhaseCommitDataSource)
-    (
-        spark.readStream.schema("value STRING")
-        .option("maxFilesPerTrigger", 1)
-        .json(str(folder / "source"))
-        .dropDuplicates(["value"])
-        .writeStream.format("twopc")
-        .options(**options)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    records = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1).json(str(folder / "source"))
+    writer = records.dropDuplicates(["value"]).writeStream.format("twopc").options(**options)
+    write_all(writer, folder / "checkpoint")
 
 
 def run_data_source(job: dict[str, Any]) -> None:
     folder = Path(job["folder"])
     for fault in folder.glob("faults/*"):
         fault.write_text(f"kill {os.getpgrp()}")
-    settings = {"spark.sql.shuffle.partitions": "2", "spark.executorEnv.PYTHONPATH": str(BACKENDS)}
-    write_distinct(session("local[2]", settings), folder, job["options"])
+    spark = session(settings={"spark.executorEnv.PYTHONPATH": str(BACKENDS)})
+    write_distinct(spark, folder, job["options"])
 
 
 # Two executors. ----------------------------------------------------------------------------------------------------
@@ -221,14 +190,7 @@ def write_shuffled(spark: SparkSession, folder: Path, sinks: dict[str, Any], par
     def shuffled(batch: DataFrame, number: int) -> None:
         write(batch.repartition(partitions, "id"), number)
 
-    (
-        source.json(str(folder / "source"))
-        .writeStream.foreachBatch(shuffled)
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-        .awaitTermination()
-    )
+    write_all(source.json(str(folder / "source")).writeStream.foreachBatch(shuffled), folder / "checkpoint")
 
 
 def failure(spark: SparkSession, folder: Path, sinks: dict[str, Any], partitions: int = 4) -> str:
@@ -262,10 +224,8 @@ def run_cluster(job: dict[str, Any]) -> None:
         # A daemon that has done its imports: workers that die are back at once.
         "spark.python.daemon.module": "tests.campaigns.storm.daemon",
         "spark.executorEnv.PYTHONPATH": str(Path.cwd()),
-        "spark.executor.extraJavaOptions": SMALL_JVM,
     }
-    spark = session("local-cluster[2,1,600]", settings)
-    spark.sparkContext.setLogLevel("OFF")
+    spark = session("local-cluster[2,1,600]", settings, log_level="OFF")
     sys.path.insert(0, str(BACKENDS))  # of this process only
     faults = folder / "faults"
     faults.mkdir()
