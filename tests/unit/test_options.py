@@ -60,7 +60,7 @@ class Backend:
         with pytest.raises(ConfigurationError) as refused:
             self.make(options)
         assert refused.value.__cause__ is refused.value.__context__ is None  # either could repeat a value
-        return str(refused.value)
+        return refused.value.message
 
 
 def backends(checkpoint: Path) -> list[Backend]:
