@@ -8,6 +8,7 @@ the page with the classes.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,9 +49,12 @@ def _described(kind: type[TwoPhaseCommitError]) -> Iterator[str]:
             yield _markdown(section.value)
         elif section.kind is griffe.DocstringSectionKind.attributes:
             yield "Attributes:"
-            yield "\n".join(
-                f"- `{each.name}`: {' '.join(_markdown(each.description).split())}" for each in section.value
-            )
+            yield "\n".join(_item(each.name, each.description) for each in section.value)
+
+
+def _item(name: str, description: str) -> str:
+    text = f"- `{name}`: {' '.join(_markdown(description).split())}"
+    return "\n".join(textwrap.wrap(text, 120, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _markdown(text: str) -> str:
