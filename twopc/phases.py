@@ -1,6 +1,6 @@
 """The phases of a coordinator. Every legal transition stands in one table; an illegal one raises and changes nothing.
 
-The picture in ``docs/architecture.md`` is made from this table.
+The picture in ``docs/architecture.md`` is compared with this table by a test.
 """
 
 from __future__ import annotations
