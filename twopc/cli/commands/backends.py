@@ -46,7 +46,7 @@ def _why_not(backend: str) -> str | None:
     try:
         sink_class(backend)
     except ConfigurationError as error:
-        return str(error)
+        return error.message
     return None
 
 

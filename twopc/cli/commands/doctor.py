@@ -72,7 +72,7 @@ def _checks_of_sink(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[CheckR
         if listing.result is CheckStatus.PASSED:
             yield from sink.check()
     except (TwoPhaseCommitError, OSError) as error:
-        yield CheckResult.failed("remaining checks", str(error))
+        yield _failed("remaining checks", error)
     finally:
         sink.close()
 
@@ -96,7 +96,11 @@ def _checks_of_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> It
         check_prefixes(history.tail, {name: sink.prefix for name, sink in sinks.items()})
         yield CheckResult.passed(f"commit log of query {history.tail.owner}: all entries can be read")
     except (TwoPhaseCommitError, OSError) as error:
-        yield CheckResult.failed("commit log", str(error))
+        yield _failed("commit log", error)
+
+
+def _failed(check: str, error: TwoPhaseCommitError | OSError) -> CheckResult:
+    return CheckResult.failed(check, error.message if isinstance(error, TwoPhaseCommitError) else str(error))
 
 
 def _checks_of_mount(store: LogStore) -> Iterator[CheckResult]:
