@@ -196,13 +196,13 @@ class Control:
             What to await for the response.
         """
         patience_ms = self._patience_ms(node)
-        if node is not None and self.manager.sends_at_once(node):
+        if node is None or self.manager.sends_at_once(node):  # of several, each has its turn within the timeout
             answer = self.manager.send(request, node, patience_ms)
         else:
             answer = self.manager.call_soon(self._connect_and_send, request, node, patience_ms)
         return answer.add_both(functools.partial(self._note, node, self._silences[node] + 1, answer))
 
-    async def _connect_and_send(self, request: Any, node: int | None, patience_ms: int) -> Any:
+    async def _connect_and_send(self, request: Any, node: int, patience_ms: int) -> Any:
         """Send a request as soon as there is a connection. kafka-python's timeout does not cover the wait for that."""
         return await self.manager.wait_for(self.manager.send(request, node, patience_ms), patience_ms)
 
