@@ -24,7 +24,8 @@ from twopc import Participant, Round
 from twopc_postgres import PostgresSink
 
 conninfo, table, prefix, upsert_by, when = sys.argv[1:]
-sink = PostgresSink({"conninfo": conninfo, "table": table, "upsert_by": upsert_by})
+key = {"upsert_by": upsert_by} if upsert_by else {}
+sink = PostgresSink({"conninfo": conninfo, "table": table, **key})
 sink.prefix = prefix
 sink.bind("orders", "log")
 sink.open()
