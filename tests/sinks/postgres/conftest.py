@@ -51,7 +51,9 @@ class Place:
         return [value for (value,) in self.ask("SELECT value FROM {} ORDER BY value")]
 
     def unbound(self, **options: Any) -> PostgresSink:
-        sink = PostgresSink({"conninfo": self.server.conninfo, "table": self.table, **options})
+        """A new sink. Empty options are left out."""
+        given = {name: value for name, value in options.items() if value != ""}
+        sink = PostgresSink({"conninfo": self.server.conninfo, "table": self.table, **given})
         sink.prefix = self.prefix
         return sink
 

@@ -38,6 +38,7 @@ def test_the_backend_is_found_by_its_name() -> None:
         ({"table": ""}, "needs the option 'table'"),
         ({"table": "a.b.c"}, "'table' of the postgres sink must be a name such as"),
         ({"upsert_by": "id,,day"}, "'upsert_by' of the postgres sink must be names of columns"),
+        ({"upsert_by": ""}, "'upsert_by' of the postgres sink must be names of columns"),
         ({"lock_timeout_s": "soon"}, "'lock_timeout_s' of the postgres sink must be seconds from 0.001 to 86400"),
         ({"lock_timeout_s": "nan"}, "'lock_timeout_s' of the postgres sink must be seconds"),
         ({"upsert": "id"}, "no option 'upsert'. Did you mean 'upsert_by'"),

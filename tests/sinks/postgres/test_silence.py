@@ -8,8 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+import psutil
 import psycopg
 import pytest
 
@@ -106,13 +107,15 @@ def test_a_commit_that_a_stopped_server_does_not_answer_is_repeated(
     sink = own_place.sink()
     stopped = all_of(own_server._process)  # type: ignore[arg-type]  # it runs
     for process in stopped:
-        process.send_signal(signal.SIGSTOP)
+        with suppress(psutil.NoSuchProcess):  # the server's workers come and go
+            process.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(Retriable, match="wait timeout expired"):
             sink.commit(committable)
     finally:
         for process in stopped:
-            process.send_signal(signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGCONT)
     sink.commit(committable)
     assert own_place.values() == ["a"]
 
