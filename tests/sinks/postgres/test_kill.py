@@ -17,8 +17,8 @@ pytestmark = pytest.mark.crash
 
 
 def written(place: Place, when: str = AFTER, upsert_by: str = "") -> Committable | None:
-    options = {"conninfo": place.server.conninfo, "table": place.table, "upsert_by": upsert_by}
-    return killed_writer("postgres", options, when, place.prefix)
+    options = {"conninfo": place.server.conninfo, "table": place.table}
+    return killed_writer("postgres", {**options, "upsert_by": upsert_by} if upsert_by else options, when, place.prefix)
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
