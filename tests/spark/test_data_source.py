@@ -95,14 +95,16 @@ def start(
     plan: Callable[[DataFrame], DataFrame] = lambda source: source,
     mode: str = "append",
     columns: Sequence[str] = VALUE,
-    **more: str,
+    **more: str | None,
 ) -> StreamingQuery:
+    """Start the query. An option that is None is left out."""
     pipeline = target.pipeline
+    options = {"checkpointLocation": str(pipeline.checkpoint), "log": str(pipeline.log), **target.options, **more}
     return (
         plan(pipeline.source())
         .selectExpr(*columns)
         .writeStream.format("twopc")
-        .options(**{"checkpointLocation": str(pipeline.checkpoint), "log": str(pipeline.log), **target.options, **more})
+        .options(**{name: value for name, value in options.items() if value is not None})
         .outputMode(mode)
         .trigger(availableNow=True)
         .start()
@@ -261,11 +263,11 @@ def test_a_decision_that_came_in_between_is_not_rolled_back(files: Target) -> No
 def test_by_default_the_log_is_in_the_checkpoint_folder_and_a_deleted_checkpoint_takes_it_along(files: Target) -> None:
     checkpoint = files.pipeline.checkpoint
     files.pipeline.add_batch(rows(1))
-    run(files, log="", checkpointLocation=f"file:{checkpoint}")
+    run(files, log=None, checkpointLocation=f"file:{checkpoint}")
     assert (checkpoint / "twopc-log" / f"{2:020d}.json").exists()
 
     shutil.rmtree(checkpoint)
-    run(files, log="")
+    run(files, log=None)
     assert files.shows(1, 1)  # a new query reads all of its source again
 
 

@@ -339,7 +339,7 @@ def _margin_ms(margin_ms: int | None, timeout_ms: int) -> int:
     if margin_ms is None:
         return timeout_ms // 3  # a driver that dies after the decision has that long to be restarted
     if margin_ms >= timeout_ms:
-        raise wrong_value(OWNER, "commit.margin.ms", "a whole number below 'transaction.timeout.ms'")
+        raise wrong_value(OWNER, "commit.margin.ms", f"a whole number below 'transaction.timeout.ms' ({timeout_ms})")
     return margin_ms
 
 

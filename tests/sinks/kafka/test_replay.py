@@ -150,7 +150,14 @@ def test_a_time_out_that_the_broker_does_not_grant_is_refused_before_anything_is
         Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query").run(0, lambda _: [])
 
 
-@pytest.mark.parametrize("margin", ["-1", "60000", "soon"])
-def test_a_margin_that_leaves_no_time_is_refused(margin: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"'commit\.margin\.ms'.*60000"):
+@pytest.mark.parametrize(
+    ("margin", "must_be"),
+    [
+        ("-1", "a whole number from 0"),
+        ("60000", r"below 'transaction\.timeout\.ms' \(60000\)"),
+        ("soon", "a whole number"),
+    ],
+)
+def test_a_margin_that_leaves_no_time_is_refused(margin: str, must_be: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"'commit\.margin\.ms'.*{must_be}"):
         KafkaSink({"bootstrap.servers": "x:1", "transaction.timeout.ms": 60_000, "commit.margin.ms": margin})
