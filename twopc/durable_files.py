@@ -51,6 +51,10 @@ class Unusable(OSError):
     """A folder refuses the operation permanently, or can't put-if-absent. The file was not created."""
 
 
+class NotSynced(OSError):
+    """A name may not survive a power cut, though the folder can be synced again by now."""
+
+
 class LocalFolder:
     """A folder on a disk.
 
@@ -70,7 +74,7 @@ class LocalFolder:
                 names = [path.name for path in self.path.iterdir()]
         except FileNotFoundError:
             return []
-        self._asides = [name for name in names if name.endswith(_ASIDE)]
+        self._asides = [name for name in names if name.endswith((_ASIDE, _PROBE))]
         return names
 
     def read(self, name: str) -> bytes:
@@ -109,10 +113,10 @@ class LocalFolder:
         """Make ``name`` survive a power cut, whoever created it.
 
         A kernel reports a failed write-back once, and the next sync succeeds although the name never reached the disk.
-        So a name that could not be synced once raises EIO for as long as this object lives.
+        So a name that could not be synced once raises ``NotSynced`` for as long as this object lives.
         """
         if name in self._not_synced:
-            raise OSError(errno.EIO, "an entry's name was not synced", str(self.path))
+            raise NotSynced(errno.EIO, "an entry's name was not synced", str(self.path))
         try:
             sync_folder(self.path)
         except OSError:

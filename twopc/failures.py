@@ -34,12 +34,16 @@ def verdict(error: Exception, committable: Committable, has_copies: bool, recove
     meant = error
     if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
         # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
-        meant = TransactionLost(f"{error} It was never committed, so another process has rolled it back.")
+        meant = TransactionLost(f"{_sentence(error)} It was never committed, so another process has rolled it back.")
     if isinstance(meant, TransactionLost) and committable.replay_copy and not has_copies:
         meant = TransactionLost(
-            f"{meant} There is a copy of its records, {committable.replay_copy}: start the query again with the"
-            " 'replay_copies' that it had, and they are written again from it."
+            f"{_sentence(meant)} There is a copy of its records, {committable.replay_copy}: start the query again with"
+            " the 'replay_copies' that it had, and they are written again from it."
         )
     if meant is not error:
         meant.__cause__ = error
     return meant
+
+
+def _sentence(error: TwoPhaseCommitError) -> str:
+    return f"{error.message.removesuffix('.')}."

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from twopc.durable_files import Unusable, durable_folder
+from twopc.durable_files import NotSynced, Unusable, durable_folder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files.outcomes import NEEDS_AN_OPERATOR
 
@@ -102,9 +102,16 @@ class BatchLog:
                 store can't keep such a log.
             Retriable, OperatorRequired: as ``complete``.
         """
-        self.require_put_if_absent()
         with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
-            if self._newest() is None:
+            newest = self._newest()
+        try:
+            self.require_put_if_absent()
+        except ConfigurationError as error:
+            if newest is None:
+                raise
+            raise OperatorRequired(error.message) from error  # a decided batch may wait to be completed here
+        with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
+            if newest is None:
                 # Listed before the put, so that of two processes the later one's list never gets in.
                 self._put(0, self._present())
             owner = self._read(lambda newest: self._entry(newest)[0])
@@ -272,6 +279,8 @@ class BatchLog:
         """Map errors of the store. Every step may be repeated, whatever its outcome."""
         try:
             yield
+        except NotSynced as error:  # a repeat by this process would take a lost name for a durable one
+            raise OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.") from error
         except OSError as error:
             if error.errno in NEEDS_AN_OPERATOR or isinstance(error, Unusable | FileNotFoundError | PermissionError):
                 raise OperatorRequired(

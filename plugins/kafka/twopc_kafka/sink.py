@@ -44,6 +44,7 @@ from twopc_kafka.writers.offsets import OffsetsWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 logger = logging.getLogger(__name__)
 
@@ -90,9 +91,18 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = parse_options(options)
         self.prefix = self._options.prefix
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin without any memory of what this process has seen."""
         self._hanging = hanging.Hanging(self._options.topic)
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
+
+    def unbound(self) -> Self:
+        twin = super().unbound()
+        twin._forget()  # noqa: SLF001  # of another query, or under another name: what one has seen says nothing of the other
+        return twin
 
     @property
     def _is_transactional(self) -> bool:
@@ -217,7 +227,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         topic, deadline = self._options.topic, time.monotonic() + UNKNOWN_TOPIC_S
         while topic is not None and self._control.unknown_topics([topic]):
             if time.monotonic() > deadline:
-                if self._leaders.topic_ids_of_most([topic])[topic]:
+                if self._leaders.is_known_to_most(topic):
                     return
                 raise no_such_topic(topic, self._options.bootstrap_servers)
             time.sleep(UNKNOWN_TOPIC_S / 20)

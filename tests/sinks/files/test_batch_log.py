@@ -510,7 +510,8 @@ def test_a_store_that_ignores_the_condition_is_refused_before_the_first_entry(st
 def test_a_store_that_ignores_the_condition_is_refused_where_a_log_is_already(store: Store) -> None:
     store.complete(0)
     before = store.entries()
-    with pytest.raises(ConfigurationError, match="overwrites"):
+    # A decided batch may wait to be completed there, so this is no refusal of something that was not begun.
+    with pytest.raises(OperatorRequired, match="overwrites"):
         store.log(fs=Overwriting(skip_instance_cache=True)).open()
     assert store.entries() == before
 
@@ -575,6 +576,30 @@ def test_a_repeated_call_syncs_the_folder_because_the_first_may_have_died_before
     monkeypatch.setattr(os, "fsync", record)
     log.complete(0, disk.batch(0))
     assert synced == [log.path]
+
+
+def test_an_entry_whose_name_could_not_be_synced_stops_the_query_although_the_next_sync_succeeds(
+    disk: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk.complete(0)
+    log, fsync, failures = disk.log(), os.fsync, [OSError(errno.EIO, "Input/output error")]
+    log.open()
+
+    def fail_once(descriptor: int) -> None:
+        if failures and os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+            raise failures.pop()
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    with pytest.raises(Retriable, match="Input/output error"):
+        log.complete(1, disk.batch(1))
+    for _ in range(2):  # a kernel reports a failed write-back once
+        with pytest.raises(OperatorRequired, match=r"name was not synced.*start the query again"):
+            log.complete(1, disk.batch(1))
+    log = disk.log()
+    log.open()
+    log.complete(1, disk.batch(1))
+    assert disk.listed() == names(0, 1)
 
 
 def test_what_killed_writers_wrote_aside_is_removed_after_an_hour_and_not_before(disk: Store) -> None:

@@ -336,3 +336,10 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
 )
 def test_two_phase_commit_is_asked_for_by_the_arrow_writer_alone(options: dict[str, str], told: str) -> None:
     assert told in refusal(**options)
+
+
+def test_a_sink_that_serves_two_queries_shares_nothing_that_one_of_them_has_seen() -> None:
+    sink = KafkaSink({"bootstrap.servers": "x:1", "topic": "orders"})
+    one, other = sink.unbound(), sink.unbound()
+    shared = {name for name, value in vars(one).items() if value is vars(other)[name]}
+    assert shared == {"_options", "prefix", "_visible"}  # values that never change

@@ -246,6 +246,29 @@ class Told:
 
 
 @pytest.mark.parametrize(
+    ("told", "is_known"),
+    [
+        ((0, 0, 1), False),
+        ((0, 1, 1), True),
+        (("no id", "no id", 0), True),
+        (("denied",), True),
+        ((0, None, 0), False),
+        ((0, 1), None),
+        ((0, None, None), None),
+    ],
+)
+def test_a_topic_is_unknown_by_the_word_of_most_brokers_alone(
+    told: tuple[int | str | None, ...], is_known: bool | None
+) -> None:
+    leaders = Leaders(Told(*told))  # type: ignore[arg-type]
+    if is_known is None:
+        with pytest.raises(Retriable, match="don't agree whether topic 'orders' exists"):
+            leaders.is_known_to_most("orders")
+    else:
+        assert leaders.is_known_to_most("orders") is is_known
+
+
+@pytest.mark.parametrize(
     ("told", "believed"),
     [
         ((1,), 1),

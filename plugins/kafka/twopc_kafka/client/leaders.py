@@ -7,6 +7,7 @@ see ``twopc_kafka.hanging``.
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import logging
 import time
@@ -139,6 +140,14 @@ class Leaders:
         """
         return self._control.run(self._topic_ids_of_most, topics)
 
+    def is_known_to_most(self, topic: str) -> bool:
+        """Whether the topic exists, as more than half of the brokers report now.
+
+        Raises:
+            Retriable: no majority reports the same.
+        """
+        return self._control.run(self._is_known_to_most, topic)
+
     def may_read(self, topic: str) -> bool:
         """Whether this principal may READ the topic, on which ``open_transactions`` depends."""
         return self._control.run(self._may_read, topic)
@@ -224,6 +233,17 @@ class Leaders:
             ids[name] = id
             self._topics.pop(name, None)  # it came from a single broker
         return ids
+
+    async def _is_known_to_most(self, topic: str) -> bool:
+        asked = [self._control.metadata_of(node, [topic]) for node in self._control.brokers()]
+        told: Counter[bool] = Counter()
+        for future in asked:
+            with contextlib.suppress(*_NO_ANSWER):
+                told.update(each.error_code not in _UNKNOWN for each in (await future).topics)
+        for is_known in (True, False):
+            if 2 * told[is_known] > len(asked):
+                return is_known
+        raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
 
     async def _may_read(self, topic: str) -> bool:
         led_by = await self._led_by({}, topic)
@@ -332,7 +352,8 @@ def _may_describe(topic: Any) -> bool:
     return True
 
 
-_IS_SURE = (0, UNKNOWN_TOPIC, INVALID_TOPIC)
+_UNKNOWN = (UNKNOWN_TOPIC, INVALID_TOPIC)
+_IS_SURE = (0, *_UNKNOWN)
 
 
 def topic_id(topic: Any) -> str | None:
