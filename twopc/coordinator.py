@@ -132,11 +132,12 @@ class Coordinator:
         self._gives_up = gives_up
         self._phase = Phase.CLOSED
         self._metrics = Metrics()
-        self._one_at_a_time = threading.Lock()
-        self._batch_or_rest = threading.Lock()
+        self._one_at_a_time = threading.Lock()  # callers of public methods, of which a second is refused or waits
+        self._batch_or_rest = threading.Lock()  # a rest is skipped while a batch runs, and a batch waits for a rest
         self._waits = Waits(owner)
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
+        self._unrested: list[float] = []  # when each rest since the last successful one failed, by time.monotonic
         self._notices = Notices(self._store)
         self._log: CommitLog
         self._tail_when_closed: Entry | None = None
@@ -165,7 +166,7 @@ class Coordinator:
 
     @property
     def _tail(self) -> Entry | None:
-        """The newest known entry of the log, or None if the log is empty."""
+        """The newest known entry of the log; None if the log is empty, or was not read yet."""
         return self._tail_when_closed if self._phase is Phase.CLOSED else self._log.tail
 
     def run(
@@ -180,7 +181,8 @@ class Coordinator:
         """Write batch ``batch_id`` exactly once.
 
         Args:
-            batch_id: the newest batch that the log has decided, or the next.
+            batch_id: the batch after the newest that the log has decided; or one that it has decided, which is then
+                recognized by ``reads`` as long as the log keeps its entry, and not written again.
             phase_one: has participants write the batch's records, and returns the votes of the winning attempts, one
                 per partition. Called once, or not at all if the batch is decided already.
             reads: what the batch reads from its source, as JSON, such as offsets: the same whenever this batch is run
@@ -277,8 +279,9 @@ class Coordinator:
                 else:
                     self._log.verify()
                 self._sweep(recovered=False)
-        except Retriable as error:  # the next batch asks again
-            logger.warning("between batches: %s", error)
+                self._rested()
+        except Retriable as error:  # the next rest, or the next batch, asks again
+            self._not_rested(error)
         except Fenced:
             raise
         except BaseException as error:
@@ -286,6 +289,24 @@ class Coordinator:
             raise
         finally:
             self._batch_or_rest.release()
+
+    def _not_rested(self, error: Retriable) -> None:
+        """Report a rest that the next one repeats. Upholds: nothing is repeated for long without an operator being
+        told."""
+        self._unrested.append(time.monotonic())
+        waited_s, interval_s = self._unrested[-1] - self._unrested[0], REST_INTERVAL_S
+        event = CallRetried(
+            "rest between batches", len(self._unrested), interval_s, error.message, waited_s, self._owner
+        )
+        level = logging.ERROR if event.needs_operator else logging.WARNING
+        logger.log(level, "between batches: no answer for %.0f s (%s)", waited_s, error.message)
+        self._tell(event)
+
+    def _rested(self) -> None:
+        if self._unrested:
+            self._unrested.clear()
+            self._notices.withdraw()
+            self._tell(PhaseEntered(self._phase, None, self._owner))  # ends what observers show as unanswered
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
@@ -369,9 +390,13 @@ class Coordinator:
         ) from error
 
     def _decide(self, decision: Decision, reads: JsonValue) -> None:
-        """The commit point. A failed append leaves the outcome unknown, so nothing is aborted after it."""
+        """The commit point. A failed append leaves the outcome unknown, so nothing is aborted after it, unless the log
+        has refused the decision: then no entry was put."""
         self._enter(Phase.DECIDING, decision.batch_id)
-        self._log.decide(decision, committed_through=decision.batch_id - 1, reads=reads)
+        try:
+            self._log.decide(decision, committed_through=decision.batch_id - 1, reads=reads)
+        except Refused as error:
+            self._roll_back(decision.round, error)
         self._remember(decision)
 
     def _remember(self, decision: Decision) -> None:

@@ -190,8 +190,8 @@ class RecordRefused(Refused):
 
 
 class LogMismatch(Refused):
-    """The commit log belongs to another query, or the batch is neither the last decided one nor the next. Nothing was
-    written.
+    """The commit log belongs to another query, or the batch is neither the next one nor a decided one that comes again.
+    Nothing was written.
 
     Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
     ``twopc checkpoint repair``.

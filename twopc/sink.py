@@ -3,10 +3,11 @@
 A sink knows how one target system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing. Only the coordinator decides, by one append to the commit log.
 
-Participants (Spark's tasks) call ``begin``, ``write``, ``pre_commit`` and ``discard``. The coordinator calls
-``validate``, ``open``, ``seal``, ``commit``, ``complete``, ``abort`` and ``recover``. ``check`` runs before there is a
-query. A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs in a
-``Transaction`` or is made where it is used.
+Participants (Spark's tasks) call ``validate``, ``begin``, ``write``, ``pre_commit`` and ``discard``. The coordinator
+calls ``validate``, ``open``, ``seal``, ``commit``, ``complete``, ``abort`` and ``recover``; and to write a lost
+transaction again, it does as a participant does. ``check`` runs before there is a query. What every sink inherits,
+its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its way to the
+participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is made where it is used.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
     def discard(self, transaction: TransactionT) -> None:
         """Give up a live transaction, on the participant that began it. The default aborts it by its name.
 
-        A sink that holds a connection or files for it releases these. Transactions that stay open are aborted by the
-        coordinator.
+        A sink that holds a connection or files for it releases these, and one that leases names must override this:
+        such a transaction is not known by its exact name. Transactions that stay open are aborted by the coordinator.
         """
         self.abort(Committable(transaction.id.exact, {}))
 

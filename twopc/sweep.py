@@ -64,7 +64,7 @@ def _sweep_sink(
 
 
 def _undecided(sink: TwoPhaseCommitSink[Any], log: CommitLog) -> list[Committable]:
-    """List the open transactions of this log that are neither decided nor a newer incarnation's.
+    """List the open transactions of this log that it has not decided. Raises Fenced if a newer incarnation has opened.
 
     The order upholds that a zombie rolls back nothing of a newer coordinator: list, then re-read the log, then abort
     exactly what was listed. What a newer coordinator begins later has another epoch or name and is out of reach.

@@ -279,6 +279,19 @@ def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:
     assert memory.slots() == [0]
 
 
+def test_a_lost_reply_and_a_refused_repeat_are_in_doubt(memory: LogStore) -> None:
+    def refuses() -> None:
+        raise ConfigurationError("the right to write was taken away meanwhile")
+
+    faults = Faults(memory)
+    log = CommitLog.open(faults, "query")
+    faults.before["put"] = [lambda: None, refuses]
+    faults.after["put"] = [times_out]
+    with pytest.raises(InDoubt, match="right to write was taken away"):
+        log.decide(decision(0), None)
+    assert CommitLog.open(memory, "query").tail.decided == 0
+
+
 def test_a_lost_reply_and_a_lost_request_are_in_doubt_though_the_entry_is_there(memory: LogStore) -> None:
     faults = Faults(memory)
     log = CommitLog.open(faults, "query")

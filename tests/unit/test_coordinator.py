@@ -1012,6 +1012,18 @@ def test_a_decision_in_doubt_that_has_not_landed_is_aborted_and_replayed(world: 
     assert world.visible("a") == world.visible("b") == ["1-0", "1-1"]
 
 
+def test_a_decision_that_the_log_refuses_is_rolled_back_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    monkeypatch.setattr("twopc.log.entries.LONGEST_DECISION", 100)
+    with pytest.raises(ConfigurationError, match="too many transactions or files"):
+        run(coordinator, 1)
+    assert world.open() == []
+    assert coordinator.phase is Phase.CLOSED
+    monkeypatch.undo()
+    assert world.coordinator().run(1, write_all(coordinator)).already_decided is False
+
+
 # Two coordinators. ------------------------------------------------------------------------------------------------
 
 

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from tests.unit.test_coordinator import World, never, raises, run, sink
 from twopc import Participant, Round
 from twopc import resting as resting_module
 from twopc.errors import Fenced, InDoubt, Retriable
+from twopc.log import notices
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 from twopc.phases import Phase
@@ -118,6 +121,30 @@ def test_a_rest_that_gets_no_answer_asks_once_and_leaves_the_coordinator_as_it_i
     newest = read_tail(world.log)
     assert newest
     assert newest[1].incarnation == 1
+
+
+def test_rests_that_get_no_answer_for_a_minute_are_for_an_operator_until_one_succeeds(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
+    now_s = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("twopc.coordinator.time", clock)
+    coordinator.rest()
+    assert [record.levelname for record in caplog.records if "between batches" in record.message] == ["WARNING"]
+    now_s[0] += 61
+    coordinator.rest()
+    assert [record.levelname for record in caplog.records if "between batches" in record.message][-1] == "ERROR"
+    newest = read_tail(world.log)
+    assert newest
+    notice = notices.read(world.log, newest[1])
+    assert notice
+    assert (notice.what, notice.reason, notice.waited_s) == ("rest between batches", "no broker", 61)
+    sink(coordinator, "a").during.clear()
+    coordinator.rest()
+    assert notices.read(world.log, newest[1]) is None
 
 
 def test_who_is_fenced_while_it_rests_does_not_open_again_but_learns_it_with_the_next_batch(world: World) -> None:

@@ -123,6 +123,7 @@ class CommitLog:
 
         Raises:
             Fenced: a newer coordinator has the log; the decision is not in it and never will be.
+            ConfigurationError: it is too long, or the store refuses it. It is not in the log.
             InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
         """
         self._append(decided(self.tail, decision, committed_through, reads))
@@ -186,7 +187,10 @@ def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
             return _put_once(store, slot, entry)
         except _UnknownOutcome:
             tried.append(renamed(entry))
-            return _put_once(store, slot, tried[-1])
+            try:
+                return _put_once(store, slot, tried[-1])
+            except ConfigurationError as refused:  # it says nothing of the first
+                raise _UnknownOutcome from refused
     except FileExistsError:
         if own := _at(store, slot, *tried):  # the first may have been written after all
             return own

@@ -63,8 +63,16 @@ class BatchInput:
         """Whether the query is still running. When it is started again, it has other objects in the JVM."""
         return bool(self.query.isActive())
 
-    def reads(self, batch_id: int) -> Reads:
-        """Return what a batch reads, as JSON."""
+    def of_batch(self, batch_id: int) -> tuple[Reads | None, Reads]:
+        """Return what the previous batch reads, and what this one reads, both as JSON.
+
+        The first is as the checkpoint has it when the query starts. It is None for later batches, because this process
+        has planned the previous one.
+        """
+        follows = read_before(self._folder, batch_id) if self._before is None else None
+        return follows, self._reads(batch_id)
+
+    def _reads(self, batch_id: int) -> Reads:
         is_first = self._before is None
         entry = self._entry(self._written(batch_id) if is_first else self._newest(batch_id))
         before = self._before or {}
@@ -72,11 +80,6 @@ class BatchInput:
             before = by_source(self._entry(self._written(batch_id - 1)))
         self._before = by_source(entry)
         return with_files(entry, files_read(self._folder, batch_id, self._before, before))
-
-    def before(self, batch_id: int) -> Reads | None:
-        """Return what the previous batch reads, as the checkpoint has it when the query starts. Return None for later
-        batches, because this process has planned the previous one."""
-        return read_before(self._folder, batch_id) if self._before is None else None
 
     def kafka_offsets(self) -> pa.RecordBatch:
         """Return where the query's Kafka sources are at the end of the current batch. If several sources read a

@@ -168,7 +168,7 @@ class ForeachBatch:
                 votes = self._run_tasks(frame, task, plan)
             return votes if offsets is None else [*votes, self._pre_commit_offsets(round, offsets)]
 
-        follows, reads = batch_input.before(batch_id), batch_input.reads(batch_id)
+        follows, reads = batch_input.of_batch(batch_id)
         self._last_progress = coordinator.run(batch_id, phase_one, reads=reads, follows=follows)
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
