@@ -1,6 +1,6 @@
-"""Topics that were deleted, and maybe created again, while a transaction wrote to them: its records there are gone.
+"""Topics that were deleted, and maybe created again, while a transaction wrote to them. Its records there are gone.
 
-Kafka commits what is left of such a transaction without an error. A topic that is created again has another id.
+Kafka commits the rest of such a transaction without an error. A topic that is created again has another id.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def ids_to_seal(
 
 
 def deleted_since(leaders: Leaders, committable: Committable, since_s: float) -> str | None:
-    """Return a topic that was deleted since the transaction wrote to it, by metadata of ``since_s`` or later; None if
-    there is none."""
+    """Return a topic that was deleted since the transaction wrote to it, by metadata of ``since_s`` or later. Return
+    None if there is none."""
     then = topic_ids_of(committable)
     return next(iter(_deleted(then.items(), _ids_now(leaders, then, then.items(), since_s))), None)
 
@@ -45,22 +45,22 @@ def deleted_since(leaders: Leaders, committable: Committable, since_s: float) ->
 def _ids_now(
     leaders: Leaders, topics: Collection[str], then: Collection[tuple[str, str]], since_s: float
 ) -> dict[str, str]:
-    """The ids of topics. An id that is not the one of ``then`` counts only if most brokers report it."""
+    """Return the ids of topics. An id that differs from that of ``then`` counts only if most brokers report it."""
     now = leaders.topic_ids(topics, since_s)
     changed = _deleted(then, now)
     return now | leaders.topic_ids_of_most(changed) if changed else now
 
 
 def _deleted(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[str]:
-    """The topics that had another id ``then`` than ``now``, and those that do not exist."""
+    """Return the topics whose id ``now`` is not that of ``then``, and those that do not exist."""
     changed = [topic for topic, id in then if now.get(topic, id) != id]
     return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
 
 
 @contextlib.contextmanager
 def looked_up_meanwhile(leaders: Leaders, committables: Iterable[Committable], since_s: float) -> Iterator[None]:
-    """Have a thread look up the ids of the topics that were written to. A caller that needs them afterwards finds them
-    kept, or asks again."""
+    """Look up the ids of the written topics in a thread meanwhile. ``leaders`` keeps them for a caller that needs them
+    afterwards. If the lookup failed, the caller's own request is sent."""
     topics = {topic for committable in committables for topic in topic_ids_of(committable)}
     with ThreadPoolExecutor(1) as thread:
         if topics:
@@ -70,5 +70,5 @@ def looked_up_meanwhile(leaders: Leaders, committables: Iterable[Committable], s
 
 
 def one_per_topic(ended: Iterable[Committable]) -> Iterable[Committable]:
-    """As few committables as name each topic once, with its id."""
+    """Return a committable for each pair of topic and id that the transactions wrote to."""
     return {of_topic: committable for committable in ended for of_topic in topic_ids_of(committable).items()}.values()

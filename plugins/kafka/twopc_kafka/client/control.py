@@ -1,8 +1,8 @@
 """The control connection: describe, list and end transactions from any process, over kafka-python's protocol layer.
 
-librdkafka can't resume a transaction of a producer that is gone; EndTxn with the transaction's producer id and epoch
-can end it from anywhere. Every request goes to the broker that coordinates the id. A failure of the
-network is ``Retriable``: all requests here may be repeated, as an epoch names exactly one transaction.
+librdkafka can't resume a transaction of a producer that is gone. EndTxn with the transaction's producer id and epoch
+can end it from anywhere. Every request goes to the broker that coordinates the id. A network failure is ``Retriable``:
+all requests here may be repeated, because an epoch names exactly one transaction.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_MS = 10_000
 """How long to look for a broker before the call fails and is reported. Callers repeat it.
 
-That no broker is there is never certain: after an outage its name may not be in DNS yet, and kafka-python mostly takes
-a refused login for a lost connection, as the brokers close it at once."""
+The failure is never final. After an outage a broker's name may not be in DNS yet, and kafka-python mostly takes a
+refused login for a lost connection, because brokers close the connection at once."""
 
 PATIENCE_MS = 3_000
-"""How long a broker may be silent before the call counts as not answered: repeated, it finds out who has taken over."""
+"""How long a broker may be silent before a call counts as unanswered. The repeated call finds its successor."""
 
 SILENCES = 3
-"""After so many a broker may be just slow, and has twice the time with each, up to 'socket.timeout.ms': by then the
-others have left it out if it is gone (broker.session.timeout.ms, 9 s by default)."""
+"""How many unanswered calls in a row count as a sign that a broker is gone. After that it may just be slow: each
+further unanswered call doubles its time, up to 'socket.timeout.ms'. By then the other brokers have removed a broker
+that is gone (broker.session.timeout.ms, 9 s by default)."""
 
 _PROOF_MS = PATIENCE_MS // 2
-"""How long a coordinator may wait for its replicas to have what it must write, before it reports that they have not."""
+"""How long a coordinator may wait for its replicas to acknowledge its proof before it reports that they did not."""
 
 RECENT_S = 1.0
-"""How old a broker's answer about its features may be: nobody lowers transaction.version twice a second."""
+"""How old a broker's answer about its features may be. No operator lowers transaction.version twice a second."""
 
-_BUMPS_EPOCHS = 2  # the transaction.version by which a transaction's end raises the producer's epoch (KIP-890)
-_TAKES_NEW_FIELDS = 1  # the one whose log can hold what EndTxn 5 notes
+_BUMPS_EPOCHS = 2  # from this transaction.version on, the end of a transaction raises the producer's epoch (KIP-890)
+_TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the fields that EndTxn 5 writes
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _WITHOUT_MEMBERS = ("Empty", "Dead")
 
@@ -58,16 +59,16 @@ ResultT = TypeVar("ResultT")
 
 
 class Control:
-    """One connection set to a cluster, made when it is first needed. Safe to use from several threads.
+    """One set of connections to a cluster, opened when it is first needed. Safe to use from several threads.
 
-    Every question may raise:
-        Retriable: no broker answered, or none could now.
+    Every request may raise:
+        Retriable: no broker answered, or none was able to.
         ConfigurationError: the brokers are too old.
-        OperatorRequired: they refuse the login, or deny a right.
+        OperatorRequired: the brokers refuse the login, or deny a right.
     """
 
     def __init__(self, properties: Mapping[str, Any], patience_ms: int | None = None) -> None:
-        """``patience_ms``: instead of ``PATIENCE_MS``, where requests of other kinds share the connections."""
+        """``patience_ms`` replaces ``PATIENCE_MS`` where requests of other kinds share the connections."""
         self._properties = properties
         self._own_patience_ms = patience_ms
         self._servers = properties["bootstrap_servers"]
@@ -79,89 +80,94 @@ class Control:
         self._silences: Counter[int | None] = Counter()  # since the last answer of a broker, or of any
         self._knows_brokers = False
         self.is_refused = False
-        """kafka-python does not log in again where it knows that a login was refused: this set is of no more use."""
+        """Whether a login was refused. kafka-python does not log in again after that, so no request can succeed."""
 
     @property
     def is_of_use(self) -> bool:
-        """Whether to ask it anything more."""
+        """Whether these connections can still carry requests."""
         return self.net.is_running and not self.is_refused
 
     def close(self) -> None:
         """Close the connections."""
         close(self.net, self.manager)
 
-    # What is asked. ---------------------------------------------------------------------------------------------
+    # Requests. --------------------------------------------------------------------------------------------------
 
     def unknown_topics(self, topics: Iterable[str]) -> list[str]:
-        """The ``topics`` that do not exist, or could not by their name, as one broker reports. Asking creates none."""
+        """Return the ``topics`` that one broker reports as nonexistent or as invalid names. Creates none of them."""
         return self.run(self._unknown_topics, list(topics))
 
     def has_members(self, group: str) -> bool:
-        """Whether the consumer group has members, by either of Kafka's protocols."""
+        """Return whether the consumer group has members, by either of Kafka's group protocols."""
         return self.run(self._has_members, group)
 
     @property
     def end_txn_version(self) -> int:
-        """The version of EndTxn to end transactions with: 5 if the cluster has finalized transactions version 2,
-        so that a late write of the ended transaction is fenced; else 4."""
+        """The version of EndTxn to end transactions with. It is 5 if the cluster has finalized transaction.version 2:
+        then a late write of the ended transaction is fenced. Otherwise it is 4."""
         bumps = self.transaction_version >= _BUMPS_EPOCHS
         return EPOCH_BUMPING_END_TXN if bumps else EPOCH_BUMPING_END_TXN - 1
 
     @property
     def transaction_version(self) -> int:
-        """The cluster's finalized ``transaction.version``, which may be lowered and raised while it runs, as a broker
-        reported it at most a second ago."""
+        """The cluster's finalized ``transaction.version``, as a broker reported it at most a second ago. Operators may
+        lower and raise it while the cluster runs."""
         return self.run(self._transaction_version)
 
     @property
     def release(self) -> str:
-        """Kafka's release, such as 4.3, by the requests that the brokers know. They do not report their version."""
+        """Kafka's release, such as 4.3, inferred from the requests that the brokers support. They don't report it."""
         return ".".join(map(str, self.run(self._release)))
 
     def largest_timeout_ms(self) -> int | None:
-        """The longest transaction timeout that a broker grants; None if it does not show that to this principal."""
+        """Return the longest transaction timeout that a broker grants, or None if this principal may not read it."""
         try:
             return self.run(self._largest_timeout_ms)
         except OperatorRequired:
             return None
 
     def grants_no_timeout(self, transactional_id: str) -> bool:
-        """Whether this principal's transactions may have no timeout. Asking begins none under that id."""
+        """Return whether this principal's transactions may have no timeout. Begins no transaction under that id."""
         return self.run(self._grants_no_timeout, transactional_id)
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
-        """The state of each id that the cluster knows."""
+        """Return the state of each id that the cluster knows."""
         return self.run(self._describe, transactional_ids) if transactional_ids else {}
 
     def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
-        """The same, as surely as it was at the time of the call or later. ``scope`` starts names that this principal
-        may use, and is to keep one for each of these ids.
+        """Return the state of each id that the cluster knows, as of this call or later. No answer is stale.
 
-        A broker that is cut off from the others takes itself for the coordinator until it hears that it is none, and
-        knows nothing of what its successor does: its "unknown id" is stale. Neither time nor the answers of other
-        brokers prove the contrary, as nobody knows when a broker last heard anything. A write does. Before it is
-        asked, each coordinator has to write to the id's own partition of ``__transaction_state``: an epoch for a name
-        that Java hashes to the same number. That is answered when all in-sync replicas have it, and a successor would
-        be one of them and follow no longer. So whatever was acknowledged before that write is in the answer after it.
+        ``scope`` is a prefix of transactional ids that this principal may use. The proof uses one more id with this
+        prefix for each of ``transactional_ids``, and Kafka keeps it.
+
+        A broker that is cut off from the others acts as the coordinator until it learns that another broker has
+        replaced it. It does not see what its successor writes, so it may report a stale "unknown id". Neither time nor
+        the answers of other brokers rule that out, because a broker's last contact with the others is not known.
+
+        A write does. Before a coordinator describes an id, it must write to that id's partition of
+        ``__transaction_state``: it is asked for an epoch of another id, which has the same Java hash and so the same
+        partition. It acknowledges this write only when all in-sync replicas have it. A successor would be one of these
+        replicas, and would no longer replicate from this broker. So the acknowledgment proves that there was no
+        successor, and the description that follows includes everything acknowledged before the write.
         """
         return self.run(self._describe_proven, transactional_ids, scope) if transactional_ids else {}
 
     @functools.cached_property
     def leaders(self) -> Leaders:
-        """The leaders of partitions, over this connection."""
+        """Requests to the leaders of partitions, over these connections."""
         return Leaders(self)
 
     def list_ongoing(self, scope: str) -> list[str]:
-        """The transactional ids that start with ``scope`` and have an ongoing transaction, on all brokers."""
+        """Return the transactional ids of all brokers that start with ``scope`` and have an ongoing transaction."""
         return self.run(self._list, scope, ["Ongoing"], [])
 
     def list_of_producers(self, scope: str, producer_ids: Sequence[int]) -> list[str]:
-        """The transactional ids that start with ``scope`` and have one of these producer ids, on all brokers."""
+        """Return the transactional ids of all brokers that start with ``scope`` and have one of these producer ids."""
         return self.run(self._list, scope, [], producer_ids)
 
     def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
-        """Commit or abort the transaction ``(producer_id, epoch)``, by this version of EndTxn, or by 4 where the
-        coordinator's ``transaction.version`` is 0: it could neither do it by 5 nor get over having been asked to.
+        """Commit or abort the transaction ``(producer_id, epoch)`` by this version of EndTxn. A coordinator whose
+        ``transaction.version`` is 0 is sent version 4 instead: version 5 would fail there and leave it stuck.
 
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
@@ -169,7 +175,7 @@ class Control:
         return self.run(self._end, transactional_id, producer_id, epoch, commit, version)
 
     def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
-        """Run a coroutine that asks brokers."""
+        """Run a coroutine that sends requests to brokers, and return its result."""
         try:
             if not self._knows_brokers:
                 if self._is_connected():
@@ -182,21 +188,21 @@ class Control:
             self.is_refused |= isinstance(error, kafka.errors.SaslAuthenticationFailedError)
             if (refusal := lasting(error)) is not None:
                 raise refusal from error
-            # Brokers may have gone, with what they coordinated, or come back elsewhere: the next call asks anew.
-            refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is there
+            # Brokers may be gone, and others coordinate their ids, or they have new addresses. The next call asks anew.
+            refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is up
             self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
             self._coordinators.clear()
             self._versions.clear()
             raise Retriable(f"the cluster did not answer: {_told(error)}") from None
 
     def send(self, request: Any, node: int | None = None) -> Any:
-        """Send a request, within ``run``, to a broker or to any.
+        """Within ``run``: send a request to the broker ``node``, or to any broker.
 
         Returns:
-            What to await for the response.
+            An awaitable for the response.
         """
         patience_ms = self._patience_ms(node)
-        if node is None or self.manager.sends_at_once(node):  # of several, each has its turn within the timeout
+        if node is None or self.manager.sends_at_once(node):  # brokers take turns within the timeout
             answer = self.manager.send(request, node, patience_ms)
         else:
             answer = self.manager.call_soon(self._connect_and_send, request, node, patience_ms)
@@ -207,7 +213,7 @@ class Control:
         return await self.manager.wait_for(self.manager.send(request, node, patience_ms), patience_ms)
 
     def _note(self, node: int | None, silences: int, answer: Future, _: object) -> None:
-        """Note whether a broker was silent, once for all requests that were under way together."""
+        """Note whether a broker was silent. Requests that were in flight together count once."""
         if answer.succeeded():
             self._silences.pop(node, None)
         elif isinstance(answer.exception, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
@@ -216,23 +222,23 @@ class Control:
                 self.manager.doubted = node
 
     def _patience_ms(self, node: int | None) -> int:
-        brokers = 1 if node is not None else max(1, len(self.brokers()))  # each of which has its turn
+        brokers = 1 if node is not None else max(1, len(self.brokers()))  # any may answer: each has its turn
         silences = max(0, self._silences[node] - SILENCES)
         patience_ms = (self._own_patience_ms or PATIENCE_MS) * brokers * 2**silences
         return min(patience_ms, self.manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
 
     def _anybody(self) -> int:
-        """A broker that is likely to answer.
+        """Return a broker that is likely to answer.
 
         Raises:
-            NodeNotReadyError: none can be asked now.
+            NodeNotReadyError: no broker can be asked now.
         """
         node: int = self.manager.by_load()[0]
         return node
 
     def _find_brokers(self) -> None:
-        """Ask 'bootstrap.servers' for the list of brokers. kafka-python itself asks them only once, and
-        would not find a cluster of which every address has changed."""
+        """Ask 'bootstrap.servers' for the list of brokers. kafka-python itself asks them only once, so it would not
+        find a cluster whose addresses have all changed."""
         require_token(self._properties)  # kafka-python would only log the endpoint's error
         try:
             self.manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
@@ -243,7 +249,7 @@ class Control:
                 " the brokers run, and do 'security.protocol', login and certificates fit their listener?"
             ) from None
 
-    # How. -------------------------------------------------------------------------------------------------------
+    # The coroutines behind the requests. ------------------------------------------------------------------------
 
     async def _unknown_topics(self, topics: list[str]) -> list[str]:
         missing = []
@@ -265,7 +271,7 @@ class Control:
         )
 
     async def _transaction_version(self, node: int | None = None) -> int:
-        """The version that this broker reported lately, or any broker."""
+        """Return the version that this broker, or any broker, reported recently."""
         oldest = time.monotonic() - RECENT_S
         seen = [version for of, (version, at) in self._versions.items() if node in (None, of) and at > oldest]
         return min(seen) if seen else await self._ask_transaction_version(self._anybody() if node is None else node)
@@ -286,7 +292,7 @@ class Control:
         return await self.setting(_LARGEST_TIMEOUT, requests.BROKER, str(broker), broker)
 
     async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
-        """Within ``run``: a number that is set ``of`` a resource of some kind; None where there is none of the name."""
+        """Within ``run``: return a numeric setting ``of`` a resource of this kind, None if there is none."""
         response = await self.send(requests.configuration(name, kind, of), node)
         for result in response.results:
             self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")
@@ -301,10 +307,10 @@ class Control:
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
         try:
             response = await self.send(requests.init_producer_id(transactional_id, None), node)
-        except kafka.errors.IncompatibleBrokerVersion:  # this broker has not been given it yet
+        except kafka.errors.IncompatibleBrokerVersion:  # this broker is not upgraded yet
             return False
         error = kafka.errors.for_code(response.error_code)
-        if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # the right, or the brokers' setting
+        if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # by an ACL, or by the brokers' setting
             return False
         self._raise(error, transactional_id)
         return True
@@ -333,7 +339,7 @@ class Control:
         for name, node in coordinators.items():
             at[node].append(name)
         asked = [self.send(requests.describe_transactions(names), node) for node, names in at.items()]
-        for node in at:  # what ends them needs it next, and so it costs no time
+        for node in at:  # the request that ends them needs it: this saves a wait
             self.manager.call_soon(self._transaction_version, node)
         described = {}
         for future in asked:
@@ -346,7 +352,7 @@ class Control:
         return described
 
     async def _list(self, scope: str, states: Sequence[str], producer_ids: Sequence[int]) -> list[str]:
-        # Only the newest request knows the pattern; what older brokers list beyond it is filtered here.
+        # Only the newest version of the request has the pattern. What older brokers list beyond it is filtered here.
         by_pattern = self.manager.broker_version_data.api_version(ListTransactionsRequest) >= requests.LISTS_BY_PATTERN
 
         def ask(nodes: Iterable[int]) -> dict[int, Any]:
@@ -356,7 +362,7 @@ class Control:
             }
 
         asked = ask(self.brokers())
-        # What a broker coordinates that has joined since counts, too. One that has left is not waited for.
+        # A broker that has joined meanwhile may coordinate ids, too. One that has left is not waited for.
         await self.metadata()
         brokers = self.brokers()
         asked |= ask(node for node in brokers if node not in asked)
@@ -368,8 +374,9 @@ class Control:
         return sorted(name for name in found if name.startswith(scope))
 
     async def metadata(self, topics: Iterable[str] = ()) -> Any:
-        """Within ``run``: a broker's answer about topics, of which it creates none; and the brokers that it names are
-        known from here on. Not kafka-python's own refresh, which may be waiting for a broker that is silent."""
+        """Within ``run``: return a broker's answer about topics, and keep its list of brokers. Creates no topic.
+
+        kafka-python's own refresh would do the same, but it may be waiting for a silent broker."""
         response = await self.metadata_of(None, topics)
         known = {(broker.node_id, broker.host, broker.port) for broker in self.manager.cluster.brokers()}
         if known != {(broker.node_id, broker.host, broker.port) for broker in response.brokers}:
@@ -377,16 +384,16 @@ class Control:
         return response
 
     def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any:
-        """Within ``run``: ask one broker, or any, about topics. Returns what to await for the response."""
+        """Within ``run``: ask one broker, or any, about topics. Returns an awaitable for the response."""
         return self.send(requests.metadata(topics), node)
 
     def _is_connected(self) -> bool:
-        """Whether a connected broker can report which brokers there are now."""
+        """Return whether a connected broker can report the current brokers."""
         known = self.brokers()
         return any(connection.node_id in known for connection in self.manager.least_used_connections())
 
     def brokers(self) -> list[int]:
-        """Within ``run``: the brokers that are known."""
+        """Within ``run``: return the known brokers."""
         return [broker.node_id for broker in self.manager.cluster.brokers()]
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
@@ -400,8 +407,8 @@ class Control:
         return meaning(response.error_code).name
 
     async def coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
-        """Within ``run``: the broker that coordinates each id."""
-        # Another call may forget coordinators at any 'await': what this one needs is its own.
+        """Within ``run``: return the coordinator of each id."""
+        # Another call may clear the cached coordinators at any 'await', so this one keeps its own copy.
         known = {name: self._coordinators[name] for name in transactional_ids if name in self._coordinators}
         unknown = [name for name in transactional_ids if name not in known]
         for name, coordinator in await self.find(unknown, CoordinatorType.TRANSACTION):
@@ -410,7 +417,7 @@ class Control:
         return known
 
     async def find(self, names: list[str], kind: CoordinatorType) -> list[tuple[str, Any]]:
-        """Within ``run``: the broker that coordinates each transactional id or consumer group, or an error code."""
+        """Within ``run``: return the coordinator, or an error code, of each transactional id or consumer group."""
         if names and self.manager.broker_version_data.api_version(FindCoordinatorRequest) >= requests.FINDS_IN_BULK:
             response = await self.send(requests.coordinators(names, kind))
             return [(coordinator.key, coordinator) for coordinator in response.coordinators]
@@ -424,7 +431,7 @@ class Control:
 
 
 def state_of(described: Any) -> TransactionState:
-    """The state of a transaction, as DescribeTransactions has it."""
+    """Return the state of a transaction in a response to DescribeTransactions."""
     return TransactionState(
         described.transaction_state,
         described.producer_id,
@@ -442,20 +449,21 @@ _FIRST = ord("A")  # of 31 letters in a row, which are the digits
 
 
 def name_beside(name: str, start: str) -> str:
-    """A name that begins with ``start`` and that Kafka keeps in the same partition as ``name``, however many there are:
-    both have the same ``String.hashCode``."""
+    """Return an id that begins with ``start`` and has the same ``String.hashCode`` as ``name``. Kafka keeps both in the
+    same partition, however many partitions there are."""
     missing = (_java_hash(name) - _java_hash(start + chr(_FIRST) * _DIGITS)) % 2**32
     digits = [missing // 31**place % 31 for place in reversed(range(_DIGITS))]
     return start + "".join(chr(_FIRST + digit) for digit in digits)
 
 
 def _java_hash(text: str) -> int:
-    """As a number without sign."""
+    """Return Java's ``String.hashCode`` as an unsigned number."""
     return functools.reduce(lambda value, character: (31 * value + ord(character)) % 2**32, text, 0)
 
 
 class _HidesCredentials(logging.Filter):
-    """kafka-python logs each request at DEBUG, as a value and as bytes, SASL's with the password in it."""
+    """Drops log records that hold passwords. kafka-python logs each request at DEBUG, as a value and as bytes; SASL
+    requests contain the password."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else (record.args,)
@@ -467,15 +475,17 @@ class _HidesCredentials(logging.Filter):
 for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
 
-_controls: OfProcess[Control] = OfProcess()  # phase two's threads ask at once, and one connection set is enough for all
+_controls: OfProcess[Control] = OfProcess()  # the threads of phase two share one set of connections
 
 
 def connect(properties: Mapping[str, Any]) -> Control:
-    """The control connection of this process to the cluster that ``properties`` (kafka-python's) name."""
+    """Return this process's control connection to the cluster that ``properties`` (kafka-python's) name.
+
+    Tasks have connections of their own: see ``twopc_kafka.client.cluster``, which explains the pair."""
     return _controls.get(key_of(properties), lambda: Control(properties))
 
 
 def key_of(properties: Mapping[str, Any]) -> Hashable:
-    """The key of connections that have these properties."""
+    """Return the key under which a process keeps connections that have these properties."""
     frozen = {name: tuple(value) if isinstance(value, list) else value for name, value in properties.items()}
     return tuple(sorted(frozen.items()))

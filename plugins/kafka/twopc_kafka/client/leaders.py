@@ -1,7 +1,7 @@
-"""Ask the leaders of partitions for the transactions that are open there, of which coordinators may not know.
+"""Ask the leaders of partitions for their open transactions, which coordinators may not know.
 
-A transaction hangs (Kafka's word, KIP-664) where its coordinator has ended it and a partition has no marker of that:
-see ``twopc_kafka.hanging``.
+A transaction hangs (KIP-664) if its coordinator has ended it but a partition has no marker of that end: see
+``twopc_kafka.hanging``.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ logger = logging.getLogger(__name__)
 TopicPartition: TypeAlias = "tuple[str, int]"
 
 RECENT_S = 1.0
-"""How old metadata may be for finding leaders: a sweep follows right after the batch is complete. A broker that does
-not lead a partition any more reports so, and the leader is looked up anew."""
+"""How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
+batch's metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class OpenInPartition:
-    """One transaction that is open in one partition."""
+    """A transaction that is open in a partition."""
 
     topic: str
     partition: int
@@ -51,7 +51,7 @@ class OpenInPartition:
 
     @property
     def identity(self) -> tuple[int, int]:
-        """What names the transaction."""
+        """Producer id and epoch, which name the transaction."""
         return self.producer_id, self.producer_epoch
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Leader:
 
     Attributes:
         node: the broker, or -1 for none.
-        epoch: rises with every change of leader, to none as well. -1 where it is not known.
+        epoch: rises with every change of leader, including a change to none. -1 if it is not known.
     """
 
     node: int
@@ -86,7 +86,7 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The transactions that the leaders of partitions had open, and the partitions that could not be asked."""
+    """The open transactions that the leaders reported, and the partitions that could not be asked."""
 
     open: Sequence[OpenInPartition] = ()
     away: Mapping[TopicPartition, Away] = field(default_factory=dict)
@@ -94,8 +94,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """A topic by metadata, and when that was asked for, by ``time.monotonic``. The id is empty if the topic does not
-    exist, and None if the brokers are too old to have ids."""
+    """A topic's metadata, and the time of the request for it, by ``time.monotonic``. The id is empty if the topic does
+    not exist, and None if the brokers are too old to have ids."""
 
     id: str | None
     leaders: Mapping[int, Leader]
@@ -103,22 +103,23 @@ class _Topic:
 
 
 class Leaders:
-    """Asks the leader of each partition, over a control connection, and raises what that does."""
+    """Requests to the leaders of partitions, over a control connection. They raise the errors of ``Control``."""
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._topics: dict[str, _Topic] = {}
 
     def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
-        """Every transaction that was open in ``partitions``, or anywhere in ``topic``, at some moment of this call, and
-        maybe more; but for the partitions that could not be asked.
+        """Return every transaction that was open in ``partitions``, or in any partition of ``topic``, at some moment of
+        this call, and maybe others. Partitions that could not be asked are reported as ``away``.
 
-        What does not exist has none. What this principal may not READ or DESCRIBE is left out, with a warning.
+        Partitions that do not exist have no transactions. Topics that this principal may not READ or DESCRIBE are left
+        out, with a warning.
         """
         return self._control.run(self._open_transactions, partitions, topic)
 
     def away(self, topic: str) -> Mapping[TopicPartition, Away]:
-        """The partitions of ``topic`` that have no leader."""
+        """Return the partitions of ``topic`` that have no leader."""
         return self._control.run(self._away, topic)
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
@@ -141,7 +142,7 @@ class Leaders:
         return self._control.run(self._topic_ids_of_most, topics)
 
     def is_known_to_most(self, topic: str) -> bool:
-        """Whether the topic exists, as more than half of the brokers report now.
+        """Return whether more than half of the brokers report now that the topic exists.
 
         Raises:
             Retriable: no majority reports the same.
@@ -149,7 +150,7 @@ class Leaders:
         return self._control.run(self._is_known_to_most, topic)
 
     def may_read(self, topic: str) -> bool:
-        """Whether this principal may READ the topic, on which ``open_transactions`` depends."""
+        """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
         return self._control.run(self._may_read, topic)
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
@@ -160,7 +161,7 @@ class Leaders:
         """
         return self._control.run(self._write_marker, transaction, commit)
 
-    # How. -------------------------------------------------------------------------------------------------------
+    # The coroutines behind the requests. ------------------------------------------------------------------------
 
     async def _open_transactions(self, partitions: Partitions, topic: str | None) -> Seen:
         led_by = await self._led_by(partitions, topic, time.monotonic() - RECENT_S)
@@ -195,10 +196,10 @@ class Leaders:
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
     ) -> dict[TopicPartition, Leader]:
-        """Partitions whose last stable offset is behind the log end offset, i.e. with an open transaction.
+        """Return the partitions whose last stable offset is behind the log end offset, i.e. with an open transaction.
 
-        Both offsets are asked for at once. In whichever order they are read: if they are equal, no transaction was
-        open when the last stable offset was read.
+        Both offsets are requested at the same time, and may be read in either order: if they are equal, no transaction
+        was open when the last stable offset was read.
         """
         asked = [
             self._send(led_by, functools.partial(requests.end_offsets, level))
@@ -259,7 +260,7 @@ class Leaders:
         for leader in led_by.values():
             [of_marker] = (await self._control.send(requests.marker(transaction, commit), leader.node)).markers
             return meaning(of_marker.topics[0].partitions[0].error_code).name
-        # It was deleted, or this broker has not heard of it. The next look at open transactions shows which.
+        # The topic was deleted, or this broker does not know it yet. The next look at open transactions shows which.
         return meaning(UNKNOWN_TOPIC).name
 
     async def _ask(
@@ -273,7 +274,7 @@ class Leaders:
     def _send(
         self, led_by: Mapping[TopicPartition, Leader], request: Callable[[Partitions], Any]
     ) -> list[tuple[int, Partitions, Any]]:
-        """Ask each leader about its own partitions, and don't wait."""
+        """Send each leader a request about its own partitions, without waiting for the answers."""
         by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for (topic, number), leader in led_by.items():
             by_leader[leader.node][topic].append(number)
@@ -285,8 +286,8 @@ class Leaders:
         led_by: Mapping[TopicPartition, Leader],
         away: dict[TopicPartition, Away],
     ) -> list[tuple[str, Any]]:
-        """The answer for each partition, with its topic, except for partitions that this principal may not read. Those
-        that can't be asked now are put into ``away``."""
+        """Return the answer for each partition, with its topic. Partitions that this principal may not READ are left
+        out. Partitions that can't be asked now are added to ``away``."""
         answered = []
         for node, numbers, future in asked:
             try:
@@ -311,8 +312,8 @@ class Leaders:
     async def _led_by(
         self, partitions: Partitions, topic: str | None, since_s: float | None = None
     ) -> dict[TopicPartition, Leader]:
-        """The leader of each of ``partitions`` that exists, and of all that ``topic`` has: now, or at ``since_s`` or
-        later."""
+        """Return the leader of each existing partition of ``partitions``, and of every partition of ``topic``, by
+        metadata requested now, or at ``since_s`` or later."""
         wanted = {*partitions, *([] if topic is None else [topic])}
         topics = await self._look_up(wanted, time.monotonic() if since_s is None else since_s)
         return {
@@ -326,7 +327,8 @@ class Leaders:
         return {name: found for name in topics if (found := self._topics.get(name)) and found.seen_at_s >= since_s}
 
     async def _look_up(self, topics: Collection[str], since_s: float) -> dict[str, _Topic]:
-        """Look up topics, except for those that this principal may not DESCRIBE."""
+        """Return metadata of topics that was requested at ``since_s`` or later. Topics that this principal may not
+        DESCRIBE are left out."""
         kept = self._kept(topics, since_s)
         if wanted := [name for name in topics if name not in kept]:
             now_s = time.monotonic()
@@ -342,7 +344,7 @@ class Leaders:
 
 
 def _may_describe(topic: Any) -> bool:
-    """Whether this principal may DESCRIBE the topic. Raises any error of the topic but that it does not exist."""
+    """Return whether this principal may DESCRIBE the topic. Raise any other error, except that it does not exist."""
     error = kafka.errors.for_code(topic.error_code)
     if issubclass(error, kafka.errors.AuthorizationError):
         _warn_of_missing_right("DESCRIBE", topic.name)
@@ -357,8 +359,8 @@ _IS_SURE = (0, *_UNKNOWN)
 
 
 def topic_id(topic: Any) -> str | None:
-    """The id of a topic in metadata, as Kafka's tools write it. Empty if there is no such topic, None if the brokers
-    have no ids (before 2.8, by ``inter.broker.protocol.version``)."""
+    """Return the id of a topic in metadata, as Kafka's tools write it. It is empty if there is no such topic, and None
+    if the brokers have no ids (before 2.8, by ``inter.broker.protocol.version``)."""
     if topic.error_code:
         return ""
     if not (topic.topic_id and topic.topic_id.int):
@@ -367,7 +369,7 @@ def topic_id(topic: Any) -> str | None:
 
 
 def _leaders(topic: Any) -> dict[int, Leader]:
-    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # others hide a leader, such as one of another listener
+    without = (0, kafka.errors.LeaderNotAvailableError.errno)  # others hide one, e.g. of another listener
     return {
         found.partition_index: Leader(found.leader_id, found.leader_epoch if found.error_code in without else -1)
         for found in topic.partitions
@@ -384,7 +386,7 @@ def _each(partitions: Partitions) -> Iterable[TopicPartition]:
 
 @functools.cache
 def _warn_of_missing_right(right: str, topic: str) -> None:
-    """Once a process."""
+    """Log a missing right, once per process and topic."""
     logger.warning(
         "the brokers deny %s on topic %s: whether Kafka leaves a transaction's marker out there (KAFKA-20734) can't be"
         " seen, nor mended. Grant it to this principal.",

@@ -1,4 +1,4 @@
-"""One transaction of one task attempt, from Arrow record batches to acknowledged ones."""
+"""The Arrow writer: one transaction per task attempt, from Arrow record batches to acknowledged ones in Kafka."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from twopc_kafka.writers.settings import settings
 
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNK_RECORDS = 100_000
-"""So much is encoded at a time: what lies between Arrow's columns and batches on their way is no larger. Small records
-take their room by number."""
+"""The limits of a chunk, which is encoded as a whole. They bound the memory between Arrow's columns and the batches in
+flight. Small records reach the second limit first, because each takes room for its own overhead."""
 
 
 class ArrowWriter:
-    """What ``twopc_kafka.writers.librdkafka.Writer`` is, for ``exactly-once`` alone, without librdkafka."""
+    """A replacement for ``twopc_kafka.writers.librdkafka.Writer`` without librdkafka, for ``exactly-once`` only."""
 
     def __init__(self, options: KafkaOptions, transactional_id: str, was_used: bool = False) -> None:
-        """Begin. ``was_used``: whether the id may have a transaction before this one.
+        """Begin a transaction. ``was_used``: whether the id may have had a transaction before this one.
 
         Raises:
-            NotCommitted: it has, and that one was not committed.
+            NotCommitted: the id has had one that was not committed.
             ConfigurationError: the broker refuses the transaction for good.
-            RoundAborted: it could not be reached, or the id is in use.
+            RoundAborted: the broker could not be reached, or the id is in use.
         """
         self._options = options
         self._settings = settings(options.properties)
@@ -49,7 +49,7 @@ class ArrowWriter:
             self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings, asked)
-        weakref.finalize(self, self._sending.halt)  # a task may end without an abort
+        weakref.finalize(self, self._sending.halt)  # for a task that ends without an abort
         self._topics: dict[str, tuple[Encoder, int]] = {}
         self._sticky = secrets.randbelow(1 << 16)  # tasks that begin together don't all write to partition 0
         self._written = 0
@@ -81,10 +81,10 @@ class ArrowWriter:
         return self._sending.topic_ids
 
     def finish(self) -> ProducerIdentity:
-        """Wait until every record is acknowledged by all replicas in sync.
+        """Wait until all in-sync replicas have acknowledged every record.
 
         Raises:
-            RoundAborted: one is not.
+            RoundAborted: a record was not acknowledged.
         """
         self._sending.drain()
         if self._sending.acknowledged != self._written:
@@ -104,14 +104,14 @@ class ArrowWriter:
         encoder, count = self._topics.get(topic, new)
         if count <= highest:
             count = self._sending.partitions(topic)
-            if 0 < count <= highest:  # what was asked before the transaction began may be old
+            if 0 < count <= highest:  # the answer from before the transaction began may be old
                 count = self._sending.partitions(topic)
             self._topics[topic] = encoder, count
         return count
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The batch, apart by topic; the option wins over the column."""
+    """Yield the records of each topic. The option takes precedence over the column."""
     if topic is not None:
         yield topic, batch
         return
@@ -121,7 +121,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:
-    """Cut where a chunk is full; one record is never cut."""
+    """Yield the ranges of records that fill a chunk each. A record is never split."""
     by_bytes = runs // runs_at_most
     by_number = np.arange(len(runs)) // CHUNK_RECORDS
     starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))

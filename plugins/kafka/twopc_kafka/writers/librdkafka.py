@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 10.0
-"""How long a participant tries to roll back what failed. The coordinator's sweep does what is left."""
+"""How long a participant tries to roll back a failed transaction. After that the coordinator's sweep does."""
 
 IDENTITY_TIMEOUT_S = 10.0
-"""How long the statistics with the producer's epoch may take; they come every 5 ms."""
+"""How long to wait for the statistics with the producer's epoch. librdkafka reports them every 5 ms."""
 
 KNOWN_TOPIC_S = 60.0
-"""How long a process need not look again for a topic that was there."""
+"""How long a process relies on having found a topic before it looks the topic up again."""
 
 PAUSE_S = 0.1
 """How long to wait for room in the queue."""
 
 
 class _Reports:
-    """librdkafka's reports about one producer. Not the writer itself: a producer that leads back to its writer would
-    keep its threads and its memory until the next garbage collection finds the two."""
+    """librdkafka's reports about a producer. They are not kept by the writer itself: a producer with a reference to its
+    writer would keep its threads and memory until the next garbage collection finds the cycle."""
 
     def __init__(self) -> None:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
@@ -67,14 +67,14 @@ class _Reports:
 
 
 class Writer:
-    """A producer for one transaction, or for one flush where ``delivery`` asks for no transaction."""
+    """A producer for one transaction, or for one flush if ``delivery`` asks for no transaction."""
 
     def __init__(self, options: KafkaOptions, transactional_id: str) -> None:
-        """Begin.
+        """Create the producer, and begin its transaction if ``delivery`` asks for one.
 
         Raises:
             ConfigurationError: the broker refuses the producer for good, or its options don't fit this machine.
-            RoundAborted: it could not be reached, or another producer is using the id.
+            RoundAborted: the broker could not be reached, or another producer is using the id.
         """
         self._options = options
         self._reports = _Reports()
@@ -85,11 +85,11 @@ class Writer:
         self._looked_up: set[str] = set()
         try:
             self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
-        except confluent_kafka.KafkaException as error:  # such as a certificate that the driver has and this host not
+        except confluent_kafka.KafkaException as error:  # such as a certificate that is missing on this host
             raise wrong_options(error.args[0].str()) from None
         if self._transactional:
             try:
-                # Without a limit of its own librdkafka would ask a broker that is gone for ever.
+                # Without this limit librdkafka would retry forever if the broker is gone.
                 self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
             except (confluent_kafka.KafkaException, SystemError) as raised:
@@ -99,11 +99,11 @@ class Writer:
         properties = dict(self._options.properties)
         # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
         properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
-        properties |= {"allow.auto.create.topics": False}  # else a misspelt topic would be created by asking for it
+        properties |= {"allow.auto.create.topics": False}  # else looking up a misspelled topic creates it
         if self._transactional:
             properties |= {"transactional.id": self._transactional_id}
-            # The producer reports its own id and epoch in its statistics and nowhere else. To ask the broker instead
-            # could return the epoch of a zombie that has taken over the id meanwhile.
+            # The producer reports its own id and epoch only in its statistics. The broker could report the epoch of a
+            # zombie that has taken over the id meanwhile.
             properties |= {"statistics.interval.ms": 5, "stats_cb": self._reports.keep_statistics}
         else:
             del properties["transaction.timeout.ms"]
@@ -114,7 +114,7 @@ class Writer:
 
         Raises:
             RecordRefused: a record can never be written.
-            RoundAborted: a record was not delivered, of this batch or one before; or another producer took over.
+            RoundAborted: a record of this batch or an earlier one was not delivered, or another producer took over.
         """
         check_values(batch, self._options, self._partitions)
         produce, poll = self._producer.produce, self._producer.poll
@@ -125,7 +125,7 @@ class Writer:
                 except BufferError:
                     self._produce_when_there_is_room(record, position)
             except confluent_kafka.KafkaException as error:
-                # A record that failed before makes every later one fail by _STATE: report the first.
+                # After a failed record every later one fails by _STATE: report the first.
                 self._served(poll, 0)
                 self._raise_failures()
                 raise self._not_delivered(error.args[0], record[0], None) from error
@@ -140,7 +140,7 @@ class Writer:
             try:
                 self._producer.produce(*record)
             except BufferError:
-                if is_empty:  # no waiting helps
+                if is_empty:  # waiting would not help
                     room = self._options.properties["queue.buffering.max.kbytes"]
                     raise RecordRefused(
                         f"it is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise that option.",
@@ -150,8 +150,10 @@ class Writer:
                 return
 
     def _partitions(self, topic: str, highest: int) -> int:
-        """Return how many partitions ``topic`` has, 0 if it does not exist. What this process knows of it will do,
-        unless that is older, or has no partition ``highest``. A transaction always looks up the topic's id first."""
+        """Return the number of partitions of ``topic``, 0 if it does not exist.
+
+        The number that this process has kept is used, unless it is older than ``KNOWN_TOPIC_S`` or leaves out the
+        partition ``highest``. A transaction always looks a topic up at first, for its id."""
         place = self._options.bootstrap_servers, topic
         count, known_at = _known_topics.get(place, (0, 0.0))
         is_new = self._transactional and topic not in self._looked_up
@@ -162,7 +164,7 @@ class Writer:
         return count
 
     def _look_up(self, topic: str) -> int:
-        """Over the task's own connections, as librdkafka does not report a topic's id."""
+        """Look a topic up over the task's own connections, as librdkafka does not report a topic's id."""
         unknown_ms, timeout_ms = (
             int(self._options.properties[name]) for name in ("topic.metadata.propagation.max.ms", "message.timeout.ms")
         )
@@ -174,30 +176,32 @@ class Writer:
         return len(found.leaders)
 
     def finish(self) -> ProducerIdentity | None:
-        """Wait until every record is acknowledged by the broker.
+        """Wait until the broker has acknowledged every record.
 
         Returns:
-            The transaction's identity, or None where there is none.
+            The transaction's identity, or None if there is no transaction.
 
         Raises:
             RoundAborted: a record was not delivered, or another producer took over.
         """
         if self._options.delivery == NONE:
-            # Nobody waits, but a producer that is dropped takes its queue with it: the flush keeps it alive.
+            # The task does not wait. The flush keeps the producer alive, as a dropped producer loses its queue.
             threading.Thread(target=self._producer.flush, name="twopc-kafka-flush").start()
             return None
-        # Ends: 'message.timeout.ms' turns what is never answered into a failure.
+        # This loop ends: 'message.timeout.ms' turns a record that is never acknowledged into a failure.
         while self._served(self._producer.flush, 1.0):
             self._raise_failures()
         self._raise_failures()
         return self._identity() if self._transactional else None
 
     def abort(self) -> None:
-        """Roll the transaction back, or drop what is not sent yet. What another producer took over is rolled back.
+        """Roll the transaction back. Without a transaction, drop the records that are not sent yet.
+
+        A transaction whose id another producer has taken over is rolled back already.
 
         Raises:
             Retriable: no broker answered in time.
-            RoundAborted: this producer can't any more. The coordinator's sweep does.
+            RoundAborted: this producer is unable to. The coordinator's sweep rolls the transaction back.
         """
         if self._is_ended:
             return
@@ -207,7 +211,7 @@ class Writer:
                 self._is_ended = True
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 error = self._reason(raised)
-                if error.code() in _FENCED:  # whoever took over the id has aborted this transaction already
+                if error.code() in _FENCED:  # the producer that took over the id has aborted it already
                     self._end()
                     return
                 raise (Retriable if error.retriable() else RoundAborted)(
@@ -218,7 +222,7 @@ class Writer:
             self._producer.purge()
 
     def _end(self) -> None:
-        """End a producer that was fenced: confluent-kafka, having raised so, keeps it and its threads for ever."""
+        """End a fenced producer. confluent-kafka would otherwise keep it and its threads forever."""
         self._is_ended = True
         self._producer.purge()
         with warnings.catch_warnings():
@@ -241,14 +245,14 @@ class Writer:
         raise RoundAborted(f"librdkafka did not report its producer's epoch within {IDENTITY_TIMEOUT_S:.0f} s")
 
     def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
-        """Poll or flush, which serve callbacks."""
+        """Call ``poll`` or ``flush``, which serve callbacks, and raise the producer's failure as ``RoundAborted``."""
         try:
             return call(timeout_s)
         except (confluent_kafka.KafkaException, SystemError) as raised:
             raise self._broken(self._reason(raised)) from raised
 
     def _reason(self, raised: BaseException) -> confluent_kafka.KafkaError:
-        """The error that was raised, or the one that ended the producer where confluent-kafka lost it."""
+        """Return the error that was raised, or the error that ended the producer if confluent-kafka lost it."""
         if (error := _of_librdkafka(raised)).code() == _FATAL:
             try:
                 self._producer.begin_transaction()  # refused: one has begun, or the producer has ended, and why
@@ -274,7 +278,7 @@ class Writer:
         )
 
     def _broken(self, error: confluent_kafka.KafkaError) -> RoundAborted:
-        """The error for a producer that can do nothing any more."""
+        """Return the error for a producer that is unusable."""
         what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
         why = "another producer took over its transactional id" if error.code() in _FENCED else "librdkafka gave it up"
         return RoundAborted(
@@ -292,7 +296,7 @@ class Writer:
 
 
 _known_topics: dict[tuple[str, str], tuple[int, float]] = {}
-"""Of this process: brokers and topic → how many partitions it has, and when that was known."""
+"""This process's cache: brokers and topic → the number of partitions, and when it was looked up."""
 
 _FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
 
@@ -304,9 +308,9 @@ _FENCED = (
 
 
 def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
-    """The error that was raised. confluent-kafka raises a fatal one amid callbacks. A further callback then runs with
-    an exception pending, which Python makes the cause of a SystemError. One without a cause means that confluent-kafka
-    stopped without saying why."""
+    """Return the error that was raised. confluent-kafka raises a fatal error amid callbacks. A further callback then
+    runs with an exception pending, which Python makes the cause of a SystemError. A SystemError without a cause means
+    that confluent-kafka stopped without reporting the reason."""
     error: BaseException | None = raised
     while isinstance(error, SystemError):
         error = error.__cause__
