@@ -64,7 +64,7 @@ class LocalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._asides: list[str] = []
+        self._leftovers: list[str] = []
         self._not_synced: set[str] = set()
 
     def names(self) -> list[str]:
@@ -74,7 +74,7 @@ class LocalFolder:
                 names = [path.name for path in self.path.iterdir()]
         except FileNotFoundError:
             return []
-        self._asides = [name for name in names if name.endswith((_ASIDE, _PROBE))]
+        self._leftovers = [name for name in names if name.endswith((_ASIDE, _PROBE))]
         return names
 
     def read(self, name: str) -> bytes:
@@ -98,7 +98,7 @@ class LocalFolder:
                     os.link(aside, self.path / name)
             finally:
                 self.sync(name)  # also what another writer linked and could not sync
-            self._remove_asides_of_the_killed(aside)
+            self._remove_leftovers(aside)
 
     def replace(self, name: str, data: bytes) -> None:
         """Create or replace the file, whole. A power cut may bring the old one back."""
@@ -131,6 +131,7 @@ class LocalFolder:
         """
         probe = self.path / f".{uuid.uuid4().hex}{_PROBE}"
         with _permanent_refusals(), folder_for_a_trial(self.path), self._written_aside(b"") as aside:
+            self._remove_leftovers(aside)
             os.link(aside, probe)
             try:
                 os.link(aside, probe)
@@ -154,14 +155,14 @@ class LocalFolder:
         finally:
             aside.unlink(missing_ok=True)
 
-    def _remove_asides_of_the_killed(self, mine: Path) -> None:
-        """Judge age by the folder's clock, so that no two machines' clocks are compared. A writer that only slept can't
-        link any more: that is an unknown outcome, and it repeats its put."""
-        for name in self._asides:
+    def _remove_leftovers(self, mine: Path) -> None:
+        """Remove what killed processes left. Judge age by the folder's clock, so that no two machines' clocks are
+        compared. A writer that only slept can't link any more: that is an unknown outcome, and it repeats its put."""
+        for name in self._leftovers:
             with contextlib.suppress(OSError):  # costs room, nothing else
-                aside = self.path / name
-                if mine.stat().st_mtime - aside.stat().st_mtime > _ASIDE_LIVES_S:
-                    aside.unlink()
+                left = self.path / name
+                if mine.stat().st_mtime - left.stat().st_mtime > _ASIDE_LIVES_S:
+                    left.unlink()
 
 
 class ObjectFolder:
@@ -178,11 +179,14 @@ class ObjectFolder:
         self.fs = fs
         self.path = path.rstrip("/")
         self._is_tried = False
+        self._leftovers: list[str] = []
 
     def names(self) -> list[str]:
         """Return the names in the folder, as the store lists them now; none where there is no folder."""
         self.fs.invalidate_cache()
-        return names_in(self.fs, self.path)
+        names = names_in(self.fs, self.path)
+        self._leftovers = [name for name in names if name.endswith(_PROBE)]
+        return names
 
     def read(self, name: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError."""
@@ -230,6 +234,7 @@ class ObjectFolder:
         probe = f".{uuid.uuid4().hex}{_PROBE}"
         try:
             is_exclusive = self._refuses_a_second(probe)
+            self._remove_leftovers(probe)
         except FileNotFoundError as error:
             raise Unusable("there is no such bucket or container, and none is made") from error
         except PermissionError as error:
@@ -243,6 +248,14 @@ class ObjectFolder:
         if not is_exclusive:
             raise Unusable("its server overwrites an object that it was asked to create only where there is none")
         self._is_tried = True
+
+    def _remove_leftovers(self, mine: str) -> None:
+        """Remove the probes of killed processes. Judge age by the store's clock alone."""
+        for name in self._leftovers:
+            with contextlib.suppress(Exception):  # costs room, nothing else
+                age = self.fs.modified(self._object(mine)) - self.fs.modified(self._object(name))
+                if age.total_seconds() > _ASIDE_LIVES_S:
+                    self.fs.rm_file(self._object(name))
 
     def _refuses_a_second(self, name: str) -> bool:
         try:

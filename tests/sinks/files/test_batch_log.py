@@ -528,6 +528,17 @@ def test_a_store_is_tried_once_for_an_incarnation(store: Store, monkeypatch: pyt
     assert len(tried) == 1
 
 
+def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.complete(0)
+    left = f"{store.log().path}/.0.probe"
+    store.fs.pipe_file(left, b"")
+    store.log().open()
+    assert store.fs.exists(left)  # its process may only be slow
+    monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
+    store.log().open()
+    assert not store.fs.exists(left)
+
+
 def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
