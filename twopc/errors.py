@@ -11,7 +11,7 @@ TwoPhaseCommitError
 │   ├── SchemaMismatch      a sink can't write a column or a type
 │   ├── RecordRefused       a sink can't write a record, however often it is tried
 │   ├── LogMismatch         the log belongs to another query, or the batch is not the next one
-│   └── PoolExhausted       transactions in doubt hold every transactional id of the batch
+│   └── PoolExhausted       attempts on one machine hold every transactional id that it may use
 └── OperatorRequired        call an operator: going on could lose or double records
     ├── TransactionLost     the target system rolled back a decided transaction
     ├── OutcomeUnknown      the target system can't report what became of a decided transaction
@@ -199,9 +199,9 @@ class LogMismatch(Refused):
 
 
 class PoolExhausted(Refused):
-    """Transactions in doubt hold every transactional id that the batch could use. Nothing was written.
+    """Attempts of this batch or newer ones hold every transactional id that a machine may use. Nothing was written.
 
-    Run fewer tasks at once, and start again: recovery ends the transactions that hold the ids.
+    Start again. If the error returns, run fewer tasks of a batch on that machine.
     """
 
 

@@ -137,8 +137,8 @@ class S3:
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
             advice = (
-                f"One does after {min(days)}, and takes a decided batch with it that waits so long for its commit as"
-                f" the query is down. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
+                f"A rule deletes them after {min(days)}, and a decided batch with them if the query is down for as"
+                f" long. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
             )
             return CheckResult.warned(what, advice)
         return CheckResult.passed(what)
