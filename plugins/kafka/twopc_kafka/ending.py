@@ -23,9 +23,15 @@ _MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.
 IF_IT_STAYS = f"If it stays so: if transaction.version was lowered below 1 lately, {_MEND}"
 
 
-def outcome_of(control: Control, described: TransactionState | None, committable: Committable) -> Outcome:
-    """What became of the transaction, by the version of EndTxn that would end it now where none is recorded."""
-    return outcome(described, *identity_of(committable), version_of(committable, control.end_txn_version))
+def outcome_of(described: TransactionState | None, committable: Committable, version_now: int | None = None) -> Outcome:
+    """Return what became of the transaction. ``version_now`` is the version of EndTxn that would end it now, for one
+    that has none recorded.
+
+    Raises:
+        OutcomeUnknown: the record of the transaction lacks its producer id, its epoch, or the version without a
+            ``version_now``.
+    """
+    return outcome(described, *identity_of(committable), version_of(committable, version_now))
 
 
 def wait_for_markers(control: Control, ended: Sequence[Committable]) -> None:
@@ -46,7 +52,9 @@ def wait_for_markers(control: Control, ended: Sequence[Committable]) -> None:
 
 def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
     described = control.describe([committable.transaction_id for committable in ended]) if ended else {}
-    return [c for c in ended if outcome_of(control, described.get(c.transaction_id), c) is Outcome.ENDING]
+    return [
+        c for c in ended if outcome_of(described.get(c.transaction_id), c, control.end_txn_version) is Outcome.ENDING
+    ]
 
 
 def refuse_stuck(control: Control, committable: Committable) -> None:
@@ -67,7 +75,7 @@ def refuse_stuck(control: Control, committable: Committable) -> None:
 
 
 def _is_stuck(control: Control, committable: Committable, state: TransactionState | None) -> bool:
-    match outcome_of(control, state, committable):
+    match outcome_of(state, committable, control.end_txn_version):
         case Outcome.ONGOING:
             return True
         case Outcome.ENDING:

@@ -1,4 +1,17 @@
-"""What the handle of a committable holds: by it any process can commit or abort exactly this transaction. No I/O."""
+"""The handle of a committable, by which any process can commit or abort exactly this transaction. No I/O.
+
+===================  =======================================================================
+key                  content
+===================  =======================================================================
+``producer_id``      with the epoch, the transaction's identity
+``producer_epoch``   the epoch
+``has_timeout``      ``False`` if Kafka never rolls the transaction back by itself
+``topic_ids``        topic → Kafka's id of it, where it is known
+``end_txn_version``  the version of EndTxn that ends the transaction; from ``seal`` on
+``partitions``       topic → the partitions written to; from ``seal`` on
+``hanging``          the partition in which the transaction hangs: ``twopc_kafka.hanging``
+===================  =======================================================================
+"""
 
 from __future__ import annotations
 

@@ -59,8 +59,12 @@ class Hanging:
         return seen
 
     def note_nothing_hung(self, since_s: float) -> None:
-        """A look of ``since_s`` or later has shown nothing."""
+        """Note that a look at ``since_s`` or later has shown nothing."""
         self._nothing_hung_s = since_s
+
+    def forget_last_look(self) -> None:
+        """Have the next sweep look again, whatever the last look has shown."""
+        self._nothing_hung_s = -math.inf
 
     def take_nothing_hung(self) -> bool:
         """Whether a look a moment ago has shown nothing. Counts once: the sweep right after a completed batch need not
@@ -79,7 +83,8 @@ class Hanging:
             ending = [
                 transaction
                 for transaction, state in open_
-                if state.state != "PrepareCommit" and outcome_of(control, state, transaction) is Outcome.ENDING
+                if state.state != "PrepareCommit"
+                and outcome_of(state, transaction, control.end_txn_version) is Outcome.ENDING
             ]
             if not ending:
                 break

@@ -7,7 +7,6 @@ commits or aborts exactly that transaction with them (``client.control``); no ta
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,14 +26,13 @@ from twopc_kafka.answers import (
     ProducerIdentity,
     TransactionState,
     denied,
-    outcome,
     timeout_refused,
     to_end,
 )
 from twopc_kafka.client.control import Control, connect
 from twopc_kafka.client.leaders import RECENT_S, Leaders
 from twopc_kafka.columns import check_columns
-from twopc_kafka.ending import IF_IT_STAYS, refuse_stuck, stuck, wait_for_markers
+from twopc_kafka.ending import IF_IT_STAYS, outcome_of, refuse_stuck, stuck, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.values import no_such_topic
@@ -185,7 +183,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: ``transaction.timeout.ms`` is longer than the brokers grant, or the options require
                 transactions without a timeout. Nothing was written.
         """
-        self._hanging.note_nothing_hung(-math.inf)
+        self._hanging.forget_last_look()
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
@@ -314,7 +312,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return  # delivered without a transaction
         identity, version = identity_of(committable), version_of(committable)
         name = self._name(committable)
-        self._refuse_gone_topics(committable, time.monotonic() - RECENT_S)
+        self._roll_back_if_topic_is_gone(committable, time.monotonic() - RECENT_S)
         is_first = identity not in self._asked_to_commit
         self._asked_to_commit.add(identity)
         error = self._control.end(name, *identity, commit=True, version=version)
@@ -329,11 +327,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 raise denied(f"{error} for {name}")
             case Answer.STUCK:
                 raise stuck(name)
-        self._judge(committable, error, self._state(committable), is_first)
+            case Answer.DESCRIBE:
+                self._judge(committable, error, self._state(committable), is_first)
 
-    def _refuse_gone_topics(self, committable: Committable, since_s: float) -> None:
-        """Raise if a topic was deleted since the decision, and maybe created again: Kafka would commit what is left of
-        the transaction without an error. Metadata of ``since_s`` or later will do.
+    def _roll_back_if_topic_is_gone(self, committable: Committable, since_s: float) -> None:
+        """Raise if a topic was deleted since the decision, and maybe created again. Kafka would commit what is left of
+        the transaction without an error, so an ongoing one is rolled back first. Metadata of ``since_s`` or later will
+        do.
 
         Raises:
             TransactionLost: nothing of it is committed, so it may be written again as a whole.
@@ -347,7 +347,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         decided = f"transaction {committable.transaction_id} ({committable.records} records) is decided"
         id = topic_ids_of(committable)[topic]
         deleted = f"topic {topic!r} was deleted since, with the id {id}, and its records there with it"
-        match outcome(self._state(committable), *identity_of(committable), version_of(committable)):
+        match outcome_of(self._state(committable), committable):
             case Outcome.ONGOING:
                 # Only a write makes it certain: the description may be stale, and an earlier commit on its way.
                 answer = self._control.end(
@@ -371,14 +371,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """
         name = committable.transaction_id
         state = self._control.describe([name]).get(name)
-        if outcome(state, *identity_of(committable), version_of(committable)) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
+        if outcome_of(state, committable) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
             state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
         return state
 
     def _judge(self, committable: Committable, error: str, state: TransactionState | None, is_first: bool) -> None:
         name, records = committable.transaction_id, committable.records
         decided = f"transaction {name} ({records} records) is decided"
-        match outcome(state, *identity_of(committable), version_of(committable)):
+        match outcome_of(state, committable):
             case Outcome.COMMITTED:
                 return
             case Outcome.ONGOING | Outcome.ENDING:
@@ -411,7 +411,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         with topics.looked_up_meanwhile(self._leaders, ended, ended_s):
             seen = self._hanging.look(self._leaders)
         for committable in topics.one_per_topic(ended):
-            self._refuse_gone_topics(committable, ended_s)
+            self._roll_back_if_topic_is_gone(committable, ended_s)
         for open_ in seen.open:
             if open_.identity in names:
                 hanging.end(self._leaders, open_, names[open_.identity], commit=True)
@@ -424,7 +424,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 " wrote there: bring the brokers of that partition back"
             )
         self._visible = frozenset(names)
-        self._hanging.note_nothing_hung(-math.inf if seen.open or seen.away else ended_s)
+        if seen.open or seen.away:
+            self._hanging.forget_last_look()
+        else:
+            self._hanging.note_nothing_hung(ended_s)
 
     def discard(self, transaction: KafkaTransaction) -> None:
         if not transaction.is_pre_committed:  # else the sweep ends it, and sees where it wrote
@@ -448,9 +451,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 raise denied(f"{error} for {name}")
             case Answer.STUCK:
                 raise stuck(name)
-        state = self._control.describe([name]).get(name)
-        if is_ongoing(state, committable):
-            raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}")
+            case Answer.REPEAT | Answer.DESCRIBE:
+                state = self._control.describe([name]).get(name)
+                if is_ongoing(state, committable):
+                    raise Retriable(
+                        f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}"
+                    )
 
     def _name(self, committable: Committable) -> str:
         """The transactional id. Raises ``CorruptLog`` if it is not this sink's: other queries use the same brokers."""
@@ -459,7 +465,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return committable.transaction_id
 
     def recover(self) -> Iterable[Committable]:
-        """The transactions that are open at their coordinators, and those that hang: open in a partition alone."""
+        """Return the transactions that are open at their coordinators, and those that hang, i.e. that are open only in
+        a partition."""
         # Independent of 'delivery', which may have been exactly-once before.
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
         ongoing = [(name, state) for name, state in listed if state.state == "Ongoing"]

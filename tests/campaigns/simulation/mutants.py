@@ -541,7 +541,7 @@ MUTANTS = (
     ),
     Mutant(
         "CompleteAbort counts as committed",
-        (Seam("twopc_kafka.sink:outcome", _rolled_back_is_committed),),
+        (Seam("twopc_kafka.sink:outcome_of", _rolled_back_is_committed),),
     ),
     Mutant(
         "no answer to a commit counts as committed",
