@@ -59,11 +59,12 @@ def foreach_batch(
         offsets: a sink of backend ``kafka-offsets``, or None. With each batch's decision, a consumer group gets the
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
         coalesce: write a batch that is likely to be small on at most as many tasks as there are cores, if its plan
-            consists of sources, columns and filters. Each task saved is 10 to 20 ms.
+            consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
         uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
             Python. Spark's check of its limit of bytes may take longer than everything else.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
-            query fails with the reason. Later batches wait without limit.
+            query fails with the reason. Later batches wait without limit, except for the last check of a sink before
+            each decision: after 120 seconds the batch is rolled back.
 
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.

@@ -137,8 +137,9 @@ class S3:
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
             advice = (
-                f"One does after {min(days)}, and takes a decided batch with it that waits so long for its commit as"
-                f" the query is down. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
+                f"A rule deletes incomplete uploads after {min(days)} day{'s' if min(days) > 1 else ''}. If the query"
+                " is down for longer than that, a decided batch is lost. Raise DaysAfterInitiation of"
+                f" {_ENDS_UPLOADS} to more days than any outage lasts."
             )
             return CheckResult.warned(what, advice)
         return CheckResult.passed(what)
