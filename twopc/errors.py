@@ -6,12 +6,12 @@ TwoPhaseCommitError
 ├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
 ├── InDoubt                 start again: recovery reads from the log whether the batch is decided
 ├── Fenced                  stop: a newer coordinator has this log and goes on
-├── Refused                 correct the input and start again: nothing was decided
+├── Refused                 correct the input and start again: the error decides nothing
 │   ├── ConfigurationError  an option, a plugin or a name is wrong
 │   ├── SchemaMismatch      a sink can't write a column or a type
 │   ├── RecordRefused       a sink can't write a record, however often it is tried
 │   ├── LogMismatch         the log belongs to another query, or the batch is not the next one
-│   └── PoolExhausted       attempts on one machine hold every transactional id that it may use
+│   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
 └── OperatorRequired        call an operator: going on could lose or double records
     ├── TransactionLost     the target system rolled back a decided transaction
     ├── OutcomeUnknown      the target system can't report what became of a decided transaction
@@ -118,7 +118,8 @@ class Fenced(TwoPhaseCommitError):
 
 
 class Refused(TwoPhaseCommitError):
-    """The input was refused before anything was decided. The same input fails again.
+    """The input was refused. The error decides nothing and writes nothing, and the same input fails again. Batches
+    decided earlier stay decided.
 
     Correct what the message names, and start again.
     """
@@ -190,8 +191,8 @@ class RecordRefused(Refused):
 
 
 class LogMismatch(Refused):
-    """The commit log belongs to another query, or the batch is neither the next one nor a decided one that comes again.
-    Nothing was written.
+    """The commit log belongs to another query, or the batch is neither the last decided one nor the next. The error
+    decides nothing and writes nothing.
 
     Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
     ``twopc checkpoint repair``.
@@ -199,9 +200,10 @@ class LogMismatch(Refused):
 
 
 class PoolExhausted(Refused):
-    """Attempts of this batch or newer ones hold every transactional id that a machine may use. Nothing was written.
+    """On one machine, task attempts of the batch, or of newer rounds, hold all transactional ids of a sink. The attempt
+    that needed one wrote nothing.
 
-    Start again. If the error returns, run fewer tasks of a batch on that machine.
+    Run fewer tasks of a batch per machine, and start again: the next start is a new round, which may use the ids.
     """
 
 
@@ -227,8 +229,8 @@ class OutcomeUnknown(OperatorRequired):
     ``twopc abandon``; if not, write them by other means first.
 
     Attributes:
-        was_refused_at_first: this process has asked for the commit once, and the target system refused it. So the
-            transaction was rolled back, unless another process can have asked for its commit.
+        was_refused_at_first: whether the target system refused this process's first request to commit. If so, the
+            transaction was rolled back, unless another process may have requested the commit too.
     """
 
     def __init__(self, message: str = "", *, was_refused_at_first: bool = False, **known: Any) -> None:

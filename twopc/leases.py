@@ -145,7 +145,7 @@ def lease(pool: str, round: RoundNumbers, is_new: bool = False) -> Lease:
         return Lease(pool, Use(secrets.token_hex(8), _boot(), round, is_answered=False), None)
     raise PoolExhausted(
         f"attempts of batch {round[1]}, incarnation {round[0]}, or newer ones hold all {NAMES_AT_MOST} transactional"
-        f" ids of {pool!r} on {socket.gethostname()}. Nothing was written. Have fewer tasks, and start again."
+        f" ids of {pool!r} on {socket.gethostname()}. Nothing was written. Run fewer tasks here, and start again."
     )
 
 

@@ -63,8 +63,8 @@ def foreach_batch(
         uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
             Python. Spark's check of its limit of bytes may take longer than everything else.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
-            query fails with the reason. Later, the last check before a decision waits for 120 seconds, and commits
-            wait without limit.
+            query fails with the reason. Later batches wait without limit, except for the last check of a sink before
+            each decision: after 120 seconds the batch is rolled back.
 
     Raises:
         ConfigurationError: there is no sink, or the log can't be kept there.

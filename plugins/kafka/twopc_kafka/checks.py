@@ -121,7 +121,7 @@ def leaders(control: Control, topic: str) -> CheckResult:
 
 def may_write_markers(control: Control) -> CheckResult:
     """Check the right to write markers that Kafka leaves out. The brokers report it; a trial would change something."""
-    what = "right to write markers that Kafka leaves out (KAFKA-20734), as the brokers report it"
+    what = "right to repair missing markers (KAFKA-20734), as the brokers report it"
     if control.run(_may_alter, control):
         return CheckResult.passed(what)
     return CheckResult.warned(
@@ -164,7 +164,7 @@ def version(control: Control) -> CheckResult:
 
 def hanging(control: Control, topic: str) -> CheckResult:
     """Check that transactions that hang in a topic would be found."""
-    what = f"topic {topic!r}: sight of transactions that hang (KAFKA-20734)"
+    what = f"topic {topic!r}: detection of hanging transactions (KAFKA-20734)"
     if control.leaders.may_read(topic):
         return CheckResult.passed(what)
     return CheckResult.warned(what, "Grant this principal READ on the topic. Only metadata is read.")

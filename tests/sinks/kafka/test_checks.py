@@ -17,7 +17,7 @@ from twopc_kafka.options import WRITERS
 pytestmark = pytest.mark.kafka
 
 TRIED = "begin, write and roll back a transaction, tried without a record"
-MARKERS = "right to write markers that Kafka leaves out (KAFKA-20734), as the brokers report it"
+MARKERS = "right to repair missing markers (KAFKA-20734), as the brokers report it"
 
 
 def of(result: CheckStatus, findings: list[CheckResult]) -> dict[str, str]:
@@ -78,7 +78,7 @@ def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
     grant(second_broker, "denied", topic.name, prefix)
     wait.until("the topic is granted", lambda: not of(CheckStatus.FAILED, examined()))
     warned = of(CheckStatus.WARNED, examined())
-    assert "READ on the topic" in warned[f"topic {topic.name!r}: sight of transactions that hang (KAFKA-20734)"]
+    assert "READ on the topic" in warned[f"topic {topic.name!r}: detection of hanging transactions (KAFKA-20734)"]
     assert "ALTER on the cluster" in warned[MARKERS]
     assert "DESCRIBE_CONFIGS" in warned["topic '__transaction_state': replication"]
     wait.until("what was tried is rolled back", topic.has_no_open_transaction)

@@ -137,8 +137,9 @@ class S3:
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
             advice = (
-                f"A rule deletes them after {min(days)}, and a decided batch with them if the query is down for as"
-                f" long. Raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage has."
+                f"A rule deletes incomplete uploads after {min(days)} day{'s' if min(days) > 1 else ''}. If the query"
+                " is down for longer than that, a decided batch is lost. Raise DaysAfterInitiation of"
+                f" {_ENDS_UPLOADS} to more days than any outage lasts."
             )
             return CheckResult.warned(what, advice)
         return CheckResult.passed(what)
