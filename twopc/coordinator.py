@@ -216,6 +216,7 @@ class Coordinator:
             self._enter(Phase.SWEEPING, batch_id)
             self._until_answered(f"sweep after batch {batch_id}", self._sweep, False)
             self._enter(Phase.IDLE, batch_id)
+            self._unrested.clear()  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
             return self._finished(batch_id, False, committables)
