@@ -58,8 +58,12 @@ wheels: build/uv-$(UV_VERSION)/done ## build a wheel of each distribution into b
 	@$(PYTHON) -c 'import pathlib; print("export PIP_FIND_LINKS=" + pathlib.Path("$(WHEELS)").resolve().as_uri())'
 
 .PHONY: test
-test: $(STAMP) ## run all tests; ARGS="-k name" goes to pytest
-	$(WITH_JAVA) $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## run the tests, in about twenty minutes on two cores; ARGS="-k name" goes to pytest
+	$(WITH_JAVA) $(BIN)/pytest -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+.PHONY: test-long
+test-long: $(STAMP) ## run the tests that take a minute or more each
+	$(WITH_JAVA) $(BIN)/pytest -m long --numprocesses 2 --dist load $(ARGS)
 
 .PHONY: unit
 unit: $(STAMP) ## run the tests that need neither Java nor a server; under a minute
@@ -84,6 +88,10 @@ docs: $(STAMP) ## build the documentation as a site into build/site; a broken li
 .PHONY: demo
 demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer librdkafka"
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/demo.py $(ARGS)
+
+.PHONY: demo-lake
+demo-lake: $(STAMP) ## Kafka to Kafka, Iceberg and Delta, exactly once, through kills; then DuckDB joins the three
+	$(WITH_JAVA) $(BIN)/python docs/examples/flights/lake.py $(ARGS)
 
 .PHONY: simulate
 simulate: $(STAMP) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation
@@ -114,7 +122,7 @@ prove-plugin: $(STAMP) ## install all wheels and the guide's sink into an empty 
 
 .PHONY: bench
 bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
-	$(WITH_JAVA) $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)
+	$(WITH_JAVA) UV=build/uv-$(UV_VERSION)/bin/uv $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: clean
 clean: ## remove .venv, build/ and the tools' caches; downloads stay in the cache folder

@@ -37,7 +37,7 @@ from twopc.participant import Participant, Vote
 from twopc.phases import Phase
 from twopc.plugins import create_sink, register_observer, unregister_observer
 from twopc.replay import ReplayCopies
-from twopc.sink import TwoPhaseCommitSink
+from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
@@ -80,6 +80,7 @@ __all__ = [
     "TwoPhaseCommitError",
     "TwoPhaseCommitSink",
     "Vote",
+    "WholeBatchSink",
     "create_sink",
     "hookimpl",
     "open_store",

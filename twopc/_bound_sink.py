@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from twopc.errors import ConfigurationError
@@ -17,6 +19,23 @@ from twopc.transactional_ids import TransactionalIdPool
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self  # typing has it from Python 3.11 on
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCall:
+    """One call of phase two: the transactions of a sink that it commits, and the call."""
+
+    sink: str
+    committables: tuple[Committable, ...]
+    commit: Callable[[], None]
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The transaction that it commits; None if it commits several."""
+        return self.committables[0].transaction_id if len(self.committables) == 1 else None
+
+    def __str__(self) -> str:
+        return f"commit of {self.transaction_id or f'{len(self.committables)} transactions to sink {self.sink!r}'}"
 
 
 class BoundSink(ABC):
@@ -39,6 +58,19 @@ class BoundSink(ABC):
 
     @abstractmethod
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        """Part of the contract in ``twopc.sink``."""
+
+    @abstractmethod
+    def commit(self, committable: Committable) -> None:
+        """Part of the contract in ``twopc.sink``."""
+
+    @abstractmethod
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        """Part of the contract in ``twopc.sink``."""
+
+    @property
+    @abstractmethod
+    def commits_whole_batches(self) -> bool:
         """Part of the contract in ``twopc.sink``."""
 
     def bind(self, name: str, log_id: str, replay_copies: ReplayCopies | None = None) -> None:
@@ -96,6 +128,15 @@ class BoundSink(ABC):
                 f"seal of sink {self.transactional_ids.sink!r} must return the transactions that it is given"
             )
         return sealed
+
+    def commit_calls(self, batch_id: int, committables: Sequence[Committable]) -> list[CommitCall]:
+        """Return the calls that commit ``committables`` of a decided batch: one for all of them if the sink commits
+        whole batches, else one per transaction."""
+        name = self.transactional_ids.sink
+        if self.commits_whole_batches:
+            every = tuple(committables)
+            return [CommitCall(name, every, partial(self.commit_batch, batch_id, every))] if every else []
+        return [CommitCall(name, (committable,), partial(self.commit, committable)) for committable in committables]
 
     def __getstate__(self) -> dict[str, object]:
         # Only the coordinator knows what is pending; participants have no use for it.

@@ -26,9 +26,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
+from twopc._bound_sink import CommitCall
 from twopc.errors import (
     ConfigurationError,
     Fenced,
+    OperatorRequired,
     Refused,
     Retriable,
     RoundAborted,
@@ -45,7 +47,7 @@ from twopc.events import (
     TransactionReplayed,
 )
 from twopc.failures import located, verdict, worst_of
-from twopc.log.batch_identity import is_known
+from twopc.log.batch_identity import recognize
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
@@ -70,7 +72,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-InSink: TypeAlias = "tuple[TwoPhaseCommitSink[Any], Committable]"
+Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
+"""Sink's name → transactions of one batch."""
 
 START_TIMEOUT_S = 60.0
 
@@ -137,7 +140,8 @@ class Coordinator:
         self._waits = Waits(owner)
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
         self._running_in: int | None = None
-        self._unrested: list[float] = []  # when each rest since the last successful one failed, by time.monotonic
+        self._failed_rests = 0  # since a sweep was last answered
+        self._first_failed_rest_s = 0.0  # by time.monotonic
         self._notices = Notices(self._store)
         self._log: CommitLog
         self._tail_when_closed: Entry | None = None
@@ -201,7 +205,7 @@ class Coordinator:
             self._metrics = Metrics()
             if self._phase is Phase.CLOSED:
                 self._open()
-            if is_known(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
+            if recognize(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
                 return self._finished(batch_id, True, {})
             round = Round(self._log.incarnation, batch_id)
             started = time.perf_counter() if began_s is None else began_s
@@ -216,7 +220,7 @@ class Coordinator:
             self._enter(Phase.SWEEPING, batch_id)
             self._until_answered(f"sweep after batch {batch_id}", self._sweep, False)
             self._enter(Phase.IDLE, batch_id)
-            self._unrested.clear()  # its sweep was answered
+            self._failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
             return self._finished(batch_id, False, committables)
@@ -294,18 +298,20 @@ class Coordinator:
     def _not_rested(self, error: Retriable) -> None:
         """Report a rest that the next one repeats. Upholds: nothing is repeated for long without an operator being
         told."""
-        self._unrested.append(time.monotonic())
-        waited_s, interval_s = self._unrested[-1] - self._unrested[0], REST_INTERVAL_S
-        event = CallRetried(
-            "rest between batches", len(self._unrested), interval_s, error.message, waited_s, self._owner
-        )
+        now_s = time.monotonic()
+        if not self._failed_rests:
+            self._first_failed_rest_s = now_s
+        self._failed_rests += 1
+        waited_s = now_s - self._first_failed_rest_s
+        wait_s = self._resting.interval_s if self._resting else 0.0  # else the caller of rest chooses when
+        event = CallRetried("rest between batches", self._failed_rests, wait_s, error.message, waited_s, self._owner)
         level = logging.ERROR if event.needs_operator else logging.WARNING
         logger.log(level, "between batches: no answer for %.0f s (%s)", waited_s, error.message)
         self._tell(event)
 
     def _rested(self) -> None:
-        if self._unrested:
-            self._unrested.clear()
+        if self._failed_rests:
+            self._failed_rests = 0
             self._notices.withdraw()
             self._tell(PhaseEntered(self._phase, None, self._owner))  # ends what observers show as unanswered
 
@@ -395,7 +401,7 @@ class Coordinator:
         has refused the decision: then no entry was put."""
         self._enter(Phase.DECIDING, decision.batch_id)
         try:
-            self._log.decide(decision, committed_through=decision.batch_id - 1, reads=reads)
+            self._log.decide(decision, reads)
         except Refused as error:
             self._roll_back(decision.round, error)
         self._remember(decision)
@@ -414,7 +420,7 @@ class Coordinator:
 
     def _commit_batch(self, batch_id: int, sinks: Sequence[TwoPhaseCommitSink[Any]], recovered: bool) -> None:
         """Commit a pending batch in ``sinks``, then complete it there."""
-        work = [(sink, committable) for sink in sinks for committable in sink.pending[batch_id]]
+        work: Work = {_name(sink): sink.pending[batch_id] for sink in sinks}
         while work:
             work = self._attempt_commits(work, batch_id, recovered)
         for sink in sinks:
@@ -423,7 +429,7 @@ class Coordinator:
                 self._until_answered(what, sink.complete, batch_id, sink.pending[batch_id])
             sink.pending.settle(batch_id)
 
-    def _attempt_commits(self, work: Sequence[InSink], batch_id: int, recovered: bool) -> list[InSink]:
+    def _attempt_commits(self, work: Work, batch_id: int, recovered: bool) -> Work:
         """Commit transactions of a pending batch, several at once. Those that their target systems had rolled back are
         written again from their replay copies.
 
@@ -435,36 +441,38 @@ class Coordinator:
             Exception: a transaction can't be committed. All others have been: nothing else is left undone.
         """
 
-        def attempt(in_sink: InSink) -> Exception | None:
-            sink, committable = in_sink
-            what = f"batch {batch_id} is decided; commit of {committable.transaction_id}"
-            among = f"batch {batch_id} is decided; commits of {sink.transactional_ids.scope}"
+        def attempt(call: CommitCall) -> Exception | None:
+            what = f"batch {batch_id} is decided; {call}"
+            among = f"batch {batch_id} is decided; commits of {self._sinks[call.sink].transactional_ids.scope}"
             try:
-                until_answered(what, sink.commit, committable, tell=self._tell, waits=self._waits, among=among)
-                self._tell(TransactionCommitted(_name(sink), batch_id, committable, recovered, self._owner))
+                until_answered(what, call.commit, tell=self._tell, waits=self._waits, among=among)
+                for committable in call.committables:
+                    self._tell(TransactionCommitted(call.sink, batch_id, committable, recovered, self._owner))
             except Exception as error:  # noqa: BLE001  # raised below, when all attempts have ended
                 return error
             return None
 
-        with self._threads(len(work)) as map_:
-            outcomes = list(map_(attempt, work))
-        failed = [(done, error) for done, error in zip(work, outcomes, strict=True) if error]
+        calls = [call for name, due in work.items() for call in self._sinks[name].commit_calls(batch_id, due)]
+        with self._threads(len(calls)) as map_:
+            outcomes = list(map_(attempt, calls))
+        failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if error]
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
             self._until_answered("look at the log", self._log.verify)
-        lost: list[InSink] = []  # transactions that their target system rolled back, and that have a copy
+        lost: dict[str, list[Committable]] = {}  # what target systems rolled back and copies can replace
         errors: list[Exception] = []
-        for (sink, committable), raised in failed:
-            error = verdict(raised, committable, sink.replay_copies is not None, recovered)
+        for call, raised in failed:
+            has_copies = self._sinks[call.sink].replay_copies is not None
+            error = verdict(raised, call.committables, has_copies, recovered)
             if isinstance(error, TwoPhaseCommitError):
-                error.fill_in(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id)
-            logger.error("batch %d, sink %r: %s", batch_id, _name(sink), error)
-            if isinstance(error, TransactionLost) and sink.replay_copies and committable.replay_copy:
-                lost.append((sink, committable))
+                error.fill_in(sink=call.sink, batch_id=batch_id, transaction_id=call.transaction_id)
+            logger.error("batch %d, sink %r: %s", batch_id, call.sink, error)
+            if isinstance(error, TransactionLost) and has_copies and all(c.replay_copy for c in call.committables):
+                lost.setdefault(call.sink, []).extend(call.committables)
             else:
                 errors.append(error)
         if errors:
             raise worst_of(errors)
-        return self._replay(batch_id, lost) if lost else []
+        return self._replay(batch_id, lost) if lost else {}
 
     @contextlib.contextmanager
     def _threads(self, calls: int) -> Iterator[Callable[..., Iterable[Any]]]:
@@ -479,7 +487,7 @@ class Coordinator:
                 self._waits.given_up.set()
                 raise
 
-    def _replay(self, batch_id: int, lost: Sequence[InSink]) -> list[InSink]:
+    def _replay(self, batch_id: int, lost: Work) -> Work:
         """Write again what target systems rolled back after the decision, amend the decision to name the new
         transactions, and return these.
 
@@ -488,21 +496,21 @@ class Coordinator:
         """
         round = Round(self._log.incarnation, batch_id)
         replaced = {name: dict[str, Committable]() for name in self._sinks}
-        for sink, committable in lost:
+        for name, committable in ((name, committable) for name, of_sink in lost.items() for committable in of_sink):
             what = f"batch {batch_id} is decided; writing {committable.transaction_id} again"
-            with located(sink=_name(sink), batch_id=batch_id, transaction_id=committable.transaction_id):
-                replacement = self._until_answered(what, write_again, sink, committable, round)
-            replaced[_name(sink)][committable.transaction_id] = replacement
-            self._tell(TransactionReplayed(_name(sink), batch_id, committable, replacement, self._owner))
+            with located(sink=name, batch_id=batch_id, transaction_id=committable.transaction_id):
+                replacement = self._until_answered(what, write_again, self._sinks[name], committable, round)
+            replaced[name][committable.transaction_id] = replacement
+            self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
             name: tuple(replaced[name].get(c.transaction_id, c) for c in of_sink)
             for name, of_sink in decision.committables.items()
         }
         self._log.amend(Decision(decision.round, committables))
-        for name in {_name(sink) for sink, _ in lost}:
+        for name in lost:
             self._sinks[name].pending.amend(batch_id, committables[name])
-        return [(sink, replaced[_name(sink)][committable.transaction_id]) for sink, committable in lost]
+        return {name: tuple(replaced[name].values()) for name in lost}
 
     def _sweep(self, recovered: bool) -> None:
         sweep(self._sinks.values(), self._log, recovered=recovered, tell=self._tell)
@@ -522,12 +530,55 @@ class Coordinator:
         self._log = log
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
-            with located(sink=name):
-                self._until_started(f"look at the target of sink {name!r}", sink.open)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
+        away = [sink for sink in self._sinks.values() if not self._opens(sink)]
+        if away:
+            self._commit_beside(away)
+        for sink in away:
+            self._open_sink(sink)
         if self._log.tail.decided is not None:
             self._commit_through(self._log.tail.decided, recovered=True)
+
+    def _opens(self, sink: TwoPhaseCommitSink[Any]) -> bool:
+        """Try once to open a sink."""
+        try:
+            with located(sink=_name(sink)):
+                sink.open()
+        except Exception as error:  # noqa: BLE001  # raised or told when the sink is opened again
+            logger.debug("sink %r: %s", _name(sink), error)
+            return False
+        return True
+
+    def _commit_beside(self, away: Sequence[TwoPhaseCommitSink[Any]]) -> None:
+        """Commit the oldest decided batch in the sinks that are not ``away``: their target systems may roll it back if
+        it waits too long. The batch is not completed, later batches wait, and so do sinks that commit last."""
+        if not (pending := [due for sink in self._sinks.values() for due in sink.pending]):
+            return
+        oldest = min(pending)
+        here = [sink for sink in self._sinks.values() if sink not in away and not sink.commits_last]
+        work: Work = {_name(sink): sink.pending[oldest] for sink in here if oldest in sink.pending}
+        while work:
+            work = self._attempt_commits(work, oldest, recovered=True)
+
+    def _open_sink(self, sink: TwoPhaseCommitSink[Any]) -> None:
+        """Open a sink, which may be away for a while.
+
+        Raises:
+            OperatorRequired: its target system refuses it, and has decided transactions of it.
+        """
+        try:
+            with located(sink=_name(sink)):
+                self._until_started(f"look at the target of sink {_name(sink)!r}", sink.open)
+        except Refused as error:
+            if not (due := [*sink.pending]):
+                raise
+            raise OperatorRequired(
+                f"batch {due[0]} is decided, and can't be committed to sink {_name(sink)!r} now: {error.message}"
+                " Correct that and start again, which commits it; or give it up with 'twopc abandon'.",
+                sink=_name(sink),
+                batch_id=due[0],
+            ) from error
 
     # Reporting and waiting. --------------------------------------------------------------------------------------
 

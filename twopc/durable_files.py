@@ -43,8 +43,14 @@ _ASIDE_LIVES_S = 3600
 """How long a writer may take from its first byte to its link. After that, the file that it wrote aside counts as left
 behind."""
 _PROBE = ".probe"
-_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.EOPNOTSUPP, errno.ENAMETOOLONG)
-"""Permanent refusals of a file system. EPERM in reply to a hard link: this disk has none, link(2)."""
+_TRIALS = 3
+"""How often a trial may find that another process's trial has just removed the folder, which that one had made."""
+_REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EOPNOTSUPP, errno.ENOSYS),
+)
+"""Permanent refusals of a file system. EPERM in reply to a hard link: this disk has none, link(2). ENOSYS: the same
+from a filesystem in user space, such as a mounted bucket."""
 
 
 class Unusable(OSError):
@@ -129,6 +135,16 @@ class LocalFolder:
         Raises:
             Unusable: this process may not write here, or the disk has no hard links or replaces a file.
         """
+        for trial in range(_TRIALS):
+            try:
+                self._try_to_put_twice()
+            except FileNotFoundError:
+                if trial + 1 == _TRIALS:
+                    raise
+            else:
+                return
+
+    def _try_to_put_twice(self) -> None:
         probe = self.path / f".{uuid.uuid4().hex}{_PROBE}"
         with _permanent_refusals(), folder_for_a_trial(self.path), self._written_aside(b"") as aside:
             self._remove_leftovers(aside)
@@ -296,10 +312,19 @@ def names_in(fs: Any, folder: str) -> list[str]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make ``folder`` and its missing parents, so that they survive a power cut."""
+    """Make ``folder`` and its missing parents, so that they survive a power cut.
+
+    Raises:
+        NotADirectoryError: a file has the name, or a link to what is not there, such as a disk that is not mounted.
+        OSError: any other reason.
+    """
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:  # of put-if-absent it would mean that the file in the folder exists
+            reason = "a file, or a link to a folder that is not there"
+            raise NotADirectoryError(errno.ENOTDIR, reason, str(folder)) from error
         _sync_name.cache_clear()  # it may remember a folder of this name that is gone
     _sync_name(folder)
 

@@ -6,11 +6,11 @@ TwoPhaseCommitError
 ├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
 ├── InDoubt                 start again: recovery reads from the log whether the batch is decided
 ├── Fenced                  stop: a newer coordinator has this log and goes on
-├── Refused                 correct the input and start again: the error decides nothing
+├── Refused                 correct the input and start again: the batch is not decided
 │   ├── ConfigurationError  an option, a plugin or a name is wrong
 │   ├── SchemaMismatch      a sink can't write a column or a type
 │   ├── RecordRefused       a sink can't write a record, however often it is tried
-│   ├── LogMismatch         the log belongs to another query, or the batch is not the next one
+│   ├── LogMismatch         the log belongs to another query, or does not match the batch
 │   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
 └── OperatorRequired        call an operator: going on could lose or double records
     ├── TransactionLost     the target system rolled back a decided transaction
@@ -118,8 +118,8 @@ class Fenced(TwoPhaseCommitError):
 
 
 class Refused(TwoPhaseCommitError):
-    """The input was refused. The error decides nothing and writes nothing, and the same input fails again. Batches
-    decided earlier stay decided.
+    """The input was refused, and the same input fails again. The batch is not decided and nothing of it becomes
+    visible: whatever its tasks have written is rolled back. Batches decided earlier stay decided.
 
     Correct what the message names, and start again.
     """
@@ -129,7 +129,14 @@ class ConfigurationError(Refused):
     """An option, a plugin or a name is wrong.
 
     Correct the option that the message names, and start again.
+
+    Attributes:
+        option: the option to correct or leave out, as the user wrote it. None if no single option is wrong.
     """
+
+    def __init__(self, message: str = "", *, option: str | None = None, **known: Any) -> None:
+        super().__init__(message, **known)
+        self.option = option
 
 
 class SchemaMismatch(Refused):
@@ -191,8 +198,8 @@ class RecordRefused(Refused):
 
 
 class LogMismatch(Refused):
-    """The commit log belongs to another query, or the batch is neither the last decided one nor the next. The error
-    decides nothing and writes nothing.
+    """The commit log belongs to another query, or does not match the batch that the query has reached. The batch is
+    refused, and none of its records becomes visible.
 
     Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
     ``twopc checkpoint repair``.
@@ -210,7 +217,7 @@ class PoolExhausted(Refused):
 class OperatorRequired(TwoPhaseCommitError):
     """Going on could lose or double records.
 
-    Follow the message. The query stays stopped until an operator has decided.
+    Follow the message. The query stays stopped until an operator has acted.
     """
 
 

@@ -25,19 +25,24 @@ def worst_of(errors: Sequence[Exception]) -> Exception:
     return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))
 
 
-def verdict(error: Exception, committable: Committable, has_copies: bool, recovered: bool) -> Exception:
+def verdict(error: Exception, committables: Sequence[Committable], has_copies: bool, recovered: bool) -> Exception:
     """Return what the error of a commit means, after the log was seen to have no newer coordinator.
 
-    ``has_copies``: whether the query runs with replay copies for this sink. ``recovered``: whether an earlier
-    incarnation decided the transaction, and may have asked for its commit.
+    Args:
+        error: what the commit raised.
+        committables: the transactions that one call had to commit: one, or all of the sink's in a batch.
+        has_copies: whether the query runs with replay copies for this sink.
+        recovered: whether an earlier incarnation decided the batch, and may have asked for its commit.
     """
     meant = error
     if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
         # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
         meant = TransactionLost(f"{_sentence(error)} It was never committed, so another process has rolled it back.")
-    if isinstance(meant, TransactionLost) and committable.replay_copy and not has_copies:
+    copies = [committable.replay_copy for committable in committables if committable.replay_copy]
+    if isinstance(meant, TransactionLost) and copies and not has_copies:
+        which = copies[0] if len(copies) == 1 else f"{copies[0]} and {len(copies) - 1} more"
         meant = TransactionLost(
-            f"{_sentence(meant)} There is a copy of its records, {committable.replay_copy}: start the query again with"
+            f"{_sentence(meant)} There is a copy of its records, {which}: start the query again with"
             " the 'replay_copies' that it had, and they are written again from it."
         )
     if meant is not error:

@@ -29,6 +29,7 @@ so either: its ``read`` raises a bare ValueError, and its ``must_be`` completes 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -79,7 +80,9 @@ class Option:
         """The column "default" of the documentation."""
         if self.default_text or self.default is None:
             return self.default_text
-        return f"`{str(self.default).lower()}`" if isinstance(self.default, bool | str) else f"{self.default:g}"
+        if isinstance(self.default, bool | str):
+            return f"`{str(self.default).lower()}`"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
 
 def names(options: Iterable[Option]) -> tuple[str, ...]:
@@ -117,6 +120,18 @@ def whole_number(least: int | None = None, most: int | None = None, values: str 
         return int(_within(number, least, most))
 
     return Kind(values, f"a whole number{_bounds(least, most)}", read)
+
+
+def mapping() -> Kind:
+    """Names and values, as a mapping or as the text of a JSON object. Empty if it is None."""
+
+    def read(given: Any) -> dict[str, Any]:
+        parsed = json.loads(given) if isinstance(given, str) else given
+        if not isinstance(parsed, Mapping | None):
+            raise TypeError
+        return {str(name): value for name, value in (parsed or {}).items()}
+
+    return Kind("mapping, or JSON as text", "a mapping, or the text of a JSON object", read)
 
 
 def seconds(least: float, most: float) -> Kind:
@@ -208,7 +223,9 @@ def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], other
             for name in given:
                 if name not in names(options) and did_you_mean(name, [option.name]):
                     raise unknown(owner, name, names(options), others)
-            raise ConfigurationError(f"{owner} needs the option {option.name!r}: {option.kind.must_be}.")
+            raise ConfigurationError(
+                f"{owner} needs the option {option.name!r}: {option.kind.must_be}.", option=option.name
+            )
         if option.name in given:
             values[option.name] = _read(owner, option, given[option.name])
         elif option.default is not None:
@@ -218,7 +235,7 @@ def parse(owner: str, options: Iterable[Option], given: Mapping[str, Any], other
 
 def wrong_value(owner: str, name: str, must_be: str) -> ConfigurationError:
     """Return the error for a value that can't be. The value is not repeated."""
-    return ConfigurationError(f"the option {name!r} of {owner} must be {must_be}.")
+    return ConfigurationError(f"the option {name!r} of {owner} must be {must_be}.", option=name)
 
 
 def unknown(
@@ -236,7 +253,7 @@ def unknown(
     known = tuple(known)
     known_and_others = ", ".join([*known, *([others] if others else [])])
     hint = did_you_mean(name, [*known, *unlisted])
-    return ConfigurationError(f"{owner} has no option {name!r}.{hint} Its options: {known_and_others}.")
+    return ConfigurationError(f"{owner} has no option {name!r}.{hint} Its options: {known_and_others}.", option=name)
 
 
 def refuse_unknown(owner: str, given: Iterable[object], options: Iterable[Option]) -> None:

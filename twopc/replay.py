@@ -51,7 +51,10 @@ class ReplayCopies:
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", canonical(*parsed_place("the folder of replay copies", self.url)))
+        protocol, path = parsed_place("the folder of replay copies", self.url)
+        # A participant may have another working folder.
+        place = canonical(protocol, path) if protocol is not None else str(Path(path).absolute())
+        object.__setattr__(self, "url", place)
 
     def create(self, transaction_id: TransactionId, schema: pa.Schema) -> ReplayCopy:
         """Begin the copy of one transaction's records."""
@@ -76,6 +79,15 @@ class ReplayCopies:
             if isinstance(error, OSError) and error.errno is not None:  # not Arrow's, but the store's
                 raise
             raise DamagedCopy(str(error)) from error
+
+    def can_replace(self, lost: Committable) -> bool:
+        """Read the copy of ``lost``, and tell whether it is there with all records."""
+        if lost.replay_copy is None:
+            return False
+        try:
+            return bool(lost.records == sum(batch.num_rows for batch in self.read(lost.replay_copy)))
+        except (FileNotFoundError, DamagedCopy):
+            return False
 
     def names(self) -> list[tuple[str, str]]:
         """Return the name and the exact transactional id of every copy in the folder."""

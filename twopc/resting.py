@@ -24,11 +24,15 @@ REST_INTERVAL_S = 10.0
 
 
 class Resting:
-    """A thread that runs from its coordinator's first batch until the coordinator is gone."""
+    """A thread that runs from its coordinator's first batch until the coordinator is gone.
+
+    Attributes:
+        interval_s: how long after a batch, and how often from then on, it rests.
+    """
 
     def __init__(self, rest: Callable[[], None], interval_s: float) -> None:
         self._rest = weakref.WeakMethod(rest)
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._busy = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -42,7 +46,7 @@ class Resting:
 
     def _run(self) -> None:
         while self._rest() is not None and self in _resting:
-            if not self._busy.wait(self._interval_s):
+            if not self._busy.wait(self.interval_s):
                 self.rest()
             self._busy.clear()
 

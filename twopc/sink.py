@@ -4,17 +4,18 @@ A sink knows how one target system begins, writes, pre-commits, commits, aborts 
 nothing. Only the coordinator decides, by one append to the commit log.
 
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write``, ``pre_commit`` and ``discard``. The coordinator
-calls ``validate``, ``open``, ``seal``, ``commit``, ``complete``, ``abort`` and ``recover``; and to write a lost
-transaction again, it does as a participant does. ``check`` runs before there is a query. What every sink inherits,
-its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its way to the
-participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is made where it is used.
+calls ``validate``, ``open``, ``seal``, ``commit`` or ``commit_batch``, ``complete``, ``abort`` and ``recover``; and to
+write a lost transaction again, it does as a participant does. ``check`` runs before there is a query. What every sink
+inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its way
+to the participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is made where it is
+used.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from twopc._bound_sink import BoundSink
 from twopc.checks import CheckResult
@@ -78,6 +79,26 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
             OutcomeUnknown: the target system can't report what became of the transaction.
         """
 
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
+        """Make all of this sink's transactions of a decided batch visible: the default commits one after the other.
+
+        A sink that overrides this method makes the whole batch visible at once, as one snapshot of a table
+        (``WholeBatchSink``). The coordinator then calls it once per batch that has transactions, in the order of the
+        batches, and never calls ``commit``. For every other sink the coordinator calls ``commit`` itself, for several
+        transactions at a time.
+
+        Idempotent: after a crash the call comes again with the same transactions, or with those of an amended decision
+        if the target system had lost some. An older coordinator may wake up in the middle of its call at any time.
+        Raises like ``commit``, about the whole batch: after ``TransactionLost`` nothing of it is visible.
+        """
+        for committable in committables:
+            self.commit(committable)
+
+    @property
+    def commits_whole_batches(self) -> bool:
+        """Whether the sink overrides ``commit_batch``."""
+        return type(self).commit_batch is not TwoPhaseCommitSink.commit_batch
+
     @abstractmethod
     def abort(self, committable: Committable) -> None:
         """Roll back the transaction that ``committable`` names: exactly that one, and never a later one of the same
@@ -102,7 +123,8 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
 
     def validate(self, schema: pa.Schema) -> None:
         """Refuse records of a schema that the sink can't write, before anything is written. Runs on the coordinator if
-        it knows the schema, else on the participant.
+        it knows the schema, else on the participant. For the first batch, it runs before the sink is bound to a log:
+        it must not use ``transactional_ids``.
 
         Raises:
             Refused: the sink can't write them; the message names the column or the option.
@@ -110,7 +132,10 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
         """
 
     def open(self) -> None:
-        """Look at the target system and refuse what it can't do. On the coordinator, as each incarnation starts."""
+        """Look at the target system and refuse what it can't do. On the coordinator, as each incarnation starts.
+
+        Commands that only look call it too, so nothing that it writes may stay.
+        """
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto, or return what goes into the decision. On the coordinator, just before the decision, for all
@@ -134,7 +159,8 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
         commit last. On the coordinator.
 
         For what readers of whole batches look at, such as a manifest. Called for every decided batch, in order, even
-        for one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``.
+        for one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``. A
+        loss must be raised by ``commit``, too, which alone ``twopc abandon`` asks.
         """
 
     def check(self) -> Iterable[CheckResult]:
@@ -150,3 +176,19 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
 
     def close(self) -> None:
         """Release what this process holds for the sink. The sink can be used again afterwards."""
+
+
+class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
+    """A sink whose target system makes a whole batch visible at once, as a table format does with one snapshot.
+
+    Subclasses implement ``commit_batch`` in place of ``commit``.
+    """
+
+    @abstractmethod
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        """Part of the contract of ``TwoPhaseCommitSink``."""
+
+    @final
+    def commit(self, committable: Committable) -> None:
+        """Never called: a transaction is visible with its batch or not at all."""
+        raise NotImplementedError(f"{committable.transaction_id} is committed by commit_batch, with its whole batch")

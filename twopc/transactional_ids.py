@@ -131,6 +131,10 @@ class TransactionalIdPool:
         incarnation, batch_id, *_ = map(int, exact.removeprefix(self.scope).split("."))
         return Round(incarnation, batch_id)
 
+    def is_replay(self, exact: str) -> bool:
+        """Whether an exact name is of a transaction that was written again."""
+        return not exact.endswith(".0")
+
     def owns_leased(self, transaction_id: str) -> bool:
         """Whether this pool leased ``transaction_id``, or named it by the scheme before leases."""
         names = rf"({_LEASED}|{_BEFORE_LEASES})"

@@ -112,7 +112,7 @@ def test_what_can_not_be_repaired_is_shown_and_refused(case: Case, look: Look) -
 
 
 def test_a_log_whose_batches_spark_has_not_read_is_refused(case: Case, look: Look) -> None:
-    case.entries.append(decided(case.entries[-1], Decision(Round(1, 6), {}), None, {"read up to": 7}))
+    case.entries.append(decided(case.entries[-1], Decision(Round(1, 6), {}), {"read up to": 7}))
     for command in ("compare", "repair"):
         done = case.call(look, command)
         assert done.code == ExitCode.REFUSED

@@ -33,7 +33,7 @@ def test_what_works_passes_and_is_as_it_was(shop: Any, look: Any) -> None:
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert (done.code, done.err) == (0, "")
     assert {row["result"] for row in done.json["checks"]} == {"passed"}
-    assert ("passed", f"a file can be written, published and removed in {shop.target}") in results(done, "archive")
+    assert ("passed", f"write, publish and remove a file in {shop.target}") in results(done, "archive")
     assert ("passed", "commit log: none yet; the first start of the query creates it") in results(done, None)
     assert shop.snapshot() == before
     assert not shop.target.exists()
@@ -47,7 +47,7 @@ def test_a_failed_check_is_shown_with_what_to_do_beside_all_that_passed(shop: An
     assert done.code == 4
     assert f"[Errno 20] Not a directory: '{wrong}" in done.out
     assert f"a commit log can't be kept at {shop.sinks / 'log'}" in done.out
-    assert f"a file can be written, published and removed in {shop.target}" in done.out
+    assert f"write, publish and remove a file in {shop.target}" in done.out
     assert done.out.rstrip().endswith("4 passed, 0 warned, 2 failed")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -250,6 +252,25 @@ def test_what_can_be_mended_is_not_given_up(shop: Any, run: Any, look: Any) -> N
     assert shop.files() == BATCH_0 + BATCH_1
 
 
+def test_what_could_be_repaired_is_given_up_if_the_operator_says_so_and_the_rest_is_committed(
+    shop: Any, run: Any, look: Any
+) -> None:
+    shop.drive("committing")
+    [refused, _] = json.loads(max(shop.log.glob("*.json")).read_text())["unresolved"][0]["sinks"]["archive"]
+    target = shop.target / refused["handle"]["files"][0]["target"]
+    target.write_bytes(b"a stranger's")
+    give_up = ("--accept-loss", "--even-if-repairable", "--sinks", shop.sinks, "--yes", "--json")
+    done = run("abandon", shop.log, "--batch", 1, *give_up)
+    assert (done.code, done.json["noted"]) == (0, True)
+    [given_up] = done.json["given_up"]
+    assert (given_up["transaction_id"], given_up["kind"]) == (refused["transaction_id"], "OperatorRequired")
+    assert look("status", shop.log, "--json").json["in_doubt"] == []
+    assert target.read_bytes() == b"a stranger's"
+    target.unlink()
+    assert shop.files() == BATCH_0 + BATCH_1[3:]
+    assert not list((shop.target / "_twopc").iterdir())
+
+
 @pytest.mark.parametrize("batch", [0, 2, 99])
 def test_only_what_is_in_doubt_can_be_abandoned(batch: int, shop: Any, run: Any) -> None:
     shop.drive("committing")
@@ -338,8 +359,9 @@ def test_a_timed_out_kafka_transaction_is_abandoned_and_the_next_run_goes_on(
 
 
 @pytest.mark.kafka
-def test_what_has_a_copy_is_written_again_and_never_given_up(
-    make_kafka_shop: Callable[..., Any], quick_broker: Any, run: Any, wait: Any
+@pytest.mark.parametrize("spoil", [Path.unlink, partial(Path.write_bytes, data=b"")], ids=["removed", "damaged"])
+def test_what_has_a_whole_copy_is_written_again_and_never_given_up(
+    make_kafka_shop: Callable[..., Any], quick_broker: Any, run: Any, wait: Any, spoil: Callable[[Path], object]
 ) -> None:
     shop = make_kafka_shop(quick_broker, '"transaction.timeout.ms" = 3000\n"commit.margin.ms" = 1', with_files=False)
     stage = shop.folder / "stage"
@@ -353,8 +375,8 @@ def test_what_has_a_copy_is_written_again_and_never_given_up(
             assert refused.code == 3
             assert "--replay-copies" in refused.err
     assert shop.snapshot() == before
-    gone, _ = sorted(stage.iterdir())
-    gone.unlink()
+    spoilt, _ = sorted(stage.iterdir())
+    spoil(spoilt)
     arguments = ("abandon", shop.log, "--batch", 1, "--accept-loss", *sinks, "--replay-copies", stage)
     done = run(*arguments, "--json")
     assert done.code == 0

@@ -75,7 +75,8 @@ def forge(log: Path) -> None:
     entries = [tail]
     for batch_id in range(2):
         lost = twopc.Committable(f"{HOSTILE}.{batch_id}", {HOSTILE: HOSTILE}, records=3)
-        entries.append(decided(entries[-1], Decision(twopc.Round(1, batch_id), {HOSTILE: (lost,)}), None))
+        entry = decided(entries[-1], Decision(twopc.Round(1, batch_id), {HOSTILE: (lost,)}))
+        entries.append(replace(entry, unresolved=(*entries[-1].unresolved, *entry.unresolved)))
     lost_of_sinks = entries[1].unresolved[0].committables
     entries.append(abandoned(entries[-1], 0, lost_of_sinks, HOSTILE + "\ud800"))
     entries += [replace(entries[-1], kind="decide", unresolved=()), replace(entries[-1], kind="abandon", abandoned=())]

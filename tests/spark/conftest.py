@@ -20,7 +20,7 @@ import twopc
 from tests.support.topic_reader import records_of
 from twopc.events import PhaseEntered
 from twopc.phases import Phase
-from twopc_kafka.client.control import connect
+from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class Topic:
 
     def ongoing(self) -> list[str]:
         """Return the open transactions."""
-        return connect(parse_options(self.options).control).list_ongoing(f"{self.prefix}.")
+        return control_of(parse_options(self.options).control).list_ongoing(f"{self.prefix}.")
 
 
 @pytest.fixture

@@ -141,7 +141,12 @@ def joined(events: DataFrame) -> DataFrame:
 
 @pytest.mark.parametrize(
     ("kind", "plan", "lost"),
-    [(Query, plain, 4), (Query, counted, 3), (ByFormat, deduplicated, 1), (ByFormat, joined, 2)],
+    [
+        (Query, plain, 4),
+        pytest.param(Query, counted, 3, marks=pytest.mark.long),
+        (ByFormat, deduplicated, 1),
+        pytest.param(ByFormat, joined, 2, marks=pytest.mark.long),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_query_goes_on_exactly_where_it_was(

@@ -84,6 +84,7 @@ def without_a_kill(spark: SparkSession, tmp_path: Path) -> Counter[tuple[Any, ..
     return archived(folder)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # six starts of a driver, 12 to 20 s each, and more beside other tests
 def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
     without_a_kill: Counter[tuple[Any, ...]], tmp_path: Path, topic: Topic, postgres: PostgresServer

@@ -29,10 +29,12 @@ PUBLIC = (
     "twopc.options",
     "twopc.spark",
     "twopc.testing",
+    "twopc_delta",
     "twopc_files",
     "twopc_kafka",
     "twopc_kafka_broker",
     "twopc_postgres",
+    "twopc_iceberg",
 )
 """What the documentation tells to import, or to import from."""
 

@@ -70,7 +70,7 @@ class Query:
 
     def decide(self, batch_id: int, with_reads: bool = True) -> None:
         reads = self.folder.reads(batch_id) if with_reads else None
-        entry = decided(self.entries[-1], Decision(Round(1, batch_id), {}), None, reads)
+        entry = decided(self.entries[-1], Decision(Round(1, batch_id), {}), reads)
         self.entries.append(parse(serialise(entry), "here"))
 
     def run(self, batches: int, with_reads: bool = True) -> Query:
@@ -294,7 +294,7 @@ def a_digest_alone(query: Query) -> None:
     reads = query.entries[-1].reads
     assert isinstance(reads, dict)
     files: JsonValue = {"1": {"7": {"bytes": 5, "sha256": "0"}}}
-    query.entries[-1] = decided(query.entries[-2], Decision(Round(1, 5), {}), None, {**reads, "files": files})
+    query.entries[-1] = decided(query.entries[-2], Decision(Round(1, 5), {}), {**reads, "files": files})
     query.lose_batches(5)
 
 
@@ -302,7 +302,7 @@ def files_unknown(query: Query) -> None:
     reads = query.entries[-1].reads
     assert isinstance(reads, dict)
     without = {name: value for name, value in reads.items() if name != "files"}
-    query.entries[-1] = decided(query.entries[-2], Decision(Round(1, 5), {}), None, without)
+    query.entries[-1] = decided(query.entries[-2], Decision(Round(1, 5), {}), without)
     query.lose_batches(5)
 
 

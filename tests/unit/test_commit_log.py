@@ -14,8 +14,8 @@ import pytest
 
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round
-from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch
-from twopc.log import entries
+from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch, Retriable
+from twopc.log import commit_log, entries
 from twopc.log.commit_log import ENTRIES_KEPT, STARTS_KEPT, CommitLog, read_decision, read_tail
 from twopc.log.entries import Decision, opened, serialise
 from twopc.log.store import LogStore, open_store
@@ -94,10 +94,10 @@ def test_a_decision_that_is_too_long_is_not_written_and_the_log_goes_on(
     log = CommitLog.open(store, "query")
     monkeypatch.setattr(entries, "LONGEST_DECISION", 100)
     with pytest.raises(ConfigurationError, match="too many transactions or files"):
-        log.decide(decision(0), committed_through=None)
+        log.decide(decision(0))
     monkeypatch.undo()
     assert read_tail(store) == (0, log.tail)
-    log.decide(decision(0), committed_through=None)
+    log.decide(decision(0))
 
 
 def times_out() -> None:
@@ -117,15 +117,15 @@ def client_fails() -> None:
 
 def test_a_log_is_opened_decided_and_closed_in_ascending_slots(store: LogStore) -> None:
     log = CommitLog.open(store, "query")
-    log.decide(decision(0), None)
-    log.decide(decision(1), 0)
+    log.decide(decision(0))
+    log.decide(decision(1))
     log.close()
     assert store.slots() == [0, 1, 2, 3]
     assert read_tail(store) == (3, log.tail)
 
 
 def test_a_new_incarnation_finds_what_the_last_one_decided(store: LogStore) -> None:
-    CommitLog.open(store, "query").decide(decision(0), None)
+    CommitLog.open(store, "query").decide(decision(0))
     log = CommitLog.open(store, "query")
     assert (log.incarnation, log.tail.decided, log.tail.unresolved) == (2, 0, (decision(0),))
 
@@ -147,8 +147,8 @@ def test_a_corrupt_tail_is_refused_and_unchanged(store: LogStore) -> None:
 
 def test_a_tail_pruned_between_listing_and_reading_is_looked_for_again(memory: LogStore) -> None:
     log = CommitLog.open(memory, "query")
-    log.decide(decision(0), None)
-    faults = Faults(memory, after={"slots": [lambda: log.decide(decision(1), 0), lambda: None]})
+    log.decide(decision(0))
+    faults = Faults(memory, after={"slots": [lambda: log.decide(decision(1)), lambda: None]})
     faults.before["read"] = [lambda: memory.delete(1)]
     assert read_tail(faults) == (2, log.tail)
 
@@ -162,7 +162,7 @@ def test_the_older_of_two_is_fenced_at_decide_at_close_and_at_verify(store: LogS
     newer = CommitLog.open(store, "query")
     before = store.slots()
     with pytest.raises(Fenced, match=r"incarnation 1 of query query"):
-        older.decide(decision(0), None)
+        older.decide(decision(0))
     with pytest.raises(Fenced):
         older.close()
     with pytest.raises(Fenced):
@@ -170,7 +170,7 @@ def test_the_older_of_two_is_fenced_at_decide_at_close_and_at_verify(store: LogS
     assert store.slots() == before
     assert older.tail.decided is None
     newer.verify()
-    newer.decide(decision(0, 2), None)
+    newer.decide(decision(0, 2))
 
 
 def test_the_older_of_two_stays_fenced_after_the_newer_one_has_stopped(store: LogStore) -> None:
@@ -179,7 +179,7 @@ def test_the_older_of_two_stays_fenced_after_the_newer_one_has_stopped(store: Lo
     with pytest.raises(Fenced):
         older.verify()
     with pytest.raises(Fenced):
-        older.decide(decision(0), None)
+        older.decide(decision(0))
 
 
 def test_a_log_that_was_deleted_fences_who_used_it(store: LogStore) -> None:
@@ -206,8 +206,8 @@ def test_of_many_that_open_at_once_each_has_its_own_incarnation_and_only_the_new
     for log in logs:
         if log is not newest:
             with pytest.raises(Fenced):
-                log.decide(decision(0), None)
-    newest.decide(decision(0), None)
+                log.decide(decision(0))
+    newest.decide(decision(0))
     assert read_tail(store) == (newest._slot, newest.tail)
 
 
@@ -226,7 +226,7 @@ def test_a_reply_lost_after_the_effect_is_settled_as_a_success(memory: LogStore)
     faults = Faults(memory)
     log = CommitLog.open(faults, "query")
     faults.after["put"] = [times_out]
-    log.decide(decision(0), None)
+    log.decide(decision(0))
     assert read_tail(memory) == (1, log.tail)
     assert log.tail.decided == 0
 
@@ -235,7 +235,7 @@ def test_a_request_lost_before_the_effect_is_repeated(memory: LogStore) -> None:
     faults = Faults(memory)
     log = CommitLog.open(faults, "query")
     faults.before["put"] = [times_out]
-    log.decide(decision(0), None)
+    log.decide(decision(0))
     assert read_tail(memory) == (1, log.tail)
 
 
@@ -252,9 +252,9 @@ def test_an_entry_that_the_stores_client_put_twice_is_the_coordinators_own(memor
     log = CommitLog.open(faults, "query")
     faults.before["put"] = [times_out]
     faults.after["put"] = [exists]
-    log.decide(decision(0), None)
+    log.decide(decision(0))
     assert read_tail(memory) == (1, log.tail)
-    log.decide(decision(1), 0)
+    log.decide(decision(1))
 
 
 def test_a_first_request_that_was_written_after_all_is_the_coordinators_own_though_it_was_put_again(
@@ -263,10 +263,10 @@ def test_a_first_request_that_was_written_after_all_is_the_coordinators_own_thou
     faults = Faults(memory)
     log = CommitLog.open(faults, "query")
     faults.after["put"] = [times_out]
-    log.decide(decision(0), None)
+    log.decide(decision(0))
     assert len(faults.put) == 3
     assert read_tail(memory) == (1, log.tail)
-    log.decide(decision(1), 0)
+    log.decide(decision(1))
 
 
 def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:
@@ -274,7 +274,7 @@ def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:
     log = CommitLog.open(faults, "query")
     faults.before["put"] = [times_out, times_out]
     with pytest.raises(InDoubt, match=r"00000000000000000001\.json \(TimeoutError: no reply\).*Start again"):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
     assert faults.calls.count("put 1") == 2
     assert memory.slots() == [0]
 
@@ -288,7 +288,7 @@ def test_a_lost_reply_and_a_refused_repeat_are_in_doubt(memory: LogStore) -> Non
     faults.before["put"] = [lambda: None, refuses]
     faults.after["put"] = [times_out]
     with pytest.raises(InDoubt, match="right to write was taken away"):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
     assert CommitLog.open(memory, "query").tail.decided == 0
 
 
@@ -298,7 +298,7 @@ def test_a_lost_reply_and_a_lost_request_are_in_doubt_though_the_entry_is_there(
     faults.before["put"] = [lambda: None, times_out]
     faults.after["put"] = [times_out]
     with pytest.raises(InDoubt):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
     assert CommitLog.open(memory, "query").tail.decided == 0
 
 
@@ -309,7 +309,7 @@ def test_an_entry_that_is_put_and_cannot_be_read_back_is_in_doubt(memory: LogSto
     faults.after["put"] = [times_out]
     faults.before["read"] = [fails]
     with pytest.raises(InDoubt):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
 
 
 @pytest.mark.parametrize("fails", [times_out, client_fails])
@@ -318,7 +318,7 @@ def test_an_append_whose_place_cannot_be_checked_is_in_doubt(memory: LogStore, f
     log = CommitLog.open(faults, "query")
     faults.before["read"] = [fails]
     with pytest.raises(InDoubt):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
 
 
 @pytest.mark.parametrize("fails", [times_out, client_fails])
@@ -338,7 +338,7 @@ def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced_not_in_dou
 
     faults.before["put"] = [newer_opens]
     with pytest.raises(Fenced):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
     assert CommitLog.open(memory, "query").tail.decided is None
 
 
@@ -347,7 +347,7 @@ def test_a_request_in_doubt_that_lands_late_has_no_effect_once_a_newer_one_has_o
     log = CommitLog.open(faults, "query")
     faults.before["put"] = [times_out, times_out]
     with pytest.raises(InDoubt):
-        log.decide(decision(0), None)
+        log.decide(decision(0))
     newer = CommitLog.open(memory, "query")
     with pytest.raises(FileExistsError):
         memory.put_if_absent(1, b"the request that was delayed")
@@ -361,7 +361,7 @@ def run_until_pruned(store: LogStore, slot: int) -> CommitLog:
     log = CommitLog.open(store, "query")
     batch = 0 if log.tail.decided is None else log.tail.decided + 1
     while store.slots()[0] <= slot:
-        log.decide(decision(batch, log.incarnation), batch - 1)
+        log.decide(decision(batch, log.incarnation))
         batch += 1
     return log
 
@@ -381,10 +381,10 @@ def test_a_zombie_that_slept_on_slot_0_has_not_opened(memory: LogStore) -> None:
 def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(memory: LogStore, slot: int, operation: str) -> None:
     zombie = CommitLog.open(memory, "query")
     for batch in range(slot - 1):
-        zombie.decide(decision(batch), batch - 1)
+        zombie.decide(decision(batch))
     newer = run_until_pruned(memory, slot)
     with pytest.raises(Fenced):
-        zombie.decide(decision(slot - 1), None) if operation == "decide" else zombie.close()
+        zombie.decide(decision(slot - 1)) if operation == "decide" else zombie.close()
     assert zombie._slot == slot - 1
     newer.verify()
     assert read_tail(memory) == (newer._slot, newer.tail)
@@ -395,7 +395,7 @@ def test_a_zombie_is_not_fooled_by_another_that_refilled_the_slot_before_it(memo
     run_until_pruned(memory, 1)
     memory.put_if_absent(0, serialise(opened(None, "query")))  # another zombie, which slept on slot 0
     with pytest.raises(Fenced):
-        first.decide(decision(0), None)
+        first.decide(decision(0))
     assert first.tail.decided is None
 
 
@@ -413,15 +413,15 @@ def test_a_slot_pruned_while_the_zombie_writes_is_noticed_because_it_looks_after
     zombie = CommitLog.open(older, "query")
     older.before["put"] = [lambda: (run_until_pruned(memory, 1), None)[1]]
     with pytest.raises(Fenced):
-        zombie.decide(decision(0), None)
-    assert older.calls[-2:] == ["put 1", "read 0"]
+        zombie.decide(decision(0))
+    assert older.calls[-4:] == ["put 1", "read 0", "slots", "slots"]
 
 
 def test_what_a_zombie_left_in_a_pruned_slot_misleads_nobody(memory: LogStore) -> None:
     zombie = CommitLog.open(memory, "query")
     newer = run_until_pruned(memory, 1)
     with pytest.raises(Fenced):
-        zombie.decide(decision(0), None)
+        zombie.decide(decision(0))
     log = CommitLog.open(memory, "query")
     assert log.tail.decided == newer.tail.decided
 
@@ -434,7 +434,7 @@ def test_what_a_zombie_left_in_a_slot_that_was_pruned_before_it_was_read_mislead
     def meanwhile() -> None:
         newer.append(run_until_pruned(memory, 1))
         with pytest.raises(Fenced):
-            zombie.decide(decision(0), None)
+            zombie.decide(decision(0))
 
     log = CommitLog.open(Faults(memory, after={"slots": [meanwhile]}), "query")
     assert (log.incarnation, log.tail.decided) == (newer[0].incarnation + 1, newer[0].tail.decided)
@@ -443,11 +443,11 @@ def test_what_a_zombie_left_in_a_slot_that_was_pruned_before_it_was_read_mislead
 def test_a_put_that_lands_when_its_slot_is_long_pruned_does_not_wake_a_zombie(memory: LogStore) -> None:
     store = Faults(memory, before={"put": [lambda: None, times_out]})
     zombie = CommitLog.open(store, "query")
-    zombie.decide(decision(0), None)
+    zombie.decide(decision(0))
     run_until_pruned(memory, 2)
     memory.put_if_absent(1, store.put[1])
     with pytest.raises(Fenced):
-        zombie.decide(decision(1), 0)
+        zombie.decide(decision(1))
 
 
 # Pruning. ---------------------------------------------------------------------------------------------------------
@@ -456,7 +456,7 @@ def test_a_put_that_lands_when_its_slot_is_long_pruned_does_not_wake_a_zombie(me
 def test_pruning_keeps_the_tail_and_what_people_may_want_to_read_behind_it(store: LogStore) -> None:
     log = CommitLog.open(store, "query")
     for batch in range(5 * ENTRIES_KEPT):
-        log.decide(decision(batch), batch - 1)
+        log.decide(decision(batch))
         slots = store.slots()
         assert slots[-1] == log._slot
         assert log._slot - 1 in slots
@@ -468,9 +468,9 @@ def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(memory: Log
     faults = Faults(memory)
     log = CommitLog.open(faults, "query")
     for batch in range(2 * ENTRIES_KEPT - 1):
-        log.decide(decision(batch), batch - 1)
+        log.decide(decision(batch))
     faults.before["delete"] = [lambda: None, lambda: None, times_out]
-    log.decide(decision(2 * ENTRIES_KEPT - 1), None)
+    log.decide(decision(2 * ENTRIES_KEPT - 1))
     assert [call for call in faults.calls if call.startswith("delete")] == ["delete 0", "delete 1", "delete 2"]
     assert memory.slots()[0] == 2
 
@@ -483,9 +483,9 @@ def test_a_prune_that_fails_does_not_disturb_the_decision(
     faults = Faults(memory)
     log = CommitLog.open(faults, "query")
     for batch in range(2 * ENTRIES_KEPT - 1):
-        log.decide(decision(batch), batch - 1)
+        log.decide(decision(batch))
     faults.before[operation] = [fails]
-    log.decide(decision(2 * ENTRIES_KEPT - 1), None)
+    log.decide(decision(2 * ENTRIES_KEPT - 1))
     assert read_tail(memory) == (2 * ENTRIES_KEPT, log.tail)
 
 
@@ -496,7 +496,7 @@ def test_a_log_of_short_runs_does_not_grow_without_bound(memory: LogStore, batch
     for _ in range(6 * ENTRIES_KEPT):
         log = CommitLog.open(memory, "query")
         for _ in range(batches):
-            log.decide(decision(batch), batch - 1)
+            log.decide(decision(batch))
             batch += 1
         log.close()
         if batch > 6 * ENTRIES_KEPT:
@@ -507,7 +507,7 @@ def test_a_log_of_short_runs_does_not_grow_without_bound(memory: LogStore, batch
 def test_a_query_that_is_refused_and_started_again_keeps_what_its_repair_needs(memory: LogStore) -> None:
     log = CommitLog.open(memory, "query")
     for batch in range(6):
-        log.decide(decision(batch), None, reads=batch)
+        log.decide(decision(batch), reads=batch)
     for _ in range(5 * ENTRIES_KEPT):
         CommitLog.open(memory, "query")
     kept = [read_decision(memory, batch) for batch in range(6)]
@@ -532,7 +532,7 @@ def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "link", recorded_link)
-    log.decide(decision(0), None)
+    log.decide(decision(0))
     assert steps[-3:] == ["fsync", "link", "fsync"]
 
 
@@ -540,13 +540,13 @@ def test_an_incarnation_goes_on_in_another_process_until_a_newer_one_opens(store
     opened_here = CommitLog.open(store, "query")
     log_id = opened_here.tail.log_id
     elsewhere = CommitLog.resume(store, log_id, 1)
-    elsewhere.decide(decision(0), None)
+    elsewhere.decide(decision(0))
     assert CommitLog.resume(store, log_id, 1).tail.decided == 0  # also behind its own entries
     CommitLog.open(store, "query")
     with pytest.raises(Fenced, match="incarnation 1 can't go on"):
         CommitLog.resume(store, log_id, 1)
     with pytest.raises(Fenced):
-        elsewhere.decide(decision(1), 0)
+        elsewhere.decide(decision(1))
 
 
 def test_a_log_that_was_removed_or_replaced_lets_no_incarnation_go_on(store: LogStore) -> None:
@@ -559,9 +559,69 @@ def test_a_log_that_was_removed_or_replaced_lets_no_incarnation_go_on(store: Log
         CommitLog.resume(store, log_id, 1)
 
 
+def test_a_driver_whose_log_was_removed_begins_it_again_with_its_next_entry(store: LogStore) -> None:
+    log = CommitLog.open(store, "query")
+    log.decide(decision(0))
+    for slot in store.slots():
+        store.delete(slot)
+    log.decide(decision(1))
+    assert read_tail(store) == (2, log.tail)
+    log.decide(decision(2))
+    assert CommitLog.open(store, "query").tail.decided == 2
+
+
+def test_a_log_that_was_removed_and_begun_again_keeps_no_entry_of_the_driver_before(store: LogStore) -> None:
+    zombie = CommitLog.open(store, "query")
+    for batch in range(5):
+        zombie.decide(decision(batch))
+    for slot in store.slots():
+        store.delete(slot)
+    newer = CommitLog.open(store, "query")
+    with pytest.raises(Fenced):
+        zombie.decide(decision(5))
+    newer.decide(decision(0))
+    newer.verify()
+    assert read_tail(store) == (1, newer.tail)
+
+
+def test_an_entry_that_does_not_count_and_can_not_be_removed_is_reported(
+    memory: LogStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = Faults(memory)
+    zombie = CommitLog.open(older, "query")
+    zombie.decide(decision(0))
+    for slot in memory.slots():
+        memory.delete(slot)
+    CommitLog.open(memory, "query")
+    older.before["delete"] = [times_out]
+    with pytest.raises(Fenced):
+        zombie.decide(decision(1))
+    assert "could not remove" in caplog.text
+
+
+def test_a_store_that_lists_an_entry_and_can_not_read_it_is_reported_by_and_by(
+    memory: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "SETTLES_WITHIN_S", 0.05)
+    CommitLog.open(memory, "query")
+    monkeypatch.setattr(memory, "read", lambda _: memory.__class__().read(0))
+    with pytest.raises(Retriable, match="lists other entries than it reads"):
+        CommitLog.open(memory, "query")
+
+
+def test_a_store_that_does_not_list_what_it_has_is_reported_by_and_by(
+    memory: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "SETTLES_WITHIN_S", 0.05)
+    CommitLog.open(memory, "query")
+    monkeypatch.setattr(memory, "slots", list)
+    with pytest.raises(Retriable, match="lists other entries than it reads"):
+        CommitLog.open(memory, "query")
+
+
 def test_of_two_processes_that_go_on_with_an_incarnation_one_decides(store: LogStore) -> None:
     log_id = CommitLog.open(store, "query").tail.log_id
     one, other = (CommitLog.resume(store, log_id, 1) for _ in range(2))
-    one.decide(decision(0), None)
+    one.decide(decision(0))
     with pytest.raises(Fenced):
-        other.decide(decision(0), None)
+        other.decide(decision(0))

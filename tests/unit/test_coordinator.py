@@ -22,6 +22,7 @@ from twopc.errors import (
     Fenced,
     InDoubt,
     LogMismatch,
+    OperatorRequired,
     OutcomeUnknown,
     Refused,
     Retriable,
@@ -59,6 +60,9 @@ class Sink(MemorySink):
 
     def _at(self, call: str) -> None:
         self.during.get(call, lambda: None)()
+
+    def open(self) -> None:
+        self._at("open")
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         self._at("seal")
@@ -839,6 +843,59 @@ def test_a_log_that_cannot_be_read_hides_no_failed_commit(world: World, monkeypa
     with pytest.raises(TransactionLost, match="rolled back"):
         run(coordinator, 0)
     assert not answers
+
+
+def killed_before_the_commits(world: World) -> None:
+    coordinator = world.coordinator()
+    for name in "ab":
+        sink(coordinator, name).during["commit"] = raises(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run(coordinator, 0)
+
+
+def test_a_restart_commits_beside_a_target_that_is_away_and_completes_nothing(world: World) -> None:
+    killed_before_the_commits(world)
+    coordinator = world.coordinator()
+    seen: list[tuple[list[str], list[tuple[int, int]]]] = []
+    answers = [Retriable("b restarts")] * 3
+
+    def away() -> None:
+        seen.append((world.visible("a"), [*sink(coordinator, "a").completed]))
+        if answers:
+            raise answers.pop()
+
+    sink(coordinator, "b").during["open"] = away
+    coordinator.recover()
+    assert seen == [([], []), *[(["0-0", "0-1"], [])] * 3]
+    assert world.visible("a") == world.visible("b") == ["0-0", "0-1"]
+    assert sink(coordinator, "a").completed == sink(coordinator, "b").completed == [(0, PARTITIONS)]
+
+
+def test_what_commits_last_does_not_commit_beside_a_target_that_is_away(world: World) -> None:
+    killed_before_the_commits(world)
+    coordinator = world.coordinator()
+    sink(coordinator, "a").commits_last = True
+    sink(coordinator, "b").during["open"] = raises(OSError("away"))
+    with pytest.raises(OSError, match="away"):
+        coordinator.recover()
+    assert world.visible("a") == world.visible("b") == []
+
+
+def test_a_target_that_refuses_a_restart_keeps_back_its_own_transactions_alone(world: World) -> None:
+    killed_before_the_commits(world)
+    coordinator = world.coordinator()
+    sink(coordinator, "b").during["open"] = raises(ConfigurationError("there is no table 'b'."))
+    with pytest.raises(OperatorRequired, match="batch 0 is decided, and can't be committed to sink 'b' now") as told:
+        coordinator.recover()
+    assert (told.value.sink, told.value.batch_id) == ("b", 0)
+    assert (world.visible("a"), world.visible("b")) == (["0-0", "0-1"], [])
+    sink(coordinator, "b").during.clear()
+    coordinator.recover()
+    assert world.visible("b") == ["0-0", "0-1"]
+    coordinator.rest()  # the log knows now that it is committed
+    sink(coordinator, "b").during["open"] = raises(ConfigurationError("there is no table 'b'."))
+    with pytest.raises(ConfigurationError):
+        coordinator.recover()
 
 
 def test_an_error_of_a_commit_that_says_nothing_is_finished_by_the_next_incarnation(world: World) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,6 +35,11 @@ def decision(batch_id: int, incarnation: int = 1) -> Decision:
     return Decision(Round(incarnation, batch_id), {"a": (A,), "b": (B,)})
 
 
+def two_unresolved() -> Entry:
+    """The format allows more unresolved batches than a coordinator leaves."""
+    return replace(decided(opened(None, "query"), decision(2)), unresolved=(decision(1), decision(2)))
+
+
 # What the next entry is. ------------------------------------------------------------------------------------------
 
 
@@ -49,29 +55,27 @@ def test_two_new_logs_have_different_names() -> None:
 
 def test_an_open_entry_carries_forward_what_is_decided_and_unresolved() -> None:
     first = opened(None, "query")
-    tail = decided(first, decision(0), committed_through=None)
+    tail = decided(first, decision(0))
     reopened = opened(tail, "query")
     assert (reopened.kind, reopened.incarnation, reopened.log_id) == ("open", 2, first.log_id)
     assert (reopened.decided, reopened.unresolved) == (0, (decision(0),))
     assert reopened.committed_through == -1
 
 
-def test_a_decision_forgets_what_is_committed_and_carries_what_is_not() -> None:
-    tail = decided(opened(None, "query"), decision(0), committed_through=None)
-    assert decided(tail, decision(1), committed_through=0).unresolved == (decision(1),)
-    carried = decided(tail, decision(1), committed_through=None)
-    assert (carried.decided, carried.unresolved) == (1, (decision(0), decision(1)))
-    assert carried.committed_through == -1
+def test_a_decision_records_that_every_older_batch_is_committed() -> None:
+    tail = decided(opened(None, "query"), decision(0))
+    following = decided(tail, decision(1))
+    assert (following.decided, following.unresolved, following.committed_through) == (1, (decision(1),), 0)
 
 
 def test_a_clean_stop_leaves_nothing_unresolved_and_remembers_the_decided_batch() -> None:
-    tail = closed(decided(opened(None, "query"), decision(7), committed_through=6))
+    tail = closed(decided(opened(None, "query"), decision(7)))
     assert (tail.kind, tail.decided, tail.unresolved, tail.committed_through) == ("close", 7, (), 7)
 
 
 def test_every_entry_has_an_id_of_its_own() -> None:
     first = opened(None, "query")
-    second = decided(first, decision(0), None)
+    second = decided(first, decision(0))
     assert len({first.entry_id, second.entry_id, closed(second).entry_id, opened(second, "query").entry_id}) == 4
 
 
@@ -82,7 +86,7 @@ def test_a_log_of_another_query_is_refused_naming_both_queries() -> None:
 
 def test_a_sink_keeps_its_prefix_for_as_long_as_the_log_lasts() -> None:
     first = opened(None, "query", {"a": "old", "b": "b"})
-    later = opened(closed(decided(first, decision(7), committed_through=6)), "query", {"a": "old"})
+    later = opened(closed(decided(first, decision(7))), "query", {"a": "old"})
     assert later.prefixes == {"a": "old", "b": "b"}
     assert parse(serialise(later), "here") == later
     with pytest.raises(
@@ -98,7 +102,7 @@ def test_a_log_without_prefixes_takes_those_of_the_next_coordinator() -> None:
 
 
 def test_what_is_given_up_leaves_the_decision_and_is_noted_with_who_and_when() -> None:
-    tail = decided(opened(None, "query"), decision(7), committed_through=6)
+    tail = decided(opened(None, "query"), decision(7))
     entry = abandoned(tail, 7, {"a": [A]}, "ann@ops")
     assert (entry.kind, entry.decided, entry.committed_through) == ("abandon", 7, 6)
     assert entry.unresolved == (Decision(Round(1, 7), {"a": (), "b": (B,)}),)
@@ -113,9 +117,9 @@ def test_a_decision_of_which_all_is_given_up_is_still_to_be_completed() -> None:
 
 def test_what_was_given_up_stays_on_record_in_every_later_entry() -> None:
     tail = abandoned(ENTRY, 0, {"a": [A], "b": [B]}, "ann@ops")
-    later = closed(decided(opened(tail, "query"), decision(1), committed_through=0))
+    later = closed(decided(opened(tail, "query"), decision(1)))
     assert later.abandoned == tail.abandoned
-    assert abandoned(decided(later, decision(2), 1), 2, {"b": [B]}, "bob").abandoned[0] == tail.abandoned[0]
+    assert abandoned(decided(later, decision(2)), 2, {"b": [B]}, "bob").abandoned[0] == tail.abandoned[0]
 
 
 @pytest.mark.parametrize("given_up", [{"a": [A]}, {"a": [A], "b": [B]}])
@@ -123,8 +127,7 @@ def test_what_was_given_up_stays_on_record_in_every_later_entry() -> None:
 def test_an_abandonment_leaves_the_other_unresolved_batches_and_an_entry_that_can_be_read(
     batch_id: int, given_up: dict[str, list[Committable]]
 ) -> None:
-    first = decided(opened(None, "query"), decision(1), committed_through=0)
-    entry = abandoned(decided(first, decision(2), committed_through=0), batch_id, given_up, "ann@ops")
+    entry = abandoned(two_unresolved(), batch_id, given_up, "ann@ops")
     [other] = {1, 2} - {batch_id}
     assert decision(other) in entry.unresolved
     assert all(
@@ -135,9 +138,8 @@ def test_an_abandonment_leaves_the_other_unresolved_batches_and_an_entry_that_ca
 
 @pytest.mark.parametrize("batch_id", [0, 3])
 def test_only_an_unresolved_batch_can_be_abandoned(batch_id: int) -> None:
-    first = decided(opened(None, "query"), decision(1), committed_through=0)
     with pytest.raises(LogMismatch, match=rf"batch {batch_id} can't be abandoned.*\[1, 2\].*Nothing was changed"):
-        abandoned(decided(first, decision(2), committed_through=0), batch_id, {"a": [A]}, "ann@ops")
+        abandoned(two_unresolved(), batch_id, {"a": [A]}, "ann@ops")
 
 
 def test_nothing_can_be_abandoned_where_nothing_is_in_doubt() -> None:
@@ -190,12 +192,12 @@ def test_what_is_serialised_is_parsed_to_an_equal_entry(entry: Entry) -> None:
 
 
 def test_a_person_and_a_monitor_can_read_what_is_decided_and_through_which_batch_all_is_committed() -> None:
-    entry = decided(opened(None, "query"), decision(4), committed_through=3)
+    entry = decided(opened(None, "query"), decision(4))
     value = json.loads(serialise(entry))
     assert (value["format"], value["decided"], value["committed_through"], value["owner"]) == (1, 4, 3, "query")
 
 
-ENTRY = decided(opened(None, "query"), decision(0), committed_through=None)
+ENTRY = decided(opened(None, "query"), decision(0))
 VALUE: dict[str, Any] = json.loads(serialise(ENTRY))
 
 

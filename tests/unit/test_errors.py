@@ -9,6 +9,7 @@ import pytest
 from tests.unit.test_coordinator import World, raises, run, sink
 from twopc import Committable, errors
 from twopc.errors import (
+    ConfigurationError,
     Fenced,
     RecordRefused,
     Refused,
@@ -61,6 +62,13 @@ def test_an_error_has_its_attributes_in_another_process_too(kind: type[TwoPhaseC
     assert (type(arrived), str(arrived), vars(arrived)) == (kind, str(error), vars(error))
     assert (arrived.sink, arrived.batch_id, arrived.transaction_id) == ("orders", 3, "t")
     assert arrived.phase is Phase.COMMITTING
+
+
+def test_an_option_that_is_wrong_arrives_with_its_error() -> None:
+    error = ConfigurationError("the option 'path' must be a folder", option="path", sink="orders")
+    arrived = pickle.loads(pickle.dumps(error))  # noqa: S301  # its own
+    assert (arrived.option, arrived.sink) == ("path", "orders")
+    assert ConfigurationError("two backends are named 'files'").option is None
 
 
 def test_an_error_that_quotes_others_links_to_its_own_section_alone() -> None:

@@ -58,6 +58,23 @@ def test_a_trial_of_a_disk_leaves_the_folder_as_it_was(is_there: bool, tmp_path:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_trial_is_repeated_where_another_processs_trial_removes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "log"
+    removed: list[Path] = []
+
+    def made_and_removed_once(path: Path) -> None:
+        make_folder(path)
+        if path == folder and not removed:
+            removed.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr("twopc.durable_files.make_folder", made_and_removed_once)
+    open_store(str(folder)).try_put_if_absent()
+    assert removed == [folder]
+
+
 def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +409,14 @@ def test_a_log_below_a_file_is_refused(tmp_path: Path) -> None:
         CommitLog.open(open_store(f"{tmp_path}/file/log"), "owner")
 
 
+@pytest.mark.parametrize("below", ["", "/log"])
+def test_a_log_behind_a_link_to_a_disk_that_is_not_mounted_is_refused(below: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "folder")
+    with pytest.raises(ConfigurationError, match=r"can't be written: a file, or a link to a folder that is not there"):
+        CommitLog.open(open_store(f"{tmp_path}/link{below}"), "owner")
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
 @contextlib.contextmanager
 def an_ordinary_user() -> Iterator[None]:
     """Root may write everywhere."""
@@ -416,13 +441,16 @@ def test_a_log_that_this_user_may_not_write_is_refused(mode: int, done: str, nam
         Path(folder).chmod(0o700)
 
 
-def test_a_log_on_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_log_on_a_disk_without_hard_links_is_refused(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*_: object) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuses)
     with pytest.raises(
-        ConfigurationError, match=r"can't be written: Operation not permitted.*on a disk with hard links"
+        ConfigurationError, match=rf"can't be written: {os.strerror(number)}.*on a disk with hard links"
     ):
         CommitLog.open(open_store(f"{tmp_path}"), "owner")
 
@@ -451,4 +479,4 @@ def test_a_folder_that_could_not_be_synced_once_is_not_taken_for_synced_afterwar
 
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(InDoubt):
-        log.decide(Decision(Round(1, 0), {}), committed_through=None)
+        log.decide(Decision(Round(1, 0), {}))

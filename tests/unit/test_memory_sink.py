@@ -1,4 +1,4 @@
-"""The sink in memory keeps the contract."""
+"""The sinks in memory keep the contract."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.typed_records import typed
-from twopc.testing import MemorySink, MemoryTarget, SinkContract
+from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget, SinkContract
 
 
 class TestMemorySink(SinkContract):
@@ -29,3 +29,8 @@ class TestMemorySink(SinkContract):
 
     def visible_records(self) -> list[dict[str, Any]]:
         return self.target.visible
+
+
+class TestMemoryTableSink(TestMemorySink):
+    def make_sink(self) -> MemorySink:
+        return MemoryTableSink(self.target)

@@ -27,8 +27,12 @@ from twopc.options import (
     whole_number,
 )
 from twopc.spark.data_source import options as source_options
+from twopc_delta import DeltaSink
+from twopc_delta import options as delta_options
 from twopc_files import FileSink
 from twopc_files import options as files_options
+from twopc_iceberg import IcebergSink
+from twopc_iceberg import options as iceberg_options
 from twopc_kafka import KafkaSink
 from twopc_kafka import options as kafka_options
 from twopc_kafka.offsets_sink import KafkaProgressSink
@@ -56,10 +60,13 @@ class Backend:
     options: Iterable[Option]
     open_to: frozenset[str]
 
-    def refusal(self, options: Mapping[str, Any]) -> str:
+    def refusal(self, option: str, options: Mapping[str, Any]) -> str:
+        """The message, of an error that names ``option``."""
         with pytest.raises(ConfigurationError) as refused:
             self.make(options)
         assert refused.value.__cause__ is refused.value.__context__ is None  # either could repeat a value
+        assert refused.value.option
+        assert refused.value.option.lower() == option  # Spark gives names in lower case
         return refused.value.message
 
 
@@ -79,6 +86,20 @@ def backends(checkpoint: Path) -> list[Backend]:
             {"conninfo": "postgresql://writer@db.example/sales", "table": "orders"},
             postgres_options.OPTIONS,
             frozenset({"table", "upsert_by"}),
+        ),
+        Backend(
+            "the iceberg sink",
+            IcebergSink,
+            {"table": "sales.orders"},
+            iceberg_options.OPTIONS,
+            frozenset({"catalog", "branch"}),
+        ),
+        Backend(
+            "the delta sink",
+            DeltaSink,
+            {"path": "/data/orders"},
+            delta_options.OPTIONS,
+            frozenset({"path"}),
         ),
         Backend(
             "the kafka sink",
@@ -101,7 +122,7 @@ def backends(checkpoint: Path) -> list[Backend]:
     ]
 
 
-BY_NAME = ["files", "postgres", "kafka", "format"]
+BY_NAME = ["files", "postgres", "iceberg", "delta", "kafka", "format"]
 
 
 @pytest.fixture(params=range(len(BY_NAME)), ids=BY_NAME)
@@ -119,7 +140,7 @@ def test_a_needed_option_that_is_missing_or_empty_is_named_with_what_it_must_be(
     for name in [name for name in backend.good if name != "topic"]:
         others = {other: value for other, value in backend.good.items() if other != name}
         for given in (others, {**others, name: ""}, {**others, name: " "}):
-            message = backend.refusal(given).lower()
+            message = backend.refusal(name, given).lower()
             assert message.startswith(f"{backend.owner} needs the option {name!r}: ")
             assert message.endswith(".")
 
@@ -127,7 +148,7 @@ def test_a_needed_option_that_is_missing_or_empty_is_named_with_what_it_must_be(
 def test_a_misspelt_needed_option_gets_the_nearest_one(backend: Backend) -> None:
     for name in [name for name in backend.good if name != "topic"]:
         others = {other: value for other, value in backend.good.items() if other != name}
-        message = backend.refusal({**others, name[:-1]: SECRET}).lower()
+        message = backend.refusal(name[:-1], {**others, name[:-1]: SECRET}).lower()
         assert message.startswith(f"{backend.owner} has no option {name[:-1]!r}. did you mean {name!r}? its options: ")
         assert SECRET not in message
 
@@ -138,7 +159,7 @@ def test_a_misspelt_option_gets_the_nearest_one(backend: Backend) -> None:
     for option in backend.options:
         if option.name not in backend.good:
             misspelt = option.name[1:]
-            message = backend.refusal({**backend.good, misspelt: SECRET})
+            message = backend.refusal(misspelt, {**backend.good, misspelt: SECRET})
             start = f"{backend.owner} has no option {misspelt!r}. Did you mean {option.name!r}? Its options: "
             assert message.startswith(start)
             assert SECRET not in message
@@ -148,7 +169,7 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_never_repeated(backend
     for option in backend.options:
         if option.name not in backend.open_to | {"row_group_bytes"}:
             options = {**backend.good, **_that_goes_with(option.name), option.name: SECRET}
-            message = backend.refusal(options)
+            message = backend.refusal(option.name, options)
             assert f"the option {option.name!r} of {backend.owner} must be " in message
             assert SECRET not in message
 

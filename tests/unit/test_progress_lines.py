@@ -25,10 +25,11 @@ def wait_for_lines(pipe: io.StringIO, line: str) -> None:
 def test_in_a_pipe_each_task_that_goes_on_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_lines, "LINE_INTERVAL_S", 0.01)
     pipe = io.StringIO()
-    with ProgressLines(console=Console(file=pipe, force_terminal=False, width=200)) as shown:
-        done, loading = shown.add_task("settled", total=1), shown.add_task("loading", total=2000)
-        shown.update(done, completed=1)
-        shown.update(loading, completed=1500)
+    shown = ProgressLines(console=Console(file=pipe, force_terminal=False, width=200))
+    done, loading = shown.add_task("settled", total=1), shown.add_task("loading", total=2000)
+    shown.update(done, completed=1)
+    shown.update(loading, completed=1500)
+    with shown:  # from here on lines are printed
         wait_for_lines(pipe, " s: loading: 1,500 of 2,000\n")
     assert "settled: " not in pipe.getvalue()
 

@@ -47,8 +47,26 @@ def test_the_abstract_methods_of_a_sink_are_these() -> None:
 
 
 def test_the_core_imports_no_backend_no_engine_and_no_client() -> None:
-    clients = ["confluent_kafka", "kafka", "opentelemetry", "prometheus_client", "psycopg", "pyarrow", "pyspark"]
-    heavy = [*clients, "twopc.observers", "twopc_kafka", "twopc_files", "twopc_postgres", "twopc.testing"]
+    clients = [
+        "confluent_kafka",
+        "deltalake",
+        "kafka",
+        "opentelemetry",
+        "prometheus_client",
+        "psycopg",
+        "pyarrow",
+        "pyspark",
+    ]
+    heavy = [
+        *clients,
+        "twopc.observers",
+        "twopc_kafka",
+        "twopc_files",
+        "twopc_postgres",
+        "twopc_iceberg",
+        "twopc_delta",
+        "twopc.testing",
+    ]
     code = f"import sys, twopc; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]", out.stdout

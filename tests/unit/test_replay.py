@@ -18,7 +18,7 @@ from twopc.phases import Phase
 from twopc.replay import ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import Round, TransactionId
+from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
 
 class ForgetfulSink(MemorySink):
@@ -330,3 +330,15 @@ def test_a_copy_is_durable_before_the_vote(tmp_path: Path, monkeypatch: pytest.M
     assert [batch.to_pylist() for batch in ReplayCopies(str(tmp_path)).read(committable.replay_copy)] == [
         [{"value": "x"}]
     ]
+
+
+def test_participants_write_copies_to_one_folder_whatever_their_own_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    copies = ReplayCopies("copies")
+    (tmp_path / "executor").mkdir()
+    monkeypatch.chdir(tmp_path / "executor")
+    transaction_id = TransactionalIdPool("p", "log", "sink").allocate(Round(1, 0), partition=0)
+    copies.create(transaction_id, pa.schema([("n", pa.int64())])).finish()
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == [f"{transaction_id.exact}.arrow"]

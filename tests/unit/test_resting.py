@@ -19,6 +19,7 @@ from tests.unit.test_coordinator import World, never, raises, run, sink
 from twopc import Participant, Round
 from twopc import resting as resting_module
 from twopc.errors import Fenced, InDoubt, Retriable
+from twopc.events import CallRetried, Event
 from twopc.log import notices
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
@@ -145,6 +146,31 @@ def test_rests_that_get_no_answer_for_a_minute_are_for_an_operator_until_one_suc
     sink(coordinator, "a").during.clear()
     coordinator.rest()
     assert notices.read(world.log, newest[1]) is None
+
+
+def test_a_batch_ends_a_row_of_rests_that_get_no_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = world.coordinator(rest_interval_s=3600)
+    run(coordinator, 0)
+    now_s = [1000.0]
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
+    monkeypatch.setattr("twopc.coordinator.time", clock)
+    told: list[Event] = []
+    monkeypatch.setattr("twopc.coordinator.notify", told.append)
+
+    def failing_rest() -> tuple[int, float, float]:
+        sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
+        coordinator.rest()
+        sink(coordinator, "a").during.clear()
+        event = told[-1]
+        assert isinstance(event, CallRetried)
+        return event.attempt, event.waited_s, event.wait_s
+
+    assert failing_rest() == (1, 0, 3600)
+    now_s[0] += 40
+    assert failing_rest() == (2, 40, 3600)
+    run(coordinator, 1)
+    now_s[0] += 40
+    assert failing_rest() == (1, 0, 3600)
 
 
 def test_who_is_fenced_while_it_rests_does_not_open_again_but_learns_it_with_the_next_batch(world: World) -> None:

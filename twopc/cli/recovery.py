@@ -13,9 +13,10 @@ from fsspec.core import url_to_fs
 
 import twopc
 from twopc import Coordinator
+from twopc._bound_sink import CommitCall
 from twopc.cli.history import History
 from twopc.cli.verdicts import Judged, Verdict, judge
-from twopc.errors import ConfigurationError, OutcomeUnknown, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import check_prefixes, opened
@@ -56,11 +57,11 @@ def _row(sink: str, committable: Committable) -> dict[str, JsonValue]:
 
 @dataclass(frozen=True)
 class Lost:
-    """A decided transaction that a repeated commit does not bring back, and why."""
+    """A decided transaction that a repeated commit does not make visible, and why."""
 
     sink: str
     committable: Committable
-    error: TransactionLost | OutcomeUnknown
+    error: OperatorRequired
 
     def to_json(self) -> dict[str, JsonValue]:
         reason: dict[str, JsonValue] = {"kind": type(self.error).__name__, "reason": str(self.error)}
@@ -181,30 +182,40 @@ class Recovery:
         """The batch at which ``run`` failed: all older ones are committed. None if all batches are."""
         return min((batch_id for sink in self._sinks.values() for batch_id in sink.pending), default=None)
 
-    def lost(self, batch_id: int) -> list[Lost]:
-        """Return the transactions of a batch that can't be committed, after ``run`` failed. On return, all others are
+    def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
+        """Return the transactions of a batch that can't be committed, after ``run`` failed. All others are then
         committed, or will be written again from their replay copies.
 
+        Args:
+            batch_id: the batch at which ``run`` failed.
+            even_if_repairable: return also those that could be committed if an operator removed a cause.
+
         Raises:
-            TwoPhaseCommitError: a transaction can't be committed now, and is not lost.
+            OperatorRequired: such a cause, without ``even_if_repairable``. All transactions were tried.
+            TwoPhaseCommitError: any other reason for which a transaction can't be committed now.
         """
         assert self.log is not None
-        found = []
+        found: list[Lost] = []
         for decision in self.log.tail.unresolved:
             if decision.batch_id == batch_id:
                 for name, committables in decision.committables.items():
-                    found += [lost for committable in committables if (lost := self._commit(name, committable))]
+                    for call in self._sinks[name].commit_calls(batch_id, committables):
+                        found += self._commit(call)
+        repairable = [lost.error for lost in found if not isinstance(lost.error, (TransactionLost, OutcomeUnknown))]
+        if repairable and not even_if_repairable:
+            raise repairable[0]
         return found
 
-    def _commit(self, name: str, committable: Committable) -> Lost | None:
-        sink = self._sinks[name]
+    def _commit(self, call: CommitCall) -> list[Lost]:
+        sink = self._sinks[call.sink]
         try:
-            until_answered(f"commit of {committable.transaction_id}", sink.commit, committable)
-        except (TransactionLost, OutcomeUnknown) as error:
-            copies = [copy for copy, _ in sink.replay_copies.names()] if sink.replay_copies else []
-            is_replayable = isinstance(error, TransactionLost) and committable.replay_copy in copies
-            return None if is_replayable else Lost(name, committable, error)
-        return None
+            until_answered(str(call), call.commit)
+        except OperatorRequired as error:
+            copies = sink.replay_copies
+            if isinstance(error, TransactionLost) and copies and all(map(copies.can_replace, call.committables)):
+                return []
+            return [Lost(call.sink, committable, error) for committable in call.committables]
+        return []
 
     def give_up(self, batch_id: int, lost: list[Lost], by: str) -> None:
         """Write into the log that ``lost`` is given up. From then on no coordinator commits it. Raises like ``run``."""

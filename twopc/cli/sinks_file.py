@@ -75,7 +75,7 @@ def _sink(path: Path, name: str, table: object, redact: Redaction) -> TwoPhaseCo
     try:
         return create_sink(str(backend), options)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{path}: sink {name!r}: {error}") from error
+        raise ConfigurationError(f"{path}: sink {name!r}: {error}", option=error.option, sink=name) from error
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

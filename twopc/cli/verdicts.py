@@ -8,7 +8,7 @@ from enum import Enum
 
 from twopc.log.entries import Decision, Entry
 from twopc.transaction import Committable, JsonValue
-from twopc.transactional_ids import Round, TransactionalIdPool
+from twopc.transactional_ids import TransactionalIdPool
 
 
 class Verdict(Enum):
@@ -29,7 +29,7 @@ _MEANING = {
     Verdict.DECIDED: "decided: will be committed",
     Verdict.ENDED: "decided, not open: committed or lost; only a repeated commit shows which",
     Verdict.UNDECIDED: "undecided: will be aborted",
-    Verdict.CURRENT: "undecided, of the newest round: a running driver may decide it; resolve fences it and aborts",
+    Verdict.CURRENT: "undecided, of a round that a running driver may write; resolve fences that driver and aborts",
     Verdict.NEWER: "of a newer incarnation than this log knows: perhaps LOG is an old copy; resolve aborts",
 }
 
@@ -82,12 +82,15 @@ def _is_among(committable: Committable, others: list[Committable]) -> bool:
 
 
 def _of_undecided(tail: Entry, pool: TransactionalIdPool, transaction_id: str) -> Verdict:
-    following = Round(tail.incarnation, 0 if tail.decided is None else tail.decided + 1)
+    # A driver writes the batch after the newest decided one, and transactions of decided ones again.
+    following = 0 if tail.decided is None else tail.decided + 1
+    unresolved = [decision.batch_id for decision in tail.unresolved]
     if pool.owns_exact(transaction_id):
         round = pool.round_of(transaction_id)
         if round.incarnation > tail.incarnation:
             return Verdict.NEWER
-        is_current = round == following
+        is_again = round.batch_id in unresolved and pool.is_replay(transaction_id)
+        is_current = round.incarnation == tail.incarnation and (is_again or round.batch_id == following)
     else:
-        is_current = pool.may_be_of(transaction_id, following.batch_id)
+        is_current = any(pool.may_be_of(transaction_id, batch_id) for batch_id in (following, *unresolved))
     return Verdict.CURRENT if tail.kind != "close" and is_current else Verdict.UNDECIDED

@@ -25,10 +25,11 @@ ABSENT = "nothing"
 _SHOWN = 10  # differences in one message
 
 
-def is_known(
+def recognize(
     batch_id: int, reads: JsonValue, tail: Entry, first_batch_id: int, store: LogStore, follows: JsonValue = None
 ) -> bool:
-    """Whether the log in ``store``, with the newest entry ``tail``, has decided the batch that the query has reached.
+    """Return whether the log in ``store``, with the newest entry ``tail``, has decided the batch that the query has
+    reached. Refuse a batch that is neither a decided one nor the next.
 
     A batch before the newest decided one is recognized by what it reads, as long as its entry is kept. So a query whose
     checkpoint is several batches behind passes through them one by one, and its state ends where it would have been.
@@ -40,25 +41,26 @@ def is_known(
     if tail.decided is not None and batch_id < tail.decided and reads is not None:
         earlier = read_decision(store, batch_id)
         if earlier is not None and earlier.reads is not None:
-            require_same_reads(batch_id, earlier.reads, reads, store.url)
+            _require_same_reads(batch_id, earlier.reads, reads, store.url)
             return True
-    if not is_decided(batch_id, tail.decided, first_batch_id, store.url):
+    _require_in_order(batch_id, tail.decided, first_batch_id, store.url)
+    if batch_id != tail.decided:
         _require_same_end(batch_id, tail.reads, follows, store.url)
         return False
-    require_same_reads(batch_id, tail.reads, reads, store.url)
+    _require_same_reads(batch_id, tail.reads, reads, store.url)
     return True
 
 
-def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> bool:
-    """Whether ``log``, which has decided through ``newest``, has decided the batch that the query has reached. Upholds:
-    each batch is decided at most once, and in order.
+def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> None:
+    """Make sure that the query has reached a batch that can come after ``newest``, the newest that ``log`` has decided.
+    Upholds: each batch is decided at most once, and in order.
 
     Raises:
         LogMismatch: the batch is neither the newest decided one nor the next.
     """
     expected = first_batch_id if newest is None else newest + 1
     if batch_id in (newest, expected):
-        return batch_id == newest
+        return
     if newest is None:
         raise LogMismatch(
             f"the query is at batch {batch_id}, and its commit log at {log} is empty. Nothing was written. Either the"
@@ -79,7 +81,7 @@ def is_decided(batch_id: int, newest: int | None, first_batch_id: int, log: str)
     )
 
 
-def require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
+def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
     """Make sure that a decided batch that comes again is the one that ``log`` has decided. Upholds: a batch is
     identified by what it read, not by its number alone.
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.entries import (
@@ -28,6 +31,8 @@ from twopc.transaction import Committable, JsonValue
 
 logger = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for operators and to repair a checkpoint. Recovery needs only the tail."""
 
@@ -35,17 +40,55 @@ STARTS_KEPT = 32
 """How many times as many entries stay while a query restarts again and again and appends nothing else."""
 
 
+SETTLES_WITHIN_S = 120.0
+"""How long a store's listing may differ from what it reads and creates. NFS with its defaults lists a removed file for
+up to 60 s (``acdirmax``)."""
+
+
 def read_tail(store: LogStore) -> tuple[int, Entry] | None:
-    """Return the newest slot and its entry, or None if the log is empty."""
-    while slots := store.slots():
-        newest = slots[-1]
-        # Gone, or overtaken: the slot may have been pruned between the listing and the read, and filled by a zombie
-        # whose entry never counted. The tail is never pruned, so what is the newest before and after is the log's own.
-        with contextlib.suppress(FileNotFoundError):
-            entry = parse(store.read(newest), _where(store, newest))
-            if store.slots()[-1:] == [newest]:
-                return newest, entry
-    return None
+    """Return the newest slot and its entry, or None if the log is empty.
+
+    Raises:
+        Retriable: the store does not answer, or lists a newest entry that it can't read.
+        CorruptLog: the newest entry is not one of this version, or is damaged.
+    """
+    return _settled(store, lambda: _newest(store))
+
+
+def _newest(store: LogStore) -> tuple[int, Entry] | None:
+    slots = store.slots()
+    if not slots:
+        return None
+    newest = slots[-1]
+    # Gone, or overtaken: the slot may have been pruned between the listing and the read, and filled by a zombie whose
+    # entry never counted. The tail is never pruned, so what is the newest before and after is the log's own.
+    with contextlib.suppress(FileNotFoundError):
+        entry = parse(store.read(newest), _where(store, newest))
+        if store.slots()[-1:] == [newest]:
+            return newest, entry
+    raise _Changed
+
+
+class _Changed(Exception):
+    """Another process changed the log between two looks at it, or its store contradicts itself."""
+
+
+def _settled(store: LogStore, look: Callable[[], ResultT]) -> ResultT:
+    """Repeat ``look`` while it raises ``_Changed``. Raises Retriable when it has for ``SETTLES_WITHIN_S``."""
+    repeat = Retrying(
+        retry=retry_if_exception_type(_Changed),
+        wait=wait_exponential(multiplier=0.001, max=1.0),
+        stop=stop_after_delay(SETTLES_WITHIN_S),
+        reraise=True,
+    )
+    try:
+        return repeat(look)
+    except _Changed:
+        raise Retriable(
+            f"the commit log at {store.url} lists other entries than it reads or lets this process create, for"
+            f" {SETTLES_WITHIN_S:g} s. Was something else than twopc removing or creating files there? On NFS or SMB,"
+            " mount it with actimeo=0; then start again"
+        ) from None
 
 
 def read_decision(store: LogStore, batch_id: int) -> Entry | None:
@@ -81,21 +124,23 @@ class CommitLog:
 
         Raises:
             LogMismatch, CorruptLog: nothing was changed.
+            Retriable: the store does not answer, or contradicts itself; nothing was changed.
             InDoubt: the store did not report whether the entry was written; open again.
         """
         warn_of_late_listings(store)
-        while True:
-            newest = read_tail(store)
-            slot, tail = newest or (-1, None)
-            entry = opened(tail, owner, sinks)
-            try:
-                entry = _append(store, slot + 1, entry, after=tail)
-            except Fenced:
-                continue  # another coordinator opened at the same moment; the newer of the two goes on
-            # A query that is refused and started again decides nothing, and its repair needs what was decided.
-            has_stopped_at_once = tail is not None and tail.kind == "open"
-            _prune(store, slot + 1, ENTRIES_KEPT * (STARTS_KEPT if has_stopped_at_once else 1))
-            return cls(store, slot + 1, entry)
+        return _settled(store, lambda: cls._opened(store, owner, sinks))
+
+    @classmethod
+    def _opened(cls, store: LogStore, owner: str, sinks: Mapping[str, str] | None) -> CommitLog:
+        slot, tail = read_tail(store) or (-1, None)
+        try:
+            entry = _append(store, slot + 1, opened(tail, owner, sinks), after=tail)
+        except Fenced:
+            raise _Changed from None  # another coordinator opened at the same moment; the newer of the two goes on
+        # A query that is refused and started again decides nothing, and its repair needs what was decided.
+        has_stopped_at_once = tail is not None and tail.kind == "open"
+        _prune(store, slot + 1, ENTRIES_KEPT * (STARTS_KEPT if has_stopped_at_once else 1))
+        return cls(store, slot + 1, entry)
 
     @classmethod
     def resume(cls, store: LogStore, log_id: str, incarnation: int) -> CommitLog:
@@ -118,15 +163,15 @@ class CommitLog:
     def incarnation(self) -> int:
         return self.tail.incarnation
 
-    def decide(self, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> None:
-        """Append the decision of a batch that read ``reads``: the commit point.
+    def decide(self, decision: Decision, reads: JsonValue = None) -> None:
+        """Append the decision of a batch that read ``reads``: the commit point. All older batches are committed.
 
         Raises:
             Fenced: a newer coordinator has the log; the decision is not in it and never will be.
             ConfigurationError: it is too long, or the store refuses it. It is not in the log.
             InDoubt: whether it is in the log is not known here. Nothing may be committed *or aborted* on it.
         """
-        self._append(decided(self.tail, decision, committed_through, reads))
+        self._append(decided(self.tail, decision, reads))
 
     def amend(self, decision: Decision) -> None:
         """Append an amended decision: from here on its committables count. Raises like ``decide``."""
@@ -171,10 +216,22 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> En
     """Return the entry as the log has it: a repeated put gives it another id."""
     entry = _put(store, slot, entry)
     # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
-    # is compared because another zombie may have filled the pruned slot before this one.
-    if not (_is_alone(store, slot) if after is None else _at(store, slot - 1, after)):
+    # is compared because another zombie may have filled the pruned slot before this one. An entry that is alone is the
+    # log: its first one, or the first after somebody removed the log under its driver.
+    if not ((after and _at(store, slot - 1, after)) or _is_alone(store, slot)):
+        _withdraw(store, slot)
         raise _fenced(store, slot, entry)
     return entry
+
+
+def _withdraw(store: LogStore, slot: int) -> None:
+    """Remove an entry that does not count if it is the newest: it would pass for the tail. That happens where the log
+    was removed and another driver has begun it again."""
+    try:
+        if store.slots()[-1:] == [slot]:
+            store.delete(slot)
+    except Exception as error:  # noqa: BLE001  # whatever the store's client raises
+        logger.warning("could not remove %s, which does not count: %s", _where(store, slot), error)
 
 
 def _put(store: LogStore, slot: int, entry: Entry) -> Entry:

@@ -157,10 +157,10 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
             )
 
 
-def decided(tail: Entry, decision: Decision, committed_through: int | None, reads: JsonValue = None) -> Entry:
-    """Return the entry that decides a batch that read ``reads``. It carries forward what is not committed yet."""
-    carried = _unresolved(tail, committed_through)
-    return _next(tail, "decide", decided=decision.batch_id, unresolved=(*carried, decision), reads=reads)
+def decided(tail: Entry, decision: Decision, reads: JsonValue = None) -> Entry:
+    """Return the entry that decides a batch that read ``reads``. All older batches are committed: no round begins
+    before."""
+    return _next(tail, "decide", decided=decision.batch_id, unresolved=(decision,), reads=reads)
 
 
 def amended(tail: Entry, decision: Decision) -> Entry:
@@ -212,10 +212,6 @@ def closed(tail: Entry) -> Entry:
 def renamed(entry: Entry) -> Entry:
     """Return the same entry under another id."""
     return replace(entry, entry_id=_new_id())
-
-
-def _unresolved(tail: Entry, committed_through: int | None) -> tuple[Decision, ...]:
-    return tuple(d for d in tail.unresolved if committed_through is None or d.batch_id > committed_through)
 
 
 def _next(tail: Entry, kind: Kind, **changes: object) -> Entry:

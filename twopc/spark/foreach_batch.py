@@ -151,8 +151,8 @@ class ForeachBatch:
 
     def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
         settings, query_id = self._settings, _query_id(context)
-        coordinator = self._coordinator_of(query_id)
-        batch_input, plans = self._start_of(batch.sparkSession, query_id)
+        coordinator = self._ensure_coordinator(query_id)
+        batch_input, plans = self._ensure_input(batch.sparkSession, query_id)
         frame, columns = projected(batch, {name: output.columns for name, output in settings.outputs.items()})
         # Here rather than in each task, and before the log is opened.
         schemas = columns.schemas(frame)
@@ -207,15 +207,15 @@ class ForeachBatch:
         if self._coordinator is not None:
             self._coordinator.close()
 
-    def _coordinator_of(self, query_id: str) -> Coordinator:
+    def _ensure_coordinator(self, query_id: str) -> Coordinator:
         if self._coordinator is None or query_id != self._query_id:
             self._query_id, self._input = query_id, None
             self._coordinator = self._settings.coordinator(query_id, self._gives_up)
         writers[query_id] = self
         return self._coordinator
 
-    def _start_of(self, session: SparkSession, query_id: str) -> tuple[BatchInput, Plans]:
-        """What is kept from one start of the query to its end."""
+    def _ensure_input(self, session: SparkSession, query_id: str) -> tuple[BatchInput, Plans]:
+        """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders."""
         if self._input is None or self._plans is None or not self._input.is_active:
             self._input = BatchInput(session, query_id)
             self._plans = Plans(session, self._input.query)

@@ -1,8 +1,8 @@
-"""For tests of twopc and of what is built on it: a sink in memory, and the contracts of sinks and log stores."""
+"""For tests of twopc and of what is built on it: sinks in memory, and the contracts of sinks and log stores."""
 
 from twopc.testing.contract import SinkContract
 from twopc.testing.log_store import LogStoreContract
-from twopc.testing.memory import MemorySink, MemoryTarget
+from twopc.testing.memory import MemorySink, MemoryTableSink, MemoryTarget
 from twopc.testing.query import Query
 
-__all__ = ["LogStoreContract", "MemorySink", "MemoryTarget", "Query", "SinkContract"]
+__all__ = ["LogStoreContract", "MemorySink", "MemoryTableSink", "MemoryTarget", "Query", "SinkContract"]

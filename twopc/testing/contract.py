@@ -167,6 +167,20 @@ class SinkContract(ABC):
         query.complete(0, committable)
         self._require_visible(["a"])
 
+    def test_a_schema_is_validated_before_the_sink_is_bound(self) -> None:
+        """A coordinator refuses records before it opens its log, and so before it binds the sink."""
+        query, records = self.query(), self.record_batch(["a"])
+        sink = self.make_sink()
+        query.answered(sink.require_valid, records.schema)
+        sink.bind(SINK, LOG_ID)
+        query.answered(sink.open)
+        with query.sent(sink) as participant:
+            participant.write(SINK, records)
+            committable = query.sealed(participant)
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(["a"])
+
     def test_a_committable_is_small_and_survives_a_round_trip_through_json(self) -> None:
         committable = self.query().pre_committed(self.record_batch([f"{number}" for number in range(1000)]))
         assert len(json.dumps(committable.to_json())) < 2000
@@ -188,6 +202,7 @@ class SinkContract(ABC):
         self._require_visible(["a", "b"])
 
     def test_a_commit_publishes_its_own_transaction_alone(self) -> None:
+        self._require_commits_of_transactions()
         query = self.query()
         first, second, third = self._pre_committed("abc")
         records = self.record_batch(["d"])
@@ -205,6 +220,7 @@ class SinkContract(ABC):
 
     def test_commits_from_many_threads_publish_each_transaction_once(self) -> None:
         """A coordinator commits the transactions of a batch from several threads, by one sink."""
+        self._require_commits_of_transactions()
         query = self.query()
         committables = self._pre_committed("abcdefgh")
         sink = query.sink()
@@ -216,8 +232,8 @@ class SinkContract(ABC):
         """A coordinator that was replaced may still be committing. Only the newest one's errors count."""
         query = self.query()
         committables = self._pre_committed("abc")
-        attempts = [(sink, committable) for sink in (query.sink(), query.sink()) for committable in committables]
-        _all_at_once(lambda attempt: _error_of(query.answered, attempt[0].commit, attempt[1]), attempts)
+        calls = [call for sink in (query.sink(), query.sink()) for call in sink.commit_calls(0, committables)]
+        _all_at_once(lambda call: _error_of(query.answered, call.commit), calls)
         query.commit(*committables)
         query.complete(0, *committables)
         self._require_visible([*"abc"])
@@ -239,10 +255,9 @@ class SinkContract(ABC):
         second = query.pre_committed(self.record_batch(["b"]), round=Round(1, 1))
         query.commit(first)
         query.complete(0, first)
-        query.commit(second)
-        query.complete(1, second)
-        query.commit(second)
-        query.complete(1, second)
+        for _ in range(2):
+            query.commit(second, batch_id=1)
+            query.complete(1, second)
         self._require_visible(["a", "b"])
 
     def test_a_batch_without_transactions_is_completed(self) -> None:
@@ -257,13 +272,49 @@ class SinkContract(ABC):
     def test_a_commit_of_what_was_rolled_back_calls_an_operator(self) -> None:
         """It is lost. A success would hide that, and ``Retriable`` would repeat the commit for ever."""
         query = self.query()
-        first, lost = self._pre_committed("ac")
+        [first] = self._pre_committed("a", Round(1, 0))
+        [lost] = self._pre_committed("c", Round(1, 1))
         query.abort(lost)
         query.commit(first)
-        error = _error_of(query.commit, lost)
-        assert isinstance(error, OperatorRequired), f"the commit of what was rolled back: {error!r}"
         query.complete(0, first)
+        error = _error_of(lambda: query.commit(lost, batch_id=1))
+        assert isinstance(error, OperatorRequired), f"the commit of what was rolled back: {error!r}"
         self._require_visible(["a"])
+
+    def test_a_batch_that_has_lost_a_transaction_is_not_committed_in_part(self) -> None:
+        """Where a batch becomes visible at once."""
+        self._require_commits_of_batches()
+        query = self.query()
+        committables = self._pre_committed("abc")
+        query.abort(committables[1])
+        error = _error_of(query.commit, *committables)
+        assert isinstance(error, OperatorRequired), f"the commit of what was rolled back in part: {error!r}"
+        self._require_visible([])
+
+    def test_a_batch_becomes_visible_alone(self) -> None:
+        """Where a batch becomes visible at once, what others have pre-committed meanwhile does not."""
+        self._require_commits_of_batches()
+        query = self.query()
+        first = self._pre_committed("ab", Round(1, 0))
+        second = self._pre_committed("cd", Round(1, 1))
+        query.commit(*first)
+        self._require_visible(["a", "b"])
+        query.complete(0, *first)
+        query.commit(*second, batch_id=1)
+        query.complete(1, *second)
+        self._require_visible(["a", "b", "c", "d"])
+
+    def test_a_late_commit_of_an_older_batch_changes_nothing(self) -> None:
+        """A coordinator that was replaced wakes up in the middle of its call."""
+        query = self.query()
+        [first] = self._pre_committed("a", Round(1, 0))
+        [second] = self._pre_committed("b", Round(1, 1))
+        query.commit(first)
+        query.complete(0, first)
+        query.commit(second, batch_id=1)
+        query.complete(1, second)
+        _error_of(query.commit, first)
+        self._require_visible(["a", "b"])
 
     def test_what_is_late_for_a_committed_transaction_leaves_a_newer_one_alone(self) -> None:
         query = self.query()
@@ -279,7 +330,7 @@ class SinkContract(ABC):
         [found] = query.recover()
         assert found.is_same_transaction(second)
         assert not found.is_same_transaction(first)
-        query.commit(second)
+        query.commit(second, batch_id=BATCH_SLOTS)
         query.complete(BATCH_SLOTS, second)
         self._require_visible(["a", "b"])
 
@@ -378,7 +429,7 @@ class SinkContract(ABC):
                 except Exception as error:
                     raise Lost from error
                 expected += [*before, *after]
-            query.commit(*decided)
+            query.commit(*decided, batch_id=batch_id)
             query.complete(batch_id, *decided)
             query.sweep()
         self._require_visible(expected)
@@ -441,20 +492,22 @@ class SinkContract(ABC):
         committed = [each.pre_committed(self.record_batch([v])) for each, v in zip(neighbors, "abcd", strict=True)]
         for each, committable in zip(neighbors, committed, strict=True):
             each.commit(committable)
+            each.complete(0, committable)
         open_ = [
-            each.pre_committed(self.record_batch([value]), partition=1)
+            each.pre_committed(self.record_batch([value]), round=Round(1, 1))
             for each, value in zip(neighbors, "efgh", strict=True)
         ]
         for batch_id, value in enumerate("ijk"):
             committable = query.pre_committed(self.record_batch([value]), round=Round(1, batch_id))
-            query.commit(committable)
+            query.commit(committable, batch_id=batch_id)
             query.complete(batch_id, committable)
         self._pre_committed("l", Round(1, 3))
         query.sweep()
         for each, first, second in zip(neighbors, committed, open_, strict=True):
             assert list(map(_name, each.recover())) == [second.transaction_id]
-            each.commit(first, second)
-            each.complete(0, first, second)
+            each.commit(first)
+            each.commit(second, batch_id=1)
+            each.complete(1, second)
         self._require_visible([*"abcdefghijk"])
 
     # Before and after a query. ----------------------------------------------------------------------------------
@@ -467,13 +520,14 @@ class SinkContract(ABC):
 
     def test_a_sink_that_was_closed_can_be_used_again(self) -> None:
         query = self.query()
-        first, second = self._pre_committed("ab")
+        batches = [self._pre_committed(value, Round(1, batch_id)) for batch_id, value in enumerate("ab")]
         sink = query.sink()
-        for committable in (first, second):
-            query.answered(sink.commit, committable)
+        for batch_id, committables in enumerate(batches):
+            for call in sink.commit_calls(batch_id, committables):
+                query.answered(call.commit)
             for _ in range(2):
                 sink.close()
-        query.answered(sink.complete, 0, [first, second])
+            query.answered(sink.complete, batch_id, committables)
         assert query.answered(lambda: list(sink.recover())) == []
         self._require_visible(["a", "b"])
 
@@ -521,6 +575,14 @@ class SinkContract(ABC):
         with self.query().participant(records.schema, round) as participant:
             participant.write(SINK, records)
             yield participant
+
+    def _require_commits_of_transactions(self) -> None:
+        if self.make_sink().commits_whole_batches:
+            raise unittest.SkipTest("the sink commits whole batches")
+
+    def _require_commits_of_batches(self) -> None:
+        if not self.make_sink().commits_whole_batches:
+            raise unittest.SkipTest("the sink commits transaction by transaction")
 
     def _require_other_processes(self) -> None:
         if not self.picklable:

@@ -37,9 +37,9 @@ HANGS_AFTER_S = 60
 """No process here takes a second by itself. A target system that has just lost a client may let a new one wait; that
 time comes on top."""
 
-_CALLS = ("open", "validate", "begin", "write", "pre_commit", "seal", "commit", "complete", "recover")
+_CALLS = ("open", "validate", "begin", "write", "pre_commit", "seal", "commit", "commit_batch", "complete", "recover")
 _CALL = "call of "
-_BY_LINE = ("commit", "complete")  # what they change is decided, so the next process can't roll it back
+_BY_LINE = ("commit", "commit_batch", "complete")  # what they change is decided, so the next process can't roll it back
 
 _START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from twopc.testing.kills import main; main()"
 

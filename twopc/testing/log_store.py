@@ -122,7 +122,7 @@ class LogStoreContract(ABC):
         newer = CommitLog.open(self.make_store(), "query")
         assert _error_of(older.decide, _decision(0, 1), None) is Fenced
         assert _error_of(older.close) is _error_of(older.verify) is Fenced
-        newer.decide(_decision(0, 2), None)
+        newer.decide(_decision(0, 2))
         assert read_tail(self.make_store()) == (2, newer.tail)
 
     def test_of_many_that_open_at_once_only_the_newest_decides(self) -> None:
@@ -133,14 +133,14 @@ class LogStoreContract(ABC):
         *older, newest = sorted(logs, key=lambda log: log.incarnation)
         for log in older:
             assert _error_of(log.decide, _decision(0, log.incarnation), None) is Fenced
-        newest.decide(_decision(0, newest.incarnation), None)
+        newest.decide(_decision(0, newest.incarnation))
 
     def test_a_zombie_whose_slot_was_pruned_meanwhile_has_decided_nothing(self) -> None:
         zombie = CommitLog.open(self.make_store(), "query")
         store = self.make_store()
         newer = CommitLog.open(store, "query")
         for batch_id in range(2 * ENTRIES_KEPT):
-            newer.decide(_decision(batch_id, 2), batch_id - 1)
+            newer.decide(_decision(batch_id, 2))
         assert 1 not in store.slots()
         assert _error_of(zombie.decide, _decision(0, 1), None) is Fenced
         newer.verify()

@@ -1,9 +1,9 @@
-"""A sink whose target system is this process's memory: the smallest sink that keeps the whole contract."""
+"""Sinks whose target system is this process's memory: the smallest ones that keep the whole contract."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,11 +24,13 @@ class MemoryTarget:
         visible: the records of committed transactions, in the order of their commits.
         open: transaction id → records, pre-committed or not.
         committed: the ids of committed transactions.
+        batches: scope of a sink that commits whole batches → the newest one that is committed.
     """
 
     visible: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
+    batches: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
 
@@ -70,3 +72,17 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
     def recover(self) -> Iterable[Committable]:
         with self.target.lock:
             return [Committable(name, {}) for name in self.target.open if self.transactional_ids.owns_exact(name)]
+
+
+class MemoryTableSink(MemorySink):
+    """Makes whole batches visible at once, as a table format does: a batch and its mark are committed together."""
+
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        scope, names = self.transactional_ids.scope, [committable.transaction_id for committable in committables]
+        with self.target.lock:
+            if self.target.batches.get(scope, -1) >= batch_id:
+                return
+            if lost := [name for name in names if name not in self.target.open]:
+                raise TransactionLost(f"batch {batch_id} is decided, and the target does not have {', '.join(lost)}")
+            self.target.visible.extend(record for name in names for record in self.target.open.pop(name))
+            self.target.batches[scope] = batch_id

@@ -62,6 +62,10 @@ class Query:
         """Return a task attempt whose sink the coordinator has validated for ``schema`` and sent to it."""
         sink = self.sink()
         self.answered(sink.require_valid, schema)
+        return self.sent(sink, round, partition)
+
+    def sent(self, sink: TwoPhaseCommitSink[Any], round: Round = FIRST_ROUND, partition: int = 0) -> Participant:
+        """Return a task attempt that was sent ``sink``."""
         sent = pickle.loads(pickle.dumps(sink)) if self._travels else sink  # noqa: S301  # our own bytes
         return Participant({self.name: sent}, round, partition=partition)
 
@@ -78,11 +82,10 @@ class Query:
         [sealed] = self.answered(self.sink().seal, [vote], 0.0)
         return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
 
-    def commit(self, *committables: Committable) -> None:
-        """Commit each transaction."""
-        sink = self.sink()
-        for committable in committables:
-            self.answered(sink.commit, committable)
+    def commit(self, *committables: Committable, batch_id: int = FIRST_ROUND.batch_id) -> None:
+        """Commit transactions of one decided batch, as a coordinator does."""
+        for call in self.sink().commit_calls(batch_id, committables):
+            self.answered(call.commit)
 
     def complete(self, batch_id: int, *committables: Committable) -> None:
         """Report a batch as committed in every sink."""

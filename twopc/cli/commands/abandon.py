@@ -28,6 +28,11 @@ from twopc.errors import OperatorRequired, Refused
     required=True,
     help="Required: records that are given up will be missing from the target system.",
 )
+@click.option(
+    "--even-if-repairable",
+    is_flag=True,
+    help="Give up also what could be committed if the cause in the error was removed.",
+)
 @parameters.sinks_file
 @parameters.replay_copies
 @click.option("--by", metavar="WHO", help="The name that the log keeps.  [default: user@host]")
@@ -39,6 +44,7 @@ def abandon(
     log: str,
     batch_id: int,
     accept_loss: bool,
+    even_if_repairable: bool,
     sinks_file: Path,
     replay_copies: str | None,
     by: str | None,
@@ -48,9 +54,10 @@ def abandon(
 ) -> None:
     """Give up the lost transactions of a decided batch, so that the query can go on without them.
 
-    This is the only way past a TransactionLost or an OutcomeUnknown that can't be repaired. The command first does all
-    that resolve does. It gives up only the transactions that are still lost. The log keeps their ids, who gave them up,
-    and when.
+    This is the only way past a TransactionLost or an OutcomeUnknown that can't be repaired, and with
+    --even-if-repairable past any other error of a commit that calls an operator. The command first does all that
+    resolve does. It gives up only the transactions that still can't be committed. The log keeps their ids, who gave
+    them up, and when.
     """
 
     def run(report: Report, redact: Redaction) -> None:
@@ -73,7 +80,9 @@ def abandon(
                     where = "the sweep" if recovery.stuck is None else f"batch {recovery.stuck}"
                     say(f"nothing of batch {batch_id} was given up: recovery stopped at {where}.")
                     raise
-                lost = waiting.call(f"committing batch {batch_id} as far as possible", recovery.lost, batch_id)
+                lost = waiting.call(
+                    f"committing batch {batch_id} as far as possible", recovery.lost, batch_id, even_if_repairable
+                )
                 if not lost:
                     raise
                 report.document["given_up"] = [transaction.to_json() for transaction in lost]

@@ -72,7 +72,9 @@ def stream_target(options: Mapping[str, str]) -> Rounds:
         ConfigurationError: an option is missing, wrong, or for batch writes; or the query's id can't be read.
     """
     if "batch_id" in options:
-        raise ConfigurationError("the option 'batch_id' is for batch writes: a streaming query numbers its batches")
+        raise ConfigurationError(
+            "the option 'batch_id' is for batch writes: a streaming query numbers its batches", option="batch_id"
+        )
     values, sinks_own = _parsed(_OWNER, options, "checkpointLocation")
     folder = CheckpointFolder(values["checkpointLocation"])
     log = values.get("log", f"{folder.url}/{_LOG_FOLDER}")
@@ -96,7 +98,9 @@ def _parsed(owner: str, options: Mapping[str, str], needed: str) -> tuple[dict[s
 
 def _target(values: Mapping[str, Any], sinks_own: Mapping[str, str], log: str, owner: str) -> Rounds:
     if log.startswith("memory:"):
-        raise ConfigurationError("the option 'log' must be elsewhere: memory:// is in one process's memory")
+        raise ConfigurationError(
+            "the option 'log' must be elsewhere: memory:// is in one process's memory", option="log"
+        )
     return Rounds(
         backend=values["sink"],
         options=sinks_own,

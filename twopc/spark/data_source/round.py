@@ -21,7 +21,7 @@ from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import LogMismatch
-from twopc.log.batch_identity import is_known
+from twopc.log.batch_identity import recognize
 from twopc.log.commit_log import CommitLog
 from twopc.log.store import open_store
 from twopc.participant import Participant, Vote
@@ -162,7 +162,7 @@ class Rounds:
             sink.close()
         if batch_id is None:
             batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-        is_decided = is_known(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
+        is_decided = recognize(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter())
         return PhaseOne(PickledSinks.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
 

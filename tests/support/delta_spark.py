@@ -1,0 +1,33 @@
+"""Spark with Delta's own runtime, which writes tables for tests and reads those that the sink has written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tests.support.spark_session import session
+from twopc_kafka_broker.jars import maven_jars
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+DELTA_SPARK = "io.delta:delta-spark_4.2_2.13:4.4.0"
+
+_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+
+def delta_session(warehouse: Path) -> SparkSession:
+    """Start Spark with Delta."""
+    # Of the others Spark has its own, and would stumble over a second version.
+    jars = [str(jar) for jar in maven_jars("delta-spark-4.2-4.4.0", DELTA_SPARK) if jar.name.startswith("delta-")]
+    settings = {
+        "spark.sql.extensions": _EXTENSION,
+        "spark.sql.catalog.spark_catalog": _CATALOG,
+        "spark.sql.warehouse.dir": str(warehouse),
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+    return session(settings=settings, jars=os.pathsep.join(jars))

@@ -1,0 +1,48 @@
+"""Where the sinks of a test write to: new sinks on one target system, and what their participants pre-commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from twopc import Committable, Participant, Round, TwoPhaseCommitSink
+
+ROUND = Round(1, 0)
+
+SinkT = TypeVar("SinkT", bound=TwoPhaseCommitSink[Any])
+
+Written: TypeAlias = "Mapping[str, Any] | Sequence[str] | pa.RecordBatch"
+"""Records: columns, or values of the column ``value``, or a record batch."""
+
+
+class SinkPlace(Generic[SinkT]):
+    """The target system of one test. Each sink stands for a process that knows nothing of the others."""
+
+    def unbound(self, **options: Any) -> SinkT:
+        """A new sink."""
+        raise NotImplementedError
+
+    def sink(self, log_id: str = "log", **options: Any) -> SinkT:
+        """A new sink, bound and opened as a coordinator does."""
+        sink = self.unbound(**options)
+        sink.bind("orders", log_id)
+        sink.open()
+        return sink
+
+    def vote(
+        self, records: Written, round: Round = ROUND, partition: int = 0, sink: SinkT | None = None
+    ) -> Committable:
+        """What a participant that is gone has pre-committed."""
+        if not isinstance(records, pa.RecordBatch):
+            records = pa.record_batch(records if isinstance(records, Mapping) else {"value": list(records)})
+        with Participant({"orders": sink or self.sink()}, round, partition=partition) as participant:
+            participant.write("orders", records)
+            return participant.pre_commit()["orders"]
+
+
+def from_log(committable: Committable) -> Committable:
+    """What a coordinator reads back from the log."""
+    return Committable.from_json(json.loads(json.dumps(committable.to_json())))

@@ -1,0 +1,154 @@
+"""A sink that makes whole batches visible at once is asked once per batch, and its batch is whole or absent."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import Retriable, TransactionLost
+from twopc.events import Event, PhaseEntered, TransactionCommitted
+from twopc.participant import Vote
+from twopc.phases import Phase
+from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+
+
+class Table(MemoryTableSink):
+    """Notes each call of ``commit_batch``, and raises what a test has put into ``raises`` first."""
+
+    may_time_out = True
+
+    def __init__(self, target: MemoryTarget, asked: list[tuple[int, int]], raises: list[BaseException]) -> None:
+        super().__init__(target)
+        self._asked, self._raises = asked, raises
+
+    def commit(self, committable: Committable) -> None:
+        raise AssertionError(f"{committable.transaction_id} is committed without its batch")
+
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        self._asked.append((batch_id, len(committables)))
+        if self._raises:
+            raise self._raises.pop()
+        super().commit_batch(batch_id, committables)
+
+
+class World:
+    """A table, a target that commits transaction by transaction, and a log; they outlive coordinators."""
+
+    def __init__(self, folder: Path) -> None:
+        self.targets = {"rows": MemoryTarget(), "table": MemoryTarget()}
+        self.log = f"memory://{uuid.uuid4().hex}"
+        self.copies = folder / "copies"
+        self.asked: list[tuple[int, int]] = []
+        self.raises: list[BaseException] = []
+        self.committed: list[str] = []
+        self.on_commit: list[Any] = []
+
+    def run(self, batch_id: int, partitions: int = 2, copies: bool = False) -> None:
+        """One batch, by a coordinator that has just started."""
+        table = Table(self.targets["table"], self.asked, self.raises)
+        sinks = {"rows": MemorySink(self.targets["rows"]), "table": table}
+        url = self.copies.as_uri() if copies else None
+        coordinator = Coordinator(sinks, self.log, owner="query", replay_copies=url, rest_interval_s=None)
+
+        def phase_one(round: Round) -> Iterator[Vote]:
+            for partition in range(partitions):
+                with Participant(sinks, round, partition=partition) as participant:
+                    for name in sinks:
+                        participant.write(name, pa.record_batch({"value": [f"{batch_id}-{partition}"]}))
+                    yield participant.pre_commit()
+
+        coordinator.run(batch_id, phase_one)
+        coordinator.close()
+
+    def visible(self, name: str) -> list[str]:
+        return [record["value"] for record in self.targets[name].visible]
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        match event:
+            case TransactionCommitted(sink="table", committable=committable):
+                self.committed.append(committable.transaction_id)
+            case PhaseEntered(phase=Phase.COMMITTING) if self.on_commit:
+                self.on_commit.pop()()
+            case _:
+                pass
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    twopc.register_observer(world)
+    yield world
+    twopc.unregister_observer(world)
+
+
+def test_it_is_asked_once_per_batch_and_every_transaction_is_reported(world: World) -> None:
+    world.run(0)
+    world.run(1, partitions=3)
+    assert world.asked == [(0, 2), (1, 3)]
+    assert len(set(world.committed)) == 5
+    assert world.visible("table") == world.visible("rows") == ["0-0", "0-1", "1-0", "1-1", "1-2"]
+
+
+def test_it_is_not_asked_for_a_batch_without_transactions(world: World) -> None:
+    world.run(0, partitions=0)
+    assert world.asked == []
+
+
+def test_a_batch_that_could_not_be_answered_is_asked_for_again_as_a_whole(world: World) -> None:
+    world.raises.append(Retriable("the catalog is away"))
+    world.run(0)
+    assert world.asked == [(0, 2)] * 2
+    assert world.visible("table") == ["0-0", "0-1"]
+
+
+def test_a_decided_batch_is_committed_as_a_whole_by_the_next_incarnation(world: World) -> None:
+    world.raises.append(Killed())
+    with pytest.raises(Killed):
+        world.run(0)
+    assert world.visible("table") == []
+    world.run(1)
+    assert world.asked == [(0, 2), (0, 2), (1, 2)]
+    assert world.visible("table") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def test_a_loss_of_one_transaction_stops_its_batch_and_no_other_sinks(world: World) -> None:
+    world.on_commit.append(world.targets["table"].open.popitem)
+    with pytest.raises(TransactionLost) as caught:
+        world.run(0)
+    assert (caught.value.sink, caught.value.batch_id, caught.value.transaction_id) == ("table", 0, None)
+    assert world.visible("table") == []
+    assert world.visible("rows") == ["0-0", "0-1"]
+
+
+def test_a_loss_of_one_transaction_has_the_whole_batch_written_again_from_its_copies(world: World) -> None:
+    world.on_commit.append(world.targets["table"].open.popitem)
+    world.run(0, copies=True)
+    assert world.asked == [(0, 2)] * 2
+    assert world.visible("table") == ["0-0", "0-1"]
+    assert world.targets["table"].open == {}
+
+
+def test_the_default_commits_one_transaction_after_the_other() -> None:
+    target = MemoryTarget()
+    sink = MemorySink(target)
+    sink.bind("rows", "log")
+    votes = []
+    for partition in range(2):
+        with Participant({"rows": sink}, Round(1, 0), partition=partition) as participant:
+            participant.write("rows", pa.record_batch({"value": [str(partition)]}))
+            votes.append(participant.pre_commit()["rows"])
+    assert not sink.commits_whole_batches
+    sink.commit_batch(0, votes)
+    assert [record["value"] for record in target.visible] == ["0", "1"]
