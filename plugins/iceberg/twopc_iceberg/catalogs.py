@@ -1,0 +1,191 @@
+"""The catalog, and the table in it. Both are loaded where they are used: a sink travels to the tasks without them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import requests
+from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.utils.config import Config
+from requests import Session
+from sqlalchemy import make_url
+
+from twopc.errors import ConfigurationError
+from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
+from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
+from twopc_iceberg.outcomes import CATALOG_ERRORS
+from twopc_iceberg.table import are_expiring
+
+HTTP_TIMEOUT_S = (10, 60)
+"""How long a REST catalog may take to accept a connection, and to send anything. pyiceberg has no limit of its own."""
+
+POSTGRES_LIMITS: Mapping[str, str] = {
+    "connect_timeout": "10",  # seconds
+    "tcp_user_timeout": "30000",  # milliseconds
+    "keepalives_idle": "10",
+    "keepalives_interval": "10",
+    "options": "-c statement_timeout=30000 -c lock_timeout=10000",  # milliseconds
+}
+"""The same for a catalog in PostgreSQL, where its URI does not set them."""
+
+
+_HTTP = re.compile(r"https?://[^@\s]+")
+
+
+class Lake:
+    """A catalog and one table of it.
+
+    Loaded metadata is kept, and may be older than the catalog's. That is safe for a commit, whose requirements the
+    catalog compares with its own. Errors of pyiceberg and of the catalog's client pass through.
+    """
+
+    def __init__(self, options: IcebergOptions) -> None:
+        self._options = options
+        self._catalog: Catalog | None = None
+        self._table: Table | None = None
+
+    def load(self) -> Table:
+        """Return the table as the catalog has it now."""
+        with self._forgetting():
+            self._table = self.catalog().load_table(self._options.table)
+            return self._table
+
+    def table(self) -> Table:
+        """Return the table as it was last seen, with credentials that do not end soon."""
+        if self._table is None or are_expiring(io_of(self._table.io.properties).properties):
+            return self.load()
+        return self._table
+
+    def seen(self, metadata: TableMetadata, metadata_location: str) -> None:
+        """Keep what the catalog returned for a commit."""
+        assert self._table is not None
+        seen = self._table
+        self._table = Table(seen.name(), metadata, metadata_location, seen.io, seen.catalog, seen.config)
+
+    def forget_table(self) -> None:
+        """Load the table anew before its next use. Its credentials may have ended: not every catalog reports when."""
+        self._table = None
+
+    def io(self) -> DurableFileIO:
+        """Return access to the table's files, with the credentials that came with it."""
+        return io_of(self.table().io.properties)
+
+    def catalog(self) -> Catalog:
+        """Return the catalog, connected to."""
+        if self._catalog is None:
+            self._catalog = connected(self._options)
+        return self._catalog
+
+    def close(self) -> None:
+        """Forget the connections. The next use makes new ones."""
+        catalog, self._catalog, self._table = self._catalog, None, None
+        if catalog is not None:
+            with contextlib.suppress(Exception):
+                catalog.close()
+
+    @contextlib.contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        """Forget the catalog on an error: what it found out as it connected may be wrong, too."""
+        try:
+            yield
+        except CATALOG_ERRORS:
+            self.close()
+            raise
+
+
+def connected(options: IcebergOptions) -> Catalog:
+    """Return the catalog that ``options`` name.
+
+    Raises:
+        ConfigurationError: it is of a kind that the sink is not tested with, or a property is missing.
+    """
+    properties: dict[str, Any] = {**(Config().get_catalog_config(options.catalog) or {}), **options.properties}
+    if "uri" not in properties:
+        raise ConfigurationError(
+            f"nothing says where catalog {options.catalog!r} is: give the option '{OF_CATALOG}uri', or a catalog of"
+            " this name in .pyiceberg.yaml on driver and executors."
+        )
+    properties["py-io-impl"] = IO_CLASS
+    match _kind(options, properties):
+        case CatalogType.REST:
+            if not _HTTP.fullmatch(str(properties["uri"])):  # errors of the client quote it
+                raise ConfigurationError(
+                    f"the REST catalog {options.catalog!r} must have a URI such as https://catalog.example/api, without"
+                    f" a user or a password. Give these as '{OF_CATALOG}credential' or '{OF_CATALOG}token'."
+                )
+            return _BoundedRestCatalog(options.catalog, **properties)
+        case CatalogType.SQL:
+            return _sql(options, properties)
+        case kind:
+            raise ConfigurationError(
+                f"catalog {options.catalog!r} is of the type {kind.value!r}, and {OWNER} is tested with the types"
+                " 'rest' and 'sql' alone. Reach it through its REST interface, if it has one."
+            )
+
+
+def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType:
+    try:
+        given = properties.get("type")
+        return CatalogType(str(given).lower()) if given else infer_catalog_type(options.catalog, {**properties})  # type: ignore[return-value]
+    except ValueError:
+        pass  # raised below, as an error from here would carry the URI, which may have a password
+    kinds = ", ".join(sorted(kind.value for kind in (CatalogType.REST, CatalogType.SQL)))
+    raise ConfigurationError(f"catalog {options.catalog!r} needs the option '{OF_CATALOG}type', one of {kinds}.")
+
+
+class _BoundedRestCatalog(RestCatalog):
+    """A REST catalog none of whose requests waits without a limit."""
+
+    def _config_headers(self, session: Session) -> None:
+        """Set up a session, before it is first used to fetch a token."""
+        session.request = functools.partial(session.request, timeout=HTTP_TIMEOUT_S)  # type: ignore[method-assign]
+        super()._config_headers(session)
+
+    def _create_session(self) -> Session:
+        session = super()._create_session()
+        if isinstance(self._auth_manager, OAuth2AuthManager):
+            provider = self._auth_manager.token_provider
+            provider._refresh_token = functools.partial(_refresh_token, provider)  # type: ignore[method-assign]  # noqa: SLF001
+        return session
+
+
+def _refresh_token(provider: OAuth2TokenProvider) -> None:
+    """Do as pyiceberg does, within a limit."""
+    data = {"grant_type": "client_credentials"} | ({"scope": provider.scope} if provider.scope else {})
+    headers = {"Authorization": provider._client_secret_header}  # noqa: SLF001
+    response = requests.post(provider.token_url, data=data, headers=headers, timeout=HTTP_TIMEOUT_S)
+    response.raise_for_status()
+    answer = response.json()
+    lasts_s = answer.get("expires_in", provider.expires_in)
+    if lasts_s is None:
+        raise ValueError("the token's server does not report expires_in: set it in the catalog's properties")
+    provider._token = answer["access_token"]  # noqa: SLF001
+    provider._expires_at = time.monotonic() + lasts_s - provider.refresh_margin  # noqa: SLF001
+
+
+def _sql(options: IcebergOptions, properties: dict[str, Any]) -> Catalog:
+    try:
+        url = make_url(properties["uri"])
+    except Exception:  # noqa: BLE001  # its text would have the URI
+        url = None
+    if url is None or url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ConfigurationError(
+            f"the SQL catalog {options.catalog!r} must have the URI of a SQLite file or of PostgreSQL, such as"
+            " sqlite:////data/catalog.db or postgresql://writer@db.example/lake."
+        )
+    if url.get_backend_name() == "postgresql":
+        missing = {name: value for name, value in POSTGRES_LIMITS.items() if name not in url.query}
+        url = url.update_query_dict(missing)
+    properties["uri"] = url.render_as_string(hide_password=False)
+    # The sink creates nothing. pre_ping: a connection may be lost while it waits in its pool for the next batch.
+    return SqlCatalog(options.catalog, **{"pool_pre_ping": "true", **properties, "init_catalog_tables": "false"})

@@ -1,0 +1,53 @@
+"""What ``twopc doctor`` looks at: settings of the table that cost time or lose what is not committed yet."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from twopc.checks import CheckResult
+from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.notes import FOLDER
+from twopc_iceberg.support import require_honest
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from twopc_iceberg.options import IcebergOptions
+
+MANY_SNAPSHOTS = 200
+"""Each snapshot that a table keeps adds about 0.35 ms to every commit."""
+
+_DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
+
+
+def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterator[CheckResult]:
+    """Yield the result of each check of a table that the sink supports."""
+    metadata = table.metadata
+    yield CheckResult.passed(f"{options}: format version 2, columns {', '.join(metadata.schema().column_names)}")
+    yield CheckResult.of("requirements of commits, as the catalog checks them", lambda: require_honest(table, options))
+    yield CheckResult.of("create, list and remove a file of the table", lambda: _try_files(io, metadata.location))
+    kept = f"snapshots that the table keeps: {len(metadata.snapshots)}"
+    if len(metadata.snapshots) > MANY_SNAPSHOTS:
+        yield CheckResult.warned(
+            kept,
+            "Each adds about 0.35 ms to a commit. Run expire_snapshots regularly; it removes no visible record.",
+        )
+    else:
+        yield CheckResult.passed(kept)
+    deletes = f"{_DELETES_METADATA}={metadata.properties.get(_DELETES_METADATA, 'false')}"
+    if deletes.endswith("=true"):
+        yield CheckResult.passed(deletes)
+    else:
+        yield CheckResult.warned(deletes, "Each batch leaves a metadata file, and none is removed. Set it to true.")
+
+
+def _try_files(io: DurableFileIO, location: str) -> None:
+    folder, name = f"{location.rstrip('/')}/{FOLDER}", f"{uuid.uuid4().hex}.probe"
+    try:
+        io.write(f"{folder}/{name}", b"")
+        if name not in io.names_in(folder):
+            raise FileNotFoundError(f"{folder} does not list a file that was just written")
+    finally:
+        io.remove([f"{folder}/{name}"])

@@ -1,0 +1,175 @@
+"""Files of a table, at any location that the sink supports: written to survive a power cut, listed, removed.
+
+Object stores keep what they have acknowledged. A local disk does so only after ``fsync``, which pyiceberg does not
+call. Catalogs that the sink loads write the table's metadata with ``DurableFileIO``, too: else a power cut could leave
+a catalog that names an empty metadata file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyarrow.fs import FileSelector, FileType
+from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+from twopc.durable_files import make_folder, sync_folder
+
+LOCAL = "file"
+S3 = ("s3", "s3a", "s3n")
+SUPPORTED = (LOCAL, *S3)
+"""Schemes of locations that the sink is tested with."""
+
+_CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
+"""A file of such a name can't exist: its creation failed, and its note stayed."""
+
+AT_ONCE = 16
+"""Requests to an object store at a time. Each mostly waits."""
+
+
+class DurableFile(PyArrowFile):
+    """A file that is on the disk when its stream is closed.
+
+    Attributes:
+        stream: the stream of the last ``create``.
+    """
+
+    stream: Any = None
+
+    def create(self, overwrite: bool = False) -> Any:
+        is_local = isinstance(self._filesystem, pa.fs.LocalFileSystem)
+        self.stream = _SyncedStream(self._path) if is_local else super().create(overwrite)
+        return self.stream
+
+
+class _SyncedStream:
+    """A stream to a new file of a local disk. Closing it makes the file and its name survive a power cut."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        make_folder(self._path.parent)
+        self._file = self._path.open("wb")
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        if self._file.closed:
+            return
+        with self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        sync_folder(self._path.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DurableFileIO(PyArrowFileIO):
+    """pyiceberg's file access through pyarrow, with writes that survive a power cut."""
+
+    def new_output(self, location: str) -> DurableFile:
+        found = super().new_output(location)
+        return DurableFile(location, found._path, found._filesystem, found._buffer_size)  # noqa: SLF001
+
+    def names_in(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder; none where there is no folder."""
+        filesystem, path = self._located(folder)
+        found = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
+        return [info.base_name for info in found if info.type == FileType.File]
+
+    def read(self, location: str) -> bytes:
+        """Return the whole file. Raises FileNotFoundError."""
+        with self.new_input(location).open() as stream:
+            return stream.read()
+
+    def write(self, location: str, data: bytes) -> None:
+        """Create or replace a file. On a local disk, a crash leaves the old file or the new one."""
+        if self.scheme(location) != LOCAL:
+            with self.new_output(location).create(overwrite=True) as stream:
+                stream.write(data)
+            return
+        aside = f"{location}.aside"
+        with self.new_output(aside).create(overwrite=True) as stream:
+            stream.write(data)
+        _, path = self._located(location)
+        Path(f"{path}.aside").replace(path)
+        sync_folder(Path(path).parent)
+
+    def remove(self, locations: Iterable[str]) -> None:
+        """Remove files, or do nothing for those that are gone. On return, they stay gone after a power cut."""
+        gone = list(locations)
+        self.at_once(self._remove, gone)
+        folders = {Path(self._located(each)[1]).parent for each in gone if self.scheme(each) == LOCAL}
+        for folder in sorted(folders):
+            if folder.is_dir():
+                sync_folder(folder)
+
+    def _remove(self, location: str) -> None:
+        try:
+            self.delete(location)
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) and error.errno not in _CANNOT_BE:
+                raise
+
+    def lengths(self, locations: Sequence[str]) -> list[int | None]:
+        """Return the length of each file, or None where there is none."""
+        return self.at_once(self._length, locations)
+
+    def first_changed(self, lengths: Mapping[str, int]) -> str | None:
+        """Return the first of the files that is gone or has another length; None if there is none."""
+        found = zip(lengths.items(), self.lengths(list(lengths)), strict=True)
+        return next((location for (location, wanted), length in found if length != wanted), None)
+
+    def _length(self, location: str) -> int | None:
+        try:
+            return len(self.new_input(location))
+        except FileNotFoundError:
+            return None
+
+    def at_once(self, call: Callable[[str], Any], locations: Sequence[str]) -> list[Any]:
+        """Return the result of ``call`` for each location; in threads if a request to a store takes long."""
+        if len(locations) <= 1 or all(self.scheme(each) == LOCAL for each in locations):
+            return [call(each) for each in locations]
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="twopc-iceberg") as pool:
+            return list(pool.map(call, locations))
+
+    def scheme(self, location: str) -> str:
+        return self.parse_location(location, self.properties)[0]
+
+    def _located(self, location: str) -> tuple[Any, str]:
+        scheme, netloc, path = self.parse_location(location, self.properties)
+        return self.fs_by_scheme(scheme, netloc), path
+
+
+IO_CLASS = f"{__name__}.{DurableFileIO.__name__}"
+"""The class as catalogs are told it."""
+
+
+def io_of(properties: Mapping[str, Any]) -> DurableFileIO:
+    """Return access to files with the properties of a table's own, such as its credentials."""
+    return DurableFileIO({name: value for name, value in properties.items() if isinstance(value, str)})

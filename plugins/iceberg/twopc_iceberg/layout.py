@@ -1,0 +1,106 @@
+"""The columns and the partition spec that files are written with, and which tables can read them. It makes no request.
+
+Iceberg finds columns by their ids, and null stands for a column that a file lacks. So a table reads files that were
+written before its columns were renamed, dropped, reordered or widened, or before optional ones were added: the result
+is as if the files had been committed before the change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StructType,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What files are written with.
+
+    Attributes:
+        columns: the columns, with their ids.
+        spec: the partition spec.
+    """
+
+    columns: StructType
+    spec: PartitionSpec
+
+    @classmethod
+    def of(cls, schema: Schema, spec: PartitionSpec) -> Layout:
+        return cls(schema.as_struct(), spec)
+
+    @classmethod
+    def from_manifest(cls, schema: str, spec_id: int, fields: str) -> Layout:
+        """Read what a manifest's header has, as JSON."""
+        spec = PartitionSpec(*map(PartitionField.model_validate, json.loads(fields)), spec_id=spec_id)
+        return cls.of(Schema.model_validate_json(schema), spec)
+
+    @property
+    def fingerprint(self) -> str:
+        text = self.columns.model_dump_json() + self.spec.model_dump_json()
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def unreadable_by(self, table: Layout) -> str | None:
+        """Return why a table of another layout can't read the files; None if it can."""
+        if self.spec != table.spec:
+            return f"its partition spec {self.spec.spec_id} is another one now"
+        if not {field.field_id for field in self.columns.fields} & {field.field_id for field in table.columns.fields}:
+            return "none of its columns is one that was written"
+        return _unreadable(self.columns, table.columns, "")
+
+
+def _unreadable(written: IcebergType, now: IcebergType, path: str) -> str | None:
+    before = {field.field_id: field for field in _parts(written)}
+    for field in _parts(now):
+        name = f"{path}{field.name}"
+        if (file := before.get(field.field_id)) is None:
+            if field.required:
+                return f"its column {name!r} is required, and was not written"
+            continue
+        if field.required and not file.required:
+            return f"its column {name!r} is required, and was optional when it was written"
+        if not _reads(file.field_type, field.field_type):
+            return f"its column {name!r} is of type {field.field_type}, and {file.field_type} was written"
+        if found := _unreadable(file.field_type, field.field_type, f"{name}."):
+            return found
+    return None
+
+
+def _parts(of: IcebergType) -> tuple[NestedField, ...]:
+    match of:
+        case StructType():
+            return of.fields
+        case ListType():
+            return (of.element_field,)
+        case MapType():
+            return (of.key_field, of.value_field)
+        case _:
+            return ()
+
+
+def _reads(written: IcebergType, now: IcebergType) -> bool:
+    """Whether values of a type are read as those of another, by the promotions that format version 2 permits."""
+    match written, now:
+        case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
+            return True
+        case DecimalType(), DecimalType():
+            return written.scale == now.scale and written.precision <= now.precision
+        case PrimitiveType(), _:
+            return written == now
+        case _:
+            return type(written) is type(now)

@@ -1,0 +1,145 @@
+"""Many small manifests become few large ones, so that readers and commits stay fast however long a query runs.
+
+A task adds a manifest per batch. After a day of one batch per second, a reader would open a million of them. Iceberg
+for Java merges in the commit that adds; here a commit of its own does it, after the batch is visible: a failure costs
+nothing, and is repeated after the next batch.
+
+Manifests are merged with others of their size, ten times smaller to ten times larger: so each data file's entry is
+copied a few times in its life, and not with every merge.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestContent, ManifestFile, write_manifest
+from pyiceberg.table import TableProperties
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.utils.properties import property_as_bool, property_as_int
+
+from twopc_iceberg.outcomes import told
+from twopc_iceberg.snapshot import Attempt, live_manifests, moved, new_snapshot, requirements, write_list
+from twopc_iceberg.table import avro_compression
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+
+    from twopc_iceberg.catalogs import Lake
+    from twopc_iceberg.files import DurableFileIO
+
+logger = logging.getLogger(__name__)
+
+
+class ManifestMerger:
+    """Merges the small manifests of one table. A failure is logged, and stops no query."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._has_warned = False
+
+    def merge(self, branch: str) -> None:
+        """Merge the branch's small manifests, if there are as many as the table's properties name."""
+        try:
+            _merge(self._lake, branch)
+        except CommitFailedException as error:  # another writer was faster. Files that were written for it cost room
+            logger.debug("manifests are not merged now: %s", told(error))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the batch is visible
+            log = logger.debug if self._has_warned else logger.warning
+            self._has_warned = True
+            log("manifests of %s are not merged, and commits become slower with each batch: %s", branch, told(error))
+
+
+def _merge(lake: Lake, branch: str) -> None:
+    table, io = lake.table(), lake.io()
+    metadata = table.metadata
+    parent = metadata.snapshot_by_name(branch)
+    if parent is None or not property_as_bool(metadata.properties, TableProperties.MANIFEST_MERGE_ENABLED, True):
+        return
+    found = live_manifests(io, parent)
+    groups = [
+        group for group in mergeable(found, metadata.properties) if _has_sources(metadata, group[0].partition_spec_id)
+    ]
+    if not groups:
+        return
+    attempt = Attempt.of(table, parent)
+    merged = [_merged(table, io, group, attempt) for group in groups]
+    replaced = {each.manifest_path for group in groups for each in group}
+    kept = [each for each in found if each.manifest_path not in replaced]
+    write_list(io, metadata, attempt, [*merged, *kept])
+    snapshot = new_snapshot(metadata, attempt, _summary(parent, merged, kept, replaced))
+    response = table.catalog.commit_table(
+        table, requirements(metadata, branch, parent), moved(metadata, snapshot, branch)
+    )
+    lake.seen(response.metadata, response.metadata_location)
+
+
+def _has_sources(metadata: TableMetadata, spec_id: int) -> bool:
+    """Whether the table has the columns that a partition spec is made from. pyiceberg can't write a manifest without
+    their types."""
+    spec, ids = metadata.specs().get(spec_id), metadata.schema().field_ids
+    return spec is not None and all(field.source_id in ids for field in spec.fields)
+
+
+def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iterator[list[ManifestFile]]:
+    """Yield groups of manifests that are to become one each."""
+    target = property_as_int(properties, TableProperties.MANIFEST_TARGET_SIZE_BYTES, 8 * 2**20)
+    least = property_as_int(properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, 100)
+    assert target is not None
+    assert least is not None
+    alike: dict[tuple[int, int], list[ManifestFile]] = defaultdict(list)
+    for each in found:
+        if each.content is ManifestContent.DATA and each.manifest_length < target:
+            alike[each.partition_spec_id, len(str(each.manifest_length))].append(each)
+    for group in alike.values():
+        if len(group) >= max(2, least):
+            yield from _packed(group, target)
+
+
+def _packed(group: Sequence[ManifestFile], target: int) -> Iterator[list[ManifestFile]]:
+    """Split a group into parts that are not larger than the target."""
+    part: list[ManifestFile] = []
+    for each in group:
+        if part and sum(other.manifest_length for other in part) + each.manifest_length > target:
+            yield part
+            part = []
+        part.append(each)
+    if len(part) > 1:
+        yield part
+
+
+def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], attempt: Attempt) -> ManifestFile:
+    """Write one manifest with the files of several. Each file keeps its snapshot and its sequence number."""
+    metadata = table.metadata
+    location = table.location_provider().new_metadata_location(f"{uuid.uuid4()}-m0.avro")
+    with write_manifest(
+        format_version=metadata.format_version,
+        spec=metadata.specs()[group[0].partition_spec_id],
+        schema=metadata.schema(),
+        output_file=io.new_output(location),
+        snapshot_id=attempt.snapshot_id,
+        avro_compression=avro_compression(metadata.properties),
+    ) as writer:
+        for manifest in group:
+            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+                writer.existing(entry)
+    return writer.to_manifest_file()
+
+
+def _summary(
+    parent: Snapshot, merged: Sequence[ManifestFile], kept: Sequence[ManifestFile], replaced: set[str]
+) -> Summary:
+    """Return the summary: totals are those of the parent, as no file comes or goes."""
+    before = parent.summary.additional_properties if parent.summary else {}
+    totals = {name: value for name, value in before.items() if name.startswith("total-")}
+    counts = {
+        "manifests-created": str(len(merged)),
+        "manifests-kept": str(len(kept)),
+        "manifests-replaced": str(len(replaced)),
+    }
+    return Summary(operation=Operation.REPLACE, **totals, **counts)

@@ -1,0 +1,82 @@
+"""A note per open transaction, in a hidden folder of the table: by it, recovery finds what a dead task has left.
+
+A note names every file of its transaction, and is written before them. So no listing of the table is needed, and a
+table whose files have hashed paths is no exception. Order upholds that a file of a visible batch is never removed:
+
+1. The task writes the note, then the files it names.
+2. The commit removes the notes of a decided batch, durably, before it asks the catalog.
+3. An abort removes files only while their note is there; the note goes last.
+
+``remove_orphan_files`` of Spark passes over the folder, as it does over all whose names begin with ``_``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from twopc_iceberg.files import DurableFileIO
+
+FOLDER = "_twopc"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a note says.
+
+    Attributes:
+        manifest: the manifest's location; it may not exist yet.
+        files: the data files' locations; the last of them may not exist yet.
+    """
+
+    manifest: str
+    files: tuple[str, ...]
+
+    def to_json(self) -> bytes:
+        return json.dumps({"manifest": self.manifest, "files": self.files}).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Note:
+        """Read what ``to_json`` makes. Raises ValueError, KeyError or TypeError for anything else."""
+        value = json.loads(data)
+        return cls(str(value["manifest"]), tuple(map(str, value["files"])))
+
+
+class Notes:
+    """The notes of one sink of one log. Errors of the store pass through.
+
+    Args:
+        io: access to the table's files.
+        location: the table's.
+        scope: the start of the names of the sink's transactions.
+    """
+
+    def __init__(self, io: DurableFileIO, location: str, scope: str) -> None:
+        self._io = io
+        self._folder = f"{location.rstrip('/')}/{FOLDER}/{scope.rstrip('.')}"
+
+    def names(self) -> list[str]:
+        """Return the names of the transactions that have a note."""
+        return self._io.names_in(self._folder)
+
+    def write(self, name: str, note: Note) -> None:
+        """Create or replace the note of transaction ``name``."""
+        self._io.write(self._note(name), note.to_json())
+
+    def read(self, name: str) -> Note | None:
+        """Return the note of transaction ``name``; None if there is none."""
+        try:
+            return Note.from_json(self._io.read(self._note(name)))
+        except FileNotFoundError:
+            return None
+
+    def exists(self, name: str) -> bool:
+        return self._io.lengths([self._note(name)]) != [None]
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove notes. On return they stay gone after a power cut."""
+        self._io.remove([self._note(name) for name in names])
+
+    def _note(self, name: str) -> str:
+        return f"{self._folder}/{name}"

@@ -1,0 +1,137 @@
+"""The partition of each record, by the transforms of the table's partition spec. It makes no request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import compute as pc
+from pyarrow import types
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
+from pyiceberg.typedef import Record
+from pyiceberg.types import StructType
+
+from twopc.errors import ConfigurationError
+
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The records of one partition.
+
+    Attributes:
+        values: one per field of the spec, as manifests have them.
+        folder: the same as part of a file's path, for people; empty for a table without partitions. Two partitions may
+            have one folder: null and the text ``null`` do.
+        records: those of the partition, in their order.
+    """
+
+    values: Record
+    folder: str
+    records: pa.Table
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What distinguishes this partition from every other of its spec."""
+        return tuple(repr(self.values[place]) for place in range(len(self.values)))
+
+
+def check_spec(spec: PartitionSpec, what: str) -> None:
+    """Make sure that every transform of the spec is known.
+
+    Raises:
+        ConfigurationError: one is not.
+    """
+    for field in spec.fields:
+        if isinstance(field.transform, UnknownTransform):
+            raise ConfigurationError(
+                f"{what} is partitioned by {field.name!r} with the transform {field.transform}, which pyiceberg does"
+                " not know."
+            )
+
+
+def split(records: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[Partition]:
+    """Yield the partitions of ``records``, which have the columns of ``schema`` in its order.
+
+    Records are grouped by codes of values, not by comparing values: NaN equals no other value, not even NaN, and would
+    be in no partition.
+    """
+    if not spec.fields:
+        yield Partition(Record(), "", records)
+        return
+    columns = [_transformed(records, field, schema) for field in spec.fields]
+    encoded = [column.dictionary_encode(null_encoding="encode") for column in columns]
+    codes = np.stack([each.indices.to_numpy(zero_copy_only=False) for each in encoded], axis=1)
+    keys, group_of = np.unique(codes, axis=0, return_inverse=True)
+    group_of = group_of.reshape(-1)
+    for number, key in enumerate(keys):
+        found = zip(encoded, key, strict=True)
+        values = Record(*[_physical(each.dictionary, int(code)) for each, code in found])
+        chosen = records if len(keys) == 1 else records.take(pa.array(np.flatnonzero(group_of == number)))
+        yield Partition(values, _folder(spec.partition_to_path(values, schema)), chosen)
+
+
+def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa.Array:
+    """Return the values of a partition field, one per record."""
+    if isinstance(field.transform, VoidTransform):
+        return pa.nulls(records.num_rows, pa.int32())
+    source = schema.find_field(field.source_id)
+    column = _source(records, schema, field.source_id)
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if isinstance(field.transform, IdentityTransform):
+        return column
+    return _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
+
+
+def _source(records: pa.Table, schema: Schema, source_id: int) -> pa.Array:
+    """Return the column of a field, which may be within structs. Found by its id, as names may have dots."""
+    for position, top in enumerate(schema.fields):
+        if path := _path_to(top.field_type, source_id, (top.field_id,)):
+            column, within = _one_chunk(records.column(position)), top.field_type
+            for field_id in path[1:]:
+                assert isinstance(within, StructType)
+                place = [field.field_id for field in within.fields].index(field_id)
+                column, within = pc.struct_field(column, [place]), within.fields[place].field_type
+            return column
+    raise ConfigurationError(
+        f"the partition spec has a source with the id {source_id}, which is no column of the table"
+    )
+
+
+def _path_to(kind: Any, field_id: int, path: tuple[int, ...]) -> tuple[int, ...] | None:
+    if path[-1] == field_id:
+        return path
+    if not isinstance(kind, StructType):
+        return None
+    found = (_path_to(field.field_type, field_id, (*path, field.field_id)) for field in kind.fields)
+    return next(filter(None, found), None)
+
+
+def _folder(path: str) -> str:
+    """Return a path whose every name a disk takes: at most 255 bytes. A folder's name means nothing to readers."""
+    return "/".join(
+        name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
+        for name in path.split("/")
+    )
+
+
+def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _physical(dictionary: pa.Array, code: int) -> Any:
+    """Return a value as Avro has it: dates and times as whole numbers."""
+    kind = dictionary.type
+    if types.is_date32(kind):
+        dictionary = dictionary.cast(pa.int32())
+    elif types.is_temporal(kind):
+        dictionary = dictionary.cast(pa.int64())
+    return dictionary[code].as_py()

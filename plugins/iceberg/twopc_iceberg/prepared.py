@@ -1,0 +1,132 @@
+"""What a task has prepared, as its committable carries it: where its manifest is, and what a manifest list needs."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.manifest import UNASSIGNED_SEQ, ManifestContent, ManifestFile, PartitionFieldSummary
+
+from twopc.transaction import Committable, JsonValue
+from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.layout import Layout
+
+_TEXTS = ("table", "manifest", "layout")
+
+MOST_SUMMARY_CHARACTERS = 1000
+"""Longer summaries of partitions are left out, as each committable is in the commit log. Readers then open the
+manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A manifest of one transaction, and the table it was written for.
+
+    Attributes:
+        table: the table's UUID.
+        manifest: the manifest's location.
+        length: its length in bytes.
+        spec: the id of the partition spec of its files.
+        layout: the fingerprint of the columns and the partition spec of its files.
+        files: how many data files it has.
+        rows: how many records these have.
+        bytes: how large they are.
+        partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if they are left out.
+    """
+
+    table: str
+    manifest: str
+    length: int
+    spec: int
+    layout: str
+    files: int
+    rows: int
+    bytes: int
+    partitions: list[JsonValue] | None
+
+    @classmethod
+    def of(cls, table: str, layout: str, manifest: ManifestFile, bytes: int) -> Prepared:
+        summary: list[JsonValue] = [_summary(field) for field in manifest.partitions or []]
+        is_short = len(json.dumps(summary)) <= MOST_SUMMARY_CHARACTERS
+        return cls(
+            table=table,
+            manifest=manifest.manifest_path,
+            length=manifest.manifest_length,
+            spec=manifest.partition_spec_id,
+            layout=layout,
+            files=manifest.added_files_count or 0,
+            rows=manifest.added_rows_count or 0,
+            bytes=bytes,
+            partitions=summary if is_short else None,
+        )
+
+    def to_handle(self) -> Mapping[str, JsonValue]:
+        return asdict(self)
+
+    @classmethod
+    def from_committable(cls, committable: Committable) -> Prepared:
+        """Read what ``to_handle`` makes. Raises KeyError or TypeError for any other value."""
+        handle: Mapping[str, Any] = committable.handle
+        found = {each.name: handle[each.name] for each in fields(cls)}
+        if not all(isinstance(found[name], str) for name in _TEXTS) or not isinstance(found["partitions"], list | None):
+            raise TypeError("a committable of the iceberg sink has another handle")
+        if not all(type(found[name]) is int for name in found.keys() - {*_TEXTS, "partitions"}):
+            raise TypeError("a committable of the iceberg sink has other numbers")
+        return cls(**found)
+
+    def data_files(self, io: DurableFileIO) -> dict[str, int]:
+        """Return the location of each data file, and its length, as the manifest has them. Errors of the store pass
+        through."""
+        entries = self.manifest_file(snapshot_id=0).fetch_manifest_entry(io)
+        return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
+
+    def written(self, io: DurableFileIO) -> Layout:
+        """Return the columns and the partition spec of the files, as the manifest has them. Ids of schemas and specs
+        may mean others in the table by now. Errors of the store pass through."""
+        file: AvroFile[Any] = AvroFile(io.new_input(self.manifest))
+        with file:
+            meta = file.header.meta
+        return Layout.from_manifest(meta["schema"], self.spec, meta["partition-spec"])
+
+    def manifest_file(self, snapshot_id: int) -> ManifestFile:
+        """Return the entry for the manifest list of a new snapshot, from which the manifest's entries inherit."""
+        return ManifestFile.from_args(
+            manifest_path=self.manifest,
+            manifest_length=self.length,
+            partition_spec_id=self.spec,
+            content=ManifestContent.DATA,
+            sequence_number=UNASSIGNED_SEQ,
+            min_sequence_number=UNASSIGNED_SEQ,
+            added_snapshot_id=snapshot_id,
+            added_files_count=self.files,
+            existing_files_count=0,
+            deleted_files_count=0,
+            added_rows_count=self.rows,
+            existing_rows_count=0,
+            deleted_rows_count=0,
+            partitions=None if self.partitions is None else [_field(each) for each in self.partitions],
+            key_metadata=None,
+        )
+
+
+def _summary(field: PartitionFieldSummary) -> JsonValue:
+    return [field.contains_null, field.contains_nan, _text(field.lower_bound), _text(field.upper_bound)]
+
+
+def _field(summary: Any) -> PartitionFieldSummary:
+    has_null, has_nan, lower, upper = summary
+    return PartitionFieldSummary.from_args(
+        contains_null=has_null, contains_nan=has_nan, lower_bound=_bytes(lower), upper_bound=_bytes(upper)
+    )
+
+
+def _text(bound: bytes | None) -> str | None:
+    return None if bound is None else base64.b64encode(bound).decode()
+
+
+def _bytes(bound: str | None) -> bytes | None:
+    return None if bound is None else base64.b64decode(bound)

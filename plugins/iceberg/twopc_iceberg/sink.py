@@ -1,0 +1,368 @@
+"""The Iceberg sink: a transaction per task attempt, and one snapshot per batch.
+
+A task writes Parquet files and a manifest that names them. No snapshot has them yet, so no reader sees them. The
+coordinator commits the manifests of a batch as one snapshot, from any process: see ``snapshot.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pyarrow as pa
+
+from twopc.errors import (
+    LogMismatch,
+    OperatorRequired,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
+from twopc.sink import WholeBatchSink
+from twopc.transaction import Committable, JsonValue, Transaction
+from twopc.transactional_ids import TransactionId
+from twopc_iceberg.catalogs import Lake
+from twopc_iceberg.checks import examine
+from twopc_iceberg.columns import check_columns
+from twopc_iceberg.files import AT_ONCE
+from twopc_iceberg.manifests import ManifestMerger
+from twopc_iceberg.marks import Mark
+from twopc_iceberg.notes import Note, Notes
+from twopc_iceberg.options import IcebergOptions
+from twopc_iceberg.outcomes import CATALOG_ERRORS, asked_in_vain, commit_failed, told
+from twopc_iceberg.prepared import Prepared
+from twopc_iceberg.snapshot import BatchCommitter, DecidedBatch, head
+from twopc_iceberg.support import obstacle, require_honest, require_supported
+from twopc_iceberg.table import TableForTasks
+from twopc_iceberg.writer import TransactionWriter, target_file_bytes
+
+if TYPE_CHECKING:
+    from pyiceberg.table.metadata import TableMetadata
+
+    from twopc.checks import CheckResult
+
+_MARK, _BRANCH = "mark", "branch"
+"""In the handle of a decided transaction: the table's mark before the decision, and the branch that it goes to."""
+
+TRUSTED_S = 60.0
+"""How long after a look the data files of a batch count as present. Clean-up jobs spare new files for far longer."""
+
+FEW_FILES = AT_ONCE
+"""``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
+
+_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_trusted")
+"""Attributes that do not travel to the tasks."""
+
+
+class IcebergTransaction(Transaction):
+    """A live transaction and its files."""
+
+    def __init__(self, transaction_id: TransactionId, writer: TransactionWriter, notes: Notes) -> None:
+        super().__init__(transaction_id)
+        self.writer = writer
+        self.notes = notes
+
+
+class IcebergSink(WholeBatchSink[IcebergTransaction]):
+    """Appends records to an Iceberg table, each value to the column of its name. A batch appears as one snapshot.
+
+    Args:
+        options: ``table``: its namespace and name. ``catalog``: the catalog's name; ``catalog.*``: its properties.
+            ``branch``: the branch to append to. ``target_file_bytes``: when a task begins a new file.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing or wrong. No connection was made.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = IcebergOptions.parse(options)
+        self._for_tasks: TableForTasks | None = None
+        self._start()
+
+    def _start(self) -> None:
+        """Make what stays in this process."""
+        self._lake = Lake(self._options)
+        self._committer = BatchCommitter(self._lake)
+        self._merger = ManifestMerger(self._lake)
+        # The transactions of the last sealed batch, and when by the monotonic clock their data files were there.
+        self._trusted: tuple[frozenset[str], float] = (frozenset(), 0.0)
+
+    def __repr__(self) -> str:
+        return f"IcebergSink({self._options})"
+
+    def __getstate__(self) -> dict[str, object]:
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        self._start()
+
+    # On the participant. ----------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: TransactionId) -> IcebergTransaction:
+        name = transaction_id.exact
+        with self._writing(name):
+            if self._for_tasks is None or self._for_tasks.is_expiring:
+                self._for_tasks = TableForTasks.of(self._lake.load())
+            table = self._for_tasks
+            notes = Notes(table.io(), table.parsed.location, self.transactional_ids.scope)
+            target = target_file_bytes(self._options.target_file_bytes, table.parsed.properties)
+            writer = TransactionWriter(table, name, lambda note: notes.write(name, note), target, str(self._options))
+            return IcebergTransaction(transaction_id, writer, notes)
+
+    def write(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> None:
+        with self._writing(transaction.id.exact):
+            transaction.writer.write(batch)
+
+    def pre_commit(self, transaction: IcebergTransaction) -> Committable:
+        name = transaction.id.exact
+        with self._writing(name):
+            prepared = transaction.writer.finish()
+            if not transaction.notes.exists(name) or transaction.writer.changed_file() is not None:
+                raise RoundAborted(f"transaction {name} to {self._options} was rolled back while it was written")
+        return Committable(name, prepared.to_handle(), transaction.records)
+
+    def discard(self, transaction: IcebergTransaction) -> None:
+        """Remove what the transaction has written, by its own list: no note is needed to find it."""
+        with self._writing(transaction.id.exact):
+            transaction.writer.discard()
+            transaction.notes.remove([transaction.id.exact])
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except TwoPhaseCommitError:
+            raise
+        except CATALOG_ERRORS as error:
+            raise RoundAborted(
+                f"transaction {name} to {self._options} could not be written: {told(error)}. The batch can be run"
+                " again."
+            ) from error
+
+    # On the coordinator, before the decision. -------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load the table, and make sure that the sink can write it and the catalog keeps its word.
+
+        Raises:
+            ConfigurationError: there is no such table or branch, the table has a feature that the sink does not
+                support, or the catalog ignores requirements.
+            Retriable: the catalog does not answer.
+        """
+        what = f"the start of a query into {self._options}"
+        with self._asking(what):
+            table = self._lake.load()
+            require_supported(table, self._options)
+            require_honest(table, self._options)
+        self._use(TableForTasks.of(table))
+
+    def validate(self, schema: pa.Schema) -> None:
+        with self._asking(f"a look at {self._options}"):
+            if self._for_tasks is None:
+                self._for_tasks = TableForTasks.of(self._lake.load())
+        check_columns(schema, self._for_tasks.schema, str(self._options))
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+        """Veto the batch if it can't be committed any more; else note what the table's mark is before the decision.
+
+        Many data files that were written just now are not looked at one by one.
+        """
+        if not committables:
+            return committables
+        what = f"a look at {self._options} before the decision"
+        prepared = [Prepared.from_committable(committable) for committable in committables]
+        with self._asking(what):
+            table = self._lake.load()
+            metadata = table.metadata
+            found = self._undecided_mark(metadata, committables)
+            with self._vetoing():
+                head(metadata, self._options.branch, what)
+            self._require_same_table(metadata, prepared)
+            if why := obstacle(table, prepared, self._lake.io()):
+                raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
+            looks = age_s >= TRUSTED_S or sum(each.files for each in prepared) <= FEW_FILES
+            gone = self._changed_file(prepared, looks)
+        if gone is not None:
+            raise RoundAborted(f"file {gone} of {self._options} is gone: its transaction was rolled back")
+        self._trusted = _names(committables), time.monotonic() - (0.0 if looks else age_s)
+        sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
+        return [
+            Committable(c.transaction_id, {**c.handle, **sealed}, c.records, c.replay_copy, c.bytes)
+            for c in committables
+        ]
+
+    def _undecided_mark(self, metadata: TableMetadata, committables: Sequence[Committable]) -> int | None:
+        """Return the table's mark.
+
+        Raises:
+            LogMismatch: the table has this batch, which the log has not decided: it is older than the table.
+        """
+        mark = Mark.of(self.transactional_ids.scope)
+        batch_id = self._batch_of(committables)
+        try:
+            found = mark.found(metadata)
+        except ValueError:
+            raise OperatorRequired(f"{self._options}: its property {mark.property!r} must be a number") from None
+        if found is not None and found >= batch_id:
+            raise LogMismatch(
+                f"{self._options} has batch {found} of this query, and the commit log is about to decide batch"
+                f" {batch_id}: the log was restored from an older copy, or lost entries. Restore the newest one."
+            )
+        return found
+
+    def _require_same_table(self, metadata: TableMetadata, prepared: Sequence[Prepared]) -> None:
+        if any(each.table != str(metadata.table_uuid) for each in prepared):
+            raise RoundAborted(f"{self._options} was dropped and created again while the batch was written")
+
+    @contextlib.contextmanager
+    def _vetoing(self) -> Iterator[None]:
+        """Around a look at the table: before the decision, what an operator would have to settle is a veto."""
+        try:
+            yield
+        except OperatorRequired as error:
+            raise RoundAborted(error.message) from error
+
+    def _changed_file(self, prepared: Sequence[Prepared], data_files: bool) -> str | None:
+        """Return a file that is gone or cut short: a manifest, or with ``data_files`` any other."""
+        io, by_manifest = self._lake.io(), {each.manifest: each for each in prepared}
+        gone = io.first_changed({each.manifest: each.length for each in prepared})
+        if gone is not None or not data_files:
+            return gone
+        found = io.at_once(lambda location: by_manifest[location].data_files(io), list(by_manifest))
+        return io.first_changed({location: length for each in found for location, length in each.items()})
+
+    # After it. --------------------------------------------------------------------------------------------------
+
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        branch = self._branch(committables)
+        where = replace(self._options, branch=branch)
+        what = f"batch {batch_id} of {len(committables)} transactions to {where} is decided"
+        prepared = [self._prepared(committable) for committable in committables]
+        batch = DecidedBatch(
+            mark=Mark.of(self.transactional_ids.scope),
+            mark_before=self._mark_before(committables),
+            batch_id=batch_id,
+            branch=branch,
+            table=prepared[0].table,
+            prepared=prepared,
+            what=what,
+        )
+        with self._asking(what, commit_failed):
+            # A note that is gone protects its files from every abort, before readers can see them.
+            self._notes().remove(committable.transaction_id for committable in committables)
+        names, since_s = self._trusted
+        is_trusted = names == _names(committables) and time.monotonic() - since_s < TRUSTED_S
+        self._committer.commit(batch, lambda: self._changed_file(prepared, data_files=not is_trusted))
+        with self._asking(what, commit_failed):
+            self._use(TableForTasks.of(self._lake.table()))
+
+    def _use(self, table: TableForTasks) -> None:
+        """Write the next batches to the table as it is now. If its columns are others, records are checked again."""
+        if self._for_tasks is None or table.schema != self._for_tasks.schema:
+            self._validated = None
+        self._for_tasks = table
+
+    def _prepared(self, committable: Committable) -> Prepared:
+        self._owned(committable)
+        try:
+            return Prepared.from_committable(committable)
+        except (KeyError, TypeError):
+            self._not_ours(committable)
+
+    def _mark_before(self, committables: Sequence[Committable]) -> int | None:
+        """Return the mark that ``seal`` has found."""
+        found = [committable.handle.get(_MARK) for committable in committables]
+        return max((mark for mark in found if isinstance(mark, int)), default=None)
+
+    def _branch(self, committables: Sequence[Committable]) -> str:
+        """Return the branch for which the batch was decided, whatever the option is now."""
+        branch = committables[0].handle.get(_BRANCH)
+        return branch if isinstance(branch, str) else self._not_ours(committables[0])
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
+        """Merge small manifests, now that the batch is visible."""
+        if committables:
+            self._merger.merge(self._branch(committables))
+
+    def abort(self, committable: Committable) -> None:
+        """Remove the transaction's files, unless a snapshot has them.
+
+        Its note is gone if it is decided (``commit_batch``), aborted or discarded: then there is nothing to do. A note
+        may come back where a store lists what was removed, so the table is looked at, too.
+        """
+        name = self._owned(committable)
+        with self._asking(f"transaction {name} of {self._options} is to be rolled back"):
+            notes = self._notes()
+            note = notes.read(name)
+            if note is None:
+                return
+            if not self._may_be_visible(name, note):
+                self._lake.io().remove([*note.files, note.manifest])
+            notes.remove([name])
+
+    def _may_be_visible(self, name: str, note: Note) -> bool:
+        """Whether a snapshot may have the transaction's files. An attempt that lost against another one of its task is
+        in no snapshot, and its batch is visible."""
+        table = self._lake.load()
+        mark = Mark.of(self.transactional_ids.scope)
+        batch_id = self.transactional_ids.round_of(name).batch_id
+        found = mark.found(table.metadata)
+        if found is None or found < batch_id:
+            return False
+        snapshot_id = mark.snapshot(table.metadata, batch_id)
+        snapshot = None if snapshot_id is None else table.metadata.snapshot_by_id(snapshot_id)
+        if snapshot is None:
+            return True  # it has expired
+        return note.manifest in {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
+
+    def recover(self) -> Iterable[Committable]:
+        with self._asking(f"a look at the open transactions of {self._options}"):
+            names = self._notes().names()
+        return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
+
+    def check(self) -> Iterator[CheckResult]:
+        with self._asking(f"a look at {self._options}"):
+            table = self._lake.load()
+            require_supported(table, self._options)
+            return examine(table, self._options, self._lake.io())
+
+    def close(self) -> None:
+        self._lake.close()
+
+    # What these share. ------------------------------------------------------------------------------------------
+
+    def _notes(self) -> Notes:
+        return Notes(self._lake.io(), self._lake.table().metadata.location, self.transactional_ids.scope)
+
+    def _batch_of(self, committables: Sequence[Committable]) -> int:
+        return max(self.transactional_ids.round_of(self._owned(each)).batch_id for each in committables)
+
+    def _owned(self, committable: Committable) -> str:
+        """Return its name. Raises CorruptLog for one of another sink."""
+        if not self.transactional_ids.owns_exact(committable.transaction_id):
+            self._not_ours(committable)
+        return committable.transaction_id
+
+    def _not_ours(self, committable: Committable) -> NoReturn:
+        raise self.transactional_ids.not_owned(committable.transaction_id)
+
+    @contextlib.contextmanager
+    def _asking(
+        self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
+    ) -> Iterator[None]:
+        """Map the errors of a request, ``what``."""
+        try:
+            yield
+        except TwoPhaseCommitError:
+            raise
+        except CATALOG_ERRORS as error:
+            self._lake.forget_table()
+            raise failed(error, what) from error
+
+
+def _names(committables: Iterable[Committable]) -> frozenset[str]:
+    return frozenset(committable.transaction_id for committable in committables)

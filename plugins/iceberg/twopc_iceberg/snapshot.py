@@ -1,0 +1,438 @@
+"""The commit of a batch: one snapshot with all of its manifests, and the query's mark, or nothing.
+
+Two processes may commit one batch at the same time, requests get lost or arrive late, answers get lost, and other
+writers append, rewrite and expire meanwhile. These rules make it visible once all the same:
+
+1. The snapshot and the mark travel in one ``commit_table``.
+2. It requires that the branch still has the snapshot at which the mark was looked for. Whatever made the batch visible
+   has moved the branch since, so the catalog refuses. pyiceberg's own retry would ask again with a fresh requirement,
+   without looking for the mark, and is not used.
+3. A branch that was moved back by hand has its old snapshot again. The catalog refuses all the same: the sequence
+   number, which never comes back, is taken.
+4. Whatever the answer to ``commit_table``, an error is not believed. The table is loaded again, and its mark counts.
+5. The mark must not be older than it was before the decision. Else it was changed by hand, and only an operator can
+   find out whether the batch is visible.
+6. The file of a failed attempt is removed when its sequence number is taken by another snapshot. Until then the attempt
+   may still arrive, and is proposed again as it is, if the branch has not moved.
+7. Catalogs do not compare the sequence number of a snapshot without a parent. So a branch without snapshots, as a new
+   or a replaced table has, first gets an empty one. If that arrives late, it adds no record.
+8. Each attempt looks whether the table can read the files of the batch. The request requires that neither the current
+   schema nor the default partition spec has changed since.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pyiceberg.manifest import ManifestFile, write_manifest_list
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetDefaultSpecUpdate,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
+from twopc_iceberg.catalogs import Lake
+from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.marks import BATCH, SCOPE, Mark
+from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, answer, commit_failed, is_denial, told
+from twopc_iceberg.prepared import Prepared
+from twopc_iceberg.support import obstacle
+from twopc_iceberg.table import avro_compression
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+ATTEMPTS = 20
+"""How often in a row another writer may be faster, before the coordinator is told that there was no answer."""
+
+_PAUSE_S = 0.02
+"""The longest pause after the first lost race; the next ones grow with their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedBatch:
+    """A batch to make visible.
+
+    Attributes:
+        mark: the query's.
+        mark_before: what the mark said before the decision.
+        batch_id: the batch.
+        branch: the branch to append to.
+        table: the UUID of the table that the batch was written for.
+        prepared: the manifest of each transaction.
+        what: names the batch in errors.
+    """
+
+    mark: Mark
+    mark_before: int | None
+    batch_id: int
+    branch: str
+    table: str
+    prepared: Sequence[Prepared]
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A snapshot that was proposed to the catalog.
+
+    Attributes:
+        snapshot_id: the snapshot's.
+        sequence_number: the snapshot's, which only one snapshot of the table ever has.
+        manifest_list: the file that was written for it.
+        parent_snapshot_id: the snapshot that the branch had.
+        batch: the batch in it; None for a snapshot that adds no record.
+    """
+
+    snapshot_id: int
+    sequence_number: int
+    manifest_list: str
+    parent_snapshot_id: int | None
+    batch: DecidedBatch | None
+
+    @classmethod
+    def of(cls, table: Table, parent: Snapshot | None, batch: DecidedBatch | None = None) -> Attempt:
+        """Return the table's next snapshot. Asks nothing of the catalog."""
+        snapshot_id = table.metadata.new_snapshot_id()
+        location = table.location_provider().new_metadata_location(f"snap-{snapshot_id}-0-{uuid.uuid4()}.avro")
+        parent_snapshot_id = None if parent is None else parent.snapshot_id
+        return cls(snapshot_id, table.metadata.next_sequence_number(), location, parent_snapshot_id, batch)
+
+    def is_like(self, other: Attempt) -> bool:
+        """Whether the other one's manifest list would say the same."""
+        return (self.sequence_number, self.parent_snapshot_id, self.batch) == (
+            other.sequence_number,
+            other.parent_snapshot_id,
+            other.batch,
+        )
+
+    def is_taken(self, metadata: TableMetadata) -> bool:
+        """Whether a snapshot has the attempt's sequence number: this one or another.
+
+        Metadata that is older than the catalog's is no exception: it is a state that the table was in.
+        """
+        assert not isinstance(metadata, TableMetadataV1)  # which have no sequence numbers, and are refused
+        return metadata.last_sequence_number >= self.sequence_number
+
+    def is_dead(self, metadata: TableMetadata) -> bool:
+        """Whether the attempt can't land any more, and has not landed, given that ``metadata`` has no mark of it.
+
+        Without a parent it may always land: catalogs do not compare its sequence number.
+        """
+        has_landed = metadata.snapshot_by_id(self.snapshot_id) is not None
+        return self.parent_snapshot_id is not None and self.is_taken(metadata) and not has_landed
+
+
+class BatchCommitter:
+    """Commits batches to one table, and removes the files of attempts that failed."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._attempts: list[Attempt] = []
+
+    def commit(self, batch: DecidedBatch, changed_file: Callable[[], str | None]) -> None:
+        """Make ``batch`` visible; nothing if it is visible.
+
+        Args:
+            batch: the batch.
+            changed_file: returns one of its files that is gone or cut short. Called before the first attempt: a
+                snapshot without a file can't be read.
+
+        Raises:
+            Retriable: no answer, or other writers were faster each time.
+            TransactionLost: a file is gone.
+            OutcomeUnknown: the table is another one, or its mark was changed; or a file is gone, and an attempt of
+                this process may still land.
+            OperatorRequired: the catalog refuses, the branch is gone, or the table can't read the files any more.
+        """
+        table = self._asked(self._lake.table, batch)
+        for number in range(ATTEMPTS):
+            if is_visible(table.metadata, batch):
+                return self._clean_up(table)
+            if number == 0 and (gone := self._asked(changed_file, batch)) is not None:
+                return self._lost(batch, gone)
+            failure = self._try(table, batch)
+            if failure is None:
+                table = self._asked(self._lake.table, batch)
+                continue
+            before, table = table, self._loaded(batch, failure)
+            if is_visible(table.metadata, batch):
+                return self._clean_up(table)
+            if table.metadata_location == before.metadata_location or is_denial(failure):
+                raise self._unchanged(failure, batch)
+            logger.debug("%s: %s", batch.what, told(failure))
+            self._clean_up(table)
+            time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311  # no secret
+        raise Retriable(f"{batch.what}: other writers were faster {ATTEMPTS} times in a row")
+
+    def _lost(self, batch: DecidedBatch, gone: str) -> None:
+        """Raise what it means that a file of a decided batch is gone, unless a second look finds the batch visible:
+        another process may have committed it since, and a compaction removed its files."""
+        table = self._asked(self._lake.load, batch)
+        if is_visible(table.metadata, batch):
+            return self._clean_up(table)
+        says = f"{batch.what}, and file {gone} is gone or cut short."
+        if any(each.batch == batch and not each.is_dead(table.metadata) for each in self._attempts):
+            raise OutcomeUnknown(
+                f"{says} A request to commit it is still on its way, or was lost. Start again: if the table has"
+                f" {batch.mark.property!r}={batch.batch_id} then, the snapshot of the batch can't be read."
+            )
+        raise TransactionLost(
+            f"{says} Has a job removed files that belong to no snapshot? Restore the file and start again, or write the"
+            " batch's records again by other means and give its transactions up with 'twopc abandon'."
+        )
+
+    def _asked(self, call: Callable[[], ResultT], batch: DecidedBatch) -> ResultT:
+        try:
+            return call()
+        except CATALOG_ERRORS as error:
+            self._lake.forget_table()
+            raise commit_failed(error, batch.what) from error
+
+    def _loaded(self, batch: DecidedBatch, failure: Exception) -> Table:
+        """Return the table as the catalog has it after a failed attempt."""
+        try:
+            return self._lake.load()
+        except CATALOG_ERRORS as error:
+            logger.debug("%s: %s, and then: %s", batch.what, told(failure), told(error))
+            raise commit_failed(error, batch.what) from failure
+
+    def _unchanged(self, failure: Exception, batch: DecidedBatch) -> Exception:
+        """Return the error for a failed attempt after which the table is as it was: it may still land."""
+        if answer(failure) is CatalogAnswer.CONFLICT:
+            return Retriable(f"{batch.what}: the catalog reports a conflict and shows no change: {told(failure)}")
+        return commit_failed(failure, batch.what)
+
+    def _try(self, table: Table, batch: DecidedBatch) -> Exception | None:
+        """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
+        mean that the snapshot has not landed."""
+        attempt, requirements, updates = self._asked(lambda: self._propose(table, batch), batch)
+        try:
+            response = table.catalog.commit_table(table, requirements, updates)
+        except CATALOG_ERRORS as error:
+            return error
+        self._lake.seen(response.metadata, response.metadata_location)
+        if response.metadata.snapshot_by_id(attempt.snapshot_id) is None:
+            return Retriable("the catalog reports success, and shows a table without the snapshot")
+        if lost := {each.spec for each in batch.prepared} - response.metadata.specs().keys():
+            raise _spec_was_removed(batch, min(lost), " as it was committed, and the table can't be read")
+        return None
+
+    def _propose(
+        self, table: Table, batch: DecidedBatch
+    ) -> tuple[Attempt, tuple[TableRequirement, ...], tuple[TableUpdate, ...]]:
+        """Return what to ask of the catalog.
+
+        Raises:
+            OperatorRequired: the branch is gone, or the table can't read the batch's files any more.
+        """
+        metadata, io = table.metadata, self._lake.io()
+        parent = head(metadata, batch.branch, batch.what)
+        if lost := {each.spec for each in batch.prepared} - metadata.specs().keys():
+            raise _spec_was_removed(batch, min(lost), "")
+        if why := obstacle(table, batch.prepared, io):
+            raise OperatorRequired(
+                f"{batch.what}, and the table {why}. Undo that change of the table and start again. Otherwise write the"
+                " batch's records by other means, and give its transactions up with 'twopc abandon'."
+            )
+        attempt = self._attempt(table, parent, batch)
+        if parent is None:
+            snapshot = new_snapshot(metadata, attempt, update_snapshot_summaries(Summary(operation=Operation.APPEND)))
+            updates = moved(metadata, snapshot, batch.branch)
+        else:
+            snapshot = new_snapshot(metadata, attempt, _summary(batch, parent))
+            updates = (
+                *_guards(metadata, batch),
+                *moved(metadata, snapshot, batch.branch),
+                SetPropertiesUpdate(updates={batch.mark.property: str(batch.batch_id)}),
+            )
+        return attempt, requirements(metadata, batch.branch, parent), updates
+
+    def _attempt(self, table: Table, parent: Snapshot | None, batch: DecidedBatch) -> Attempt:
+        """Write the manifest list of the next snapshot, unless an attempt that may still land has it."""
+        attempt = Attempt.of(table, parent, None if parent is None else batch)
+        if known := next((each for each in self._attempts if each.is_like(attempt)), None):
+            return known
+        io = self._lake.io()
+        added = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in batch.prepared]
+        write_list(io, table.metadata, attempt, [*added, *live_manifests(io, parent)])
+        self._attempts.append(attempt)
+        return attempt
+
+    def _clean_up(self, table: Table) -> None:
+        """Forget attempts that have ended, and remove the files of those that can't land any more. Costs room if it
+        fails, nothing else."""
+        ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
+        self._attempts = [attempt for attempt in self._attempts if attempt not in ended]
+        try:
+            self._lake.io().remove([each.manifest_list for each in ended if each.is_dead(table.metadata)])
+        except CATALOG_ERRORS as error:
+            logger.debug("could not remove files of failed attempts: %s", told(error))
+
+
+def _spec_was_removed(batch: DecidedBatch, spec: int, how: str) -> OperatorRequired:
+    return OperatorRequired(
+        f"{batch.what}: its partition spec {spec} was removed from the table{how}. Bring an older version of its"
+        " metadata back and start again, or give the transactions up with 'twopc abandon'."
+    )
+
+
+def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdate]:
+    """Yield updates that change nothing, and by which catalogs refuse the request if an older spec is gone: no
+    requirement names it. Not every catalog looks."""
+    current = metadata.default_spec_id
+    for spec in sorted({each.spec for each in batch.prepared} - {current}):
+        yield SetDefaultSpecUpdate.model_validate({"spec-id": spec})
+        yield SetDefaultSpecUpdate.model_validate({"spec-id": current})
+
+
+def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
+    """Whether the batch is in a snapshot of the table, or was: rolled back by hand, expired or rewritten since.
+
+    Raises:
+        OutcomeUnknown: the table is another one, or its mark was changed by hand.
+    """
+    if str(metadata.table_uuid) != batch.table:
+        raise OutcomeUnknown(
+            f"{batch.what}, and another table has its name now: UUID {metadata.table_uuid}, not {batch.table}. The"
+            " table was dropped, or replaced by one of the same name. If its records matter, bring it back under this"
+            " name and start again. If they don't, give the transactions up with 'twopc abandon'."
+        )
+    try:
+        found = batch.mark.found(metadata)
+    except ValueError:
+        found = -1
+    if found is not None and found >= batch.batch_id:
+        return True
+    if batch.mark.snapshot(metadata, batch.batch_id) is not None:
+        return True
+    if batch.mark_before is not None and (found is None or found < batch.mark_before):
+        raise OutcomeUnknown(
+            f"{batch.what}. Before the decision the table's property {batch.mark.property!r} was {batch.mark_before},"
+            f" and now it is {metadata.properties.get(batch.mark.property)!r}: it was changed by hand, or the table was"
+            " restored from a copy. See whether the batch's records are in the table. If they are, set the property to"
+            f" {batch.batch_id}; if not, to {batch.mark_before}. Then start again."
+        )
+    return False
+
+
+def head(metadata: TableMetadata, branch: str, what: str) -> Snapshot | None:
+    """Return the newest snapshot of the branch; None for the main branch of a table without snapshots.
+
+    Raises:
+        OperatorRequired: there is no such branch.
+    """
+    ref = metadata.refs.get(branch)
+    if ref is None and branch == MAIN_BRANCH:
+        return None
+    if ref is None or ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
+        raise OperatorRequired(
+            f"{what}: the table has no branch {branch!r}. Create it again, or set the option 'branch'."
+        )
+    return metadata.snapshot_by_id(ref.snapshot_id)
+
+
+def live_manifests(io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
+    """Return the manifests of a snapshot that have files."""
+    found = [] if snapshot is None else snapshot.manifests(io)
+    return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
+
+
+def write_list(
+    io: DurableFileIO,
+    metadata: TableMetadata,
+    attempt: Attempt,
+    manifests: Sequence[ManifestFile],
+) -> None:
+    """Write the manifest list of a snapshot."""
+    with write_manifest_list(
+        format_version=metadata.format_version,
+        output_file=io.new_output(attempt.manifest_list),
+        snapshot_id=attempt.snapshot_id,
+        parent_snapshot_id=attempt.parent_snapshot_id,
+        sequence_number=attempt.sequence_number,
+        avro_compression=avro_compression(metadata.properties),
+    ) as writer:
+        writer.add_manifests([*manifests])
+
+
+def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) -> Snapshot:
+    """Return the snapshot.
+
+    Its time is never before that of the table's last change, whatever this machine's clock says: Iceberg for Java reads
+    no table whose times go back by more than a minute.
+    """
+    return Snapshot(  # type: ignore[call-arg]  # pydantic's aliases
+        snapshot_id=attempt.snapshot_id,
+        parent_snapshot_id=attempt.parent_snapshot_id,
+        sequence_number=attempt.sequence_number,
+        timestamp_ms=max(int(time.time() * 1000), metadata.last_updated_ms, *_times(metadata)),
+        manifest_list=attempt.manifest_list,
+        summary=summary,
+        schema_id=metadata.current_schema_id,
+    )
+
+
+def _times(metadata: TableMetadata) -> tuple[int, ...]:
+    return tuple(entry.timestamp_ms for entry in metadata.snapshot_log[-1:])
+
+
+def moved(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> tuple[TableUpdate, ...]:
+    """Return the updates that add a snapshot and move the branch to it. The branch keeps its settings of retention."""
+    ref = metadata.refs.get(branch)
+    return (
+        AddSnapshotUpdate(snapshot=snapshot),
+        SetSnapshotRefUpdate(  # type: ignore[call-arg]
+            snapshot_id=snapshot.snapshot_id,
+            ref_name=branch,
+            type=SnapshotRefType.BRANCH,
+            max_ref_age_ms=ref.max_ref_age_ms if ref else None,
+            max_snapshot_age_ms=ref.max_snapshot_age_ms if ref else None,
+            min_snapshots_to_keep=ref.min_snapshots_to_keep if ref else None,
+        ),
+    )
+
+
+def requirements(metadata: TableMetadata, branch: str, parent: Snapshot | None) -> tuple[TableRequirement, ...]:
+    """Return what must hold in the catalog: it is the same table, the branch has not moved, and new files have the
+    columns and the partition spec that they had."""
+    return (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        AssertRefSnapshotId(ref=branch, snapshot_id=parent.snapshot_id if parent else None),  # type: ignore[call-arg]
+        AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
+        AssertDefaultSpecId.model_validate({"default-spec-id": metadata.default_spec_id}),
+    )
+
+
+def _summary(batch: DecidedBatch, parent: Snapshot | None) -> Summary:
+    def total(of: Callable[[Prepared], int]) -> str:
+        return str(sum(map(of, batch.prepared)))
+
+    added = {
+        "added-data-files": total(lambda each: each.files),
+        "added-records": total(lambda each: each.rows),
+        "added-files-size": total(lambda each: each.bytes),
+        SCOPE: batch.mark.scope,
+        BATCH: str(batch.batch_id),
+    }
+    before = parent.summary if parent is not None else None
+    return update_snapshot_summaries(Summary(operation=Operation.APPEND, **added), before)

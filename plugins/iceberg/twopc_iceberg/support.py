@@ -1,0 +1,127 @@
+"""What the sink supports of a table and of its catalog. The rest is refused by name, before anything is written."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+
+from twopc.errors import ConfigurationError
+from twopc_iceberg.files import SUPPORTED, DurableFileIO
+from twopc_iceberg.layout import Layout
+from twopc_iceberg.options import IcebergOptions
+from twopc_iceberg.partitions import check_spec
+from twopc_iceberg.prepared import Prepared
+
+FORMAT_VERSION = 2
+
+_ENCRYPTION = "encryption.key-id"
+_PROBE = "twopc.probe"
+_NO_SNAPSHOT = 1
+"""An id that no snapshot has: Iceberg draws them from 63 bits."""
+
+
+def require_supported(table: Table, options: IcebergOptions) -> None:
+    """Make sure that the sink can write this table.
+
+    Raises:
+        ConfigurationError: names the feature.
+    """
+    what, metadata = str(options), table.metadata
+    if metadata.format_version != FORMAT_VERSION:
+        raise ConfigurationError(f"{what} has the format version {metadata.format_version}. {_of_version(metadata)}")
+    file_format = metadata.properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
+    if file_format.lower() != "parquet":
+        raise ConfigurationError(
+            f"{what} has write.format.default={file_format}, and the sink writes Parquet alone. Set it to parquet."
+        )
+    if _ENCRYPTION in metadata.properties:
+        raise ConfigurationError(f"{what} is encrypted ({_ENCRYPTION}), and pyiceberg can't write encrypted files.")
+    if not metadata.sort_order().is_unsorted:
+        raise ConfigurationError(
+            f"{what} has a sort order, which the sink does not keep yet. ALTER TABLE … WRITE UNORDERED, and sort as"
+            " files are rewritten."
+        )
+    check_spec(metadata.spec(), what)
+    provider = table.location_provider()
+    if foreign := _foreign_scheme([provider.data_path, provider.metadata_path, metadata.location]):
+        raise ConfigurationError(
+            f"{what} has files at {foreign}://, and the sink is tested with {', '.join(SUPPORTED)} alone."
+        )
+    _require_branch(metadata, options)
+
+
+def _of_version(metadata: TableMetadata) -> str:
+    if metadata.format_version == 1:
+        return (
+            "Its manifests have no sequence numbers, by which the sink tells an old request from a new one. Upgrade it:"
+            " ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2')."
+        )
+    return "pyiceberg can't write its manifests, which number rows. Use a table of version 2."
+
+
+def _require_branch(metadata: TableMetadata, options: IcebergOptions) -> None:
+    ref = metadata.refs.get(options.branch)
+    if ref is None and options.branch != MAIN_BRANCH:
+        raise ConfigurationError(f"{options} does not exist. Create the branch: ALTER TABLE … CREATE BRANCH.")
+    if ref is not None and ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
+        raise ConfigurationError(f"{options}: {options.branch!r} is a tag, which can't be appended to.")
+
+
+def require_honest(table: Table, options: IcebergOptions) -> None:
+    """Make sure that the catalog refuses a commit whose requirement does not hold, and that it may be asked to commit.
+
+    Everything rests on that refusal. A catalog that ignores requirements would make a repeated batch visible twice.
+
+    Raises:
+        ConfigurationError: the catalog made the change.
+        Exception: the catalog refused to be asked, or gave no answer.
+    """
+    try:
+        table.catalog.commit_table(
+            table,
+            (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertRefSnapshotId(ref=options.branch, snapshot_id=_NO_SNAPSHOT),  # type: ignore[call-arg]
+            ),
+            (SetPropertiesUpdate(updates={_PROBE: str(uuid.uuid4())}),),
+        )
+    except CommitFailedException:
+        return
+    raise ConfigurationError(
+        f"{options}: the catalog has made a change whose requirement (assert-ref-snapshot-id) did not hold, as it set"
+        f" the table's property {_PROBE!r}. With such a catalog no batch is written exactly once."
+    )
+
+
+def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> str | None:
+    """Return why the table can't take files that were written for it; None if it can. Errors of the store pass through.
+
+    Asks the store only if the table's columns or partition specs have changed since.
+    """
+    metadata, specs = table.metadata, table.metadata.specs()
+    if metadata.format_version != FORMAT_VERSION:
+        return f"has the format version {metadata.format_version}"
+    if _ENCRYPTION in metadata.properties:
+        return f"is encrypted ({_ENCRYPTION})"
+    if foreign := _foreign_scheme([table.location_provider().metadata_path, metadata.location]):
+        return f"has files at {foreign}://"
+    for (_, spec), each in {(each.layout, each.spec): each for each in prepared}.items():
+        if spec not in specs:
+            return f"has lost its partition spec {spec}"
+        layout = Layout.of(metadata.schema(), specs[spec])
+        if layout.fingerprint != each.layout and (why := each.written(io).unreadable_by(layout)):
+            return f"can't read the files: {why}"
+    return None
+
+
+def _foreign_scheme(locations: Iterable[str]) -> str | None:
+    """Return the scheme of a location that the sink is not tested with."""
+    schemes = (PyArrowFileIO.parse_location(location)[0] for location in locations)
+    return next((scheme for scheme in schemes if scheme not in SUPPORTED), None)

@@ -1,0 +1,113 @@
+"""What a task needs to know of the table: its metadata without history, and how to reach its files.
+
+A task never reads the table's metadata file: the catalog's next commits may delete it. It asks no catalog either,
+except for new credentials when those that came with the table are about to expire.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.locations import LocationProvider, load_location_provider
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+
+from twopc_iceberg.files import DurableFileIO, io_of
+from twopc_iceberg.marks import PREFIX
+
+_EXPIRES_AT = "s3.session-token-expires-at-ms"
+_MARGIN_S = 600.0
+"""How long before their end credentials count as expired: longer than a task writes, and than clocks differ."""
+
+
+@dataclass(frozen=True)
+class TableForTasks:
+    """A table as it travels to the tasks.
+
+    Attributes:
+        metadata: the table's, as JSON, without snapshots.
+        io_properties: for access to files. They may have credentials, so they go into no committable, log or repr.
+    """
+
+    metadata: str
+    io_properties: Mapping[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, table: Table) -> TableForTasks:
+        """Return what tasks need of ``table``."""
+        return cls(_without_history(table.metadata).model_dump_json(), io_of(table.io.properties).properties)
+
+    @property
+    def is_expiring(self) -> bool:
+        """Whether the credentials that the catalog gave with the table end soon."""
+        return are_expiring(self.io_properties)
+
+    @cached_property
+    def parsed(self) -> TableMetadata:
+        return TableMetadataUtil.parse_raw(self.metadata)
+
+    @property
+    def schema(self) -> Schema:
+        return self.parsed.schema()
+
+    @property
+    def spec(self) -> PartitionSpec:
+        return self.parsed.spec()
+
+    @cached_property
+    def file_schema(self) -> Schema:
+        """The schema of data files: like the table's, with names that any reader takes."""
+        return sanitize_column_names(self.schema)
+
+    @cached_property
+    def arrow_schema(self) -> pa.Schema:
+        """The same for pyarrow, with the ids of the fields, by which readers find columns."""
+        return schema_to_pyarrow(self.file_schema)
+
+    @property
+    def locations(self) -> LocationProvider:
+        return load_location_provider(self.parsed.location, self.parsed.properties)
+
+    def io(self) -> DurableFileIO:
+        return io_of(self.io_properties)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {"metadata": self.metadata, "io_properties": self.io_properties}
+
+
+def are_expiring(io_properties: Mapping[str, str]) -> bool:
+    """Whether the credentials that a catalog gave with a table end soon."""
+    expires_at_ms = io_properties.get(_EXPIRES_AT, "")
+    return expires_at_ms.isdecimal() and int(expires_at_ms) / 1000 < time.time() + _MARGIN_S
+
+
+def avro_compression(properties: Mapping[str, str]) -> Any:
+    """Return the codec of a table's manifests and manifest lists."""
+    return properties.get(TableProperties.WRITE_AVRO_COMPRESSION, TableProperties.WRITE_AVRO_COMPRESSION_DEFAULT)
+
+
+def _without_history(metadata: TableMetadata) -> TableMetadata:
+    """Return the metadata without what only commits and readers need."""
+    return metadata.model_copy(
+        update={
+            "snapshots": [],
+            "snapshot_log": [],
+            "metadata_log": [],
+            "refs": {},
+            "current_snapshot_id": None,
+            "statistics": [],
+            "partition_statistics": [],
+            "schemas": [metadata.schema()],
+            "partition_specs": [metadata.spec()],
+            "sort_orders": [metadata.sort_order()],
+            "properties": {n: v for n, v in metadata.properties.items() if not n.startswith(PREFIX)},
+        }
+    )

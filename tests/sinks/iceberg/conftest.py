@@ -1,0 +1,149 @@
+"""What the tests of the Iceberg sink share: a catalog in SQLite on a disk, and for each test a table of its own."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
+from pyiceberg.table.update import AddSchemaUpdate, RemoveSnapshotRefUpdate, SetCurrentSchemaUpdate
+from pyiceberg.types import NestedField, StringType
+
+from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
+from twopc import Committable, Coordinator, Participant, Round
+from twopc_iceberg import IcebergSink
+
+VALUE = Schema(NestedField(1, "value", StringType(), required=False))
+
+NAME = "db.orders"
+
+
+@dataclass(frozen=True)
+class Place(SinkPlace[IcebergSink]):
+    """A catalog with one table, ``db.orders``.
+
+    Attributes:
+        properties: the catalog's, as pyiceberg takes them.
+    """
+
+    properties: Mapping[str, str]
+    catalogs: list[Catalog] = field(default_factory=list)
+
+    def catalog(self) -> Catalog:
+        """What another program has connected to."""
+        catalog = load_catalog("default", **self.properties)
+        self.catalogs.append(catalog)
+        return catalog
+
+    def create(
+        self,
+        schema: Schema = VALUE,
+        spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+        order: SortOrder = UNSORTED_SORT_ORDER,
+        location: str | None = None,
+        properties: Mapping[str, str] = MappingProxyType({}),
+    ) -> Table:
+        """The table anew, without data."""
+        catalog = self.catalog()
+        catalog.create_namespace_if_not_exists("db")
+        if catalog.table_exists(NAME):
+            catalog.drop_table(NAME)
+        return catalog.create_table(NAME, schema, location, spec, order, dict(properties))
+
+    def table(self) -> Table:
+        return self.catalog().load_table(NAME)
+
+    def records(self, **scan: Any) -> list[dict[str, Any]]:
+        """What a reader of the table sees."""
+        found: list[dict[str, Any]] = self.table().scan(**scan).to_arrow().to_pylist()
+        return found
+
+    def values(self, branch: str = "main") -> list[str]:
+        """The ``value`` of every record that a reader sees, sorted."""
+        scan = self.table().scan()
+        found = (scan if branch == "main" else scan.use_ref(branch)).to_arrow()["value"].to_pylist()
+        return sorted(found, key=str)
+
+    def appends(self) -> int:
+        """How many snapshots of the table have added records. A table's first one may have none."""
+        summaries = [snapshot.summary for snapshot in self.table().snapshots()]
+        return sum(summary is not None and summary["added-records"] is not None for summary in summaries)
+
+    def replace(self, schema: Schema | None = None) -> None:
+        """What CREATE OR REPLACE TABLE of Iceberg for Java does: UUID, properties and ids of columns stay."""
+        table = self.table()
+        set_current = SetCurrentSchemaUpdate.model_validate({"schema-id": -1})
+        new_schema = () if schema is None else (AddSchemaUpdate(schema=schema), set_current)
+        no_main = RemoveSnapshotRefUpdate.model_validate({"ref-name": "main"})
+        table.catalog.commit_table(table, (), (*new_schema, no_main))
+
+    def branched(self, branch: str = "audit") -> None:
+        """Add a record, ``old``, and begin a branch there."""
+        table = self.table()
+        table.append(pa.table({"value": ["old"]}))
+        snapshot_id = table.metadata.current_snapshot_id
+        assert snapshot_id is not None
+        table.manage_snapshots().create_branch(snapshot_id, branch).commit()
+
+    def marks(self) -> dict[str, str]:
+        """The marks in the table's properties."""
+        properties = self.table().properties
+        return {name: value for name, value in properties.items() if name.startswith("twopc.committed.")}
+
+    def files(self) -> list[str]:
+        """Every file of the table, if it is on a disk."""
+        folder = Path(self.table().location().removeprefix("file://"))
+        return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"table": NAME, **{f"catalog.{name}": value for name, value in self.properties.items()}}
+
+    def unbound(self, **options: Any) -> IcebergSink:
+        return IcebergSink({**self.options, **options})
+
+    def decided(self, *records: Written, round: Round = ROUND, sink: IcebergSink | None = None) -> list[Committable]:
+        """A batch with a transaction for each of ``records``, sealed and read back from a log."""
+        votes = [self.vote(each, round, number, sink) for number, each in enumerate(records)]
+        sealed = (sink or self.sink()).seal(votes, 0.0)
+        return [from_log(each) for each in sealed]
+
+
+class Query:
+    """A query whose tasks get a copy of its sink, as Spark's do."""
+
+    def __init__(self, place: Place, log: Path) -> None:
+        self._sinks = {"orders": place.unbound()}
+        self._coordinator = Coordinator(self._sinks, log, owner="query", rest_interval_s=None)
+
+    def run(self, batch_id: int, validates: bool = True, **columns: list[str]) -> None:
+        batch = pa.record_batch(columns)
+        if validates:
+            self._coordinator.validate({"orders": batch.schema})
+
+        def write(round: Round) -> list[dict[str, Committable]]:
+            with Participant(pickle.loads(pickle.dumps(self._sinks)), round, partition=0) as participant:  # noqa: S301
+                participant.write("orders", batch)
+                return [participant.pre_commit()]
+
+        self._coordinator.run(batch_id, write)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """A table of one column, ``value``."""
+    place = Place({"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"})
+    place.create()
+    yield place
+    for catalog in place.catalogs:
+        catalog.close()

@@ -1,0 +1,347 @@
+"""Values come back as they were written, whatever their type and partition. What does not fit is refused by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.expressions import EqualTo, IsNaN, IsNull
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import (
+    BucketTransform,
+    DayTransform,
+    HourTransform,
+    IdentityTransform,
+    MonthTransform,
+    Transform,
+    TruncateTransform,
+    VoidTransform,
+    YearTransform,
+)
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+    TimeType,
+    UUIDType,
+)
+
+from tests.sinks.iceberg.conftest import Query
+from twopc import Round
+from twopc.errors import RecordRefused, RoundAborted, SchemaMismatch
+from twopc_iceberg.columns import aligned
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sinks.iceberg.conftest import Place
+
+UTC = dt.timezone.utc
+NOON = dt.datetime(2024, 2, 29, 12, 0, 0, 1)  # noqa: DTZ001  # as a column without a zone has it
+OLD = NOON.replace(1969, 12, 31)
+ID = uuid.UUID("123e4567-e89b-12d3-a456-426614174000")
+
+FITS: list[tuple[IcebergType, pa.DataType, Any, Any]] = [
+    (BooleanType(), pa.bool_(), True, True),
+    (IntegerType(), pa.int8(), -128, -128),
+    (IntegerType(), pa.int16(), 32767, 32767),
+    (IntegerType(), pa.uint16(), 65535, 65535),
+    (IntegerType(), pa.int32(), -(2**31), -(2**31)),
+    (LongType(), pa.int32(), 2**31 - 1, 2**31 - 1),
+    (LongType(), pa.uint32(), 2**32 - 1, 2**32 - 1),
+    (LongType(), pa.int64(), -(2**63), -(2**63)),
+    (FloatType(), pa.float32(), 1.5, 1.5),
+    (DoubleType(), pa.float32(), 1.5, 1.5),
+    (DoubleType(), pa.float64(), -0.1, -0.1),
+    (DecimalType(12, 3), pa.decimal128(9, 1), Decimal("99999999.9"), Decimal("99999999.900")),
+    (DecimalType(38, 10), pa.decimal128(38, 10), Decimal("-0.0000000001"), Decimal("-0.0000000001")),
+    (StringType(), pa.string(), "Grüße", "Grüße"),
+    (StringType(), pa.large_string(), "", ""),
+    (StringType(), pa.dictionary(pa.int32(), pa.string()), "a", "a"),
+    (BinaryType(), pa.binary(), b"\0\xff", b"\0\xff"),
+    (FixedType(3), pa.binary(3), b"abc", b"abc"),
+    (FixedType(3), pa.binary(), b"abc", b"abc"),
+    (DateType(), pa.date32(), dt.date(1900, 1, 1), dt.date(1900, 1, 1)),
+    (TimeType(), pa.time64("us"), dt.time(23, 59, 59, 999999), dt.time(23, 59, 59, 999999)),
+    (TimeType(), pa.time32("s"), dt.time(1), dt.time(1)),
+    (TimestampType(), pa.timestamp("us"), NOON, NOON),
+    (TimestampType(), pa.timestamp("s"), NOON.replace(microsecond=0), NOON.replace(microsecond=0)),
+    (TimestamptzType(), pa.timestamp("us", "UTC"), NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=UTC)),
+    (TimestamptzType(), pa.timestamp("us", "Asia/Tokyo"), NOON.replace(tzinfo=UTC), NOON.replace(tzinfo=UTC)),
+    (UUIDType(), pa.string(), str(ID).upper(), ID),
+    (UUIDType(), pa.binary(16), ID.bytes, ID),
+]
+
+DOES_NOT_FIT: list[tuple[IcebergType, pa.DataType]] = [
+    (IntegerType(), pa.int64()),
+    (IntegerType(), pa.uint32()),
+    (LongType(), pa.uint64()),
+    (LongType(), pa.float64()),
+    (FloatType(), pa.float64()),
+    (DoubleType(), pa.int64()),
+    (DecimalType(9, 2), pa.decimal128(10, 2)),
+    (DecimalType(9, 2), pa.decimal128(9, 3)),
+    (StringType(), pa.int32()),
+    (BinaryType(), pa.string()),
+    (FixedType(3), pa.binary(4)),
+    (DateType(), pa.timestamp("us")),
+    (TimeType(), pa.time64("ns")),
+    (TimestampType(), pa.timestamp("ns")),
+    (TimestampType(), pa.timestamp("us", "UTC")),
+    (TimestamptzType(), pa.timestamp("us")),
+    (ListType(9, StringType(), element_required=False), pa.string()),
+    (ListType(9, IntegerType(), element_required=False), pa.list_(pa.int64())),
+    (StringType(), pa.struct([("a", pa.string())])),
+    (StringType(), pa.null()),
+]
+
+
+def columns(**types: IcebergType) -> Schema:
+    return Schema(*[NestedField(number, name, kind) for number, (name, kind) in enumerate(types.items(), 1)])
+
+
+def write(place: Place, batch: pa.RecordBatch) -> None:
+    batch_id = 1 + max((int(mark) for mark in place.marks().values()), default=-1)
+    sink = place.sink()
+    vote = place.vote(batch, Round(1, batch_id), sink=sink)
+    sink.commit_batch(batch_id, sink.seal([vote], 0.0))
+
+
+@pytest.mark.parametrize(("kind", "given", "value", "read"), FITS, ids=lambda each: str(each)[:30])
+def test_a_value_comes_back_as_it_was_written(
+    kind: IcebergType, given: pa.DataType, value: Any, read: Any, place: Place
+) -> None:
+    place.create(columns(x=kind))
+    write(place, pa.record_batch({"x": pa.array([value, None], given)}))
+    assert [record["x"] for record in place.records()] == [read, None]
+
+
+@pytest.mark.parametrize(("kind", "given"), DOES_NOT_FIT, ids=str)
+def test_a_type_some_of_whose_values_do_not_fit_is_refused_by_its_column(
+    kind: IcebergType, given: pa.DataType, place: Place
+) -> None:
+    place.create(columns(x=kind))
+    with pytest.raises(SchemaMismatch, match="column 'x"):
+        place.sink().validate(pa.schema([("x", given)]))
+
+
+def test_a_column_that_the_table_lacks_is_refused(place: Place) -> None:
+    with pytest.raises(SchemaMismatch, match=r"no column 'valeu'\. It has: value"):
+        place.sink().validate(pa.schema([("valeu", pa.string())]))
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_column_that_was_renamed_between_batches_loses_no_value(
+    validates: bool, place: Place, tmp_path: Path
+) -> None:
+    """By the coordinator before the batch, or else by the task."""
+    query = Query(place, tmp_path / "log")
+    query.run(0, value=["a"])
+    with place.table().update_schema() as update:
+        update.add_column("number", LongType())
+        update.rename_column("value", "renamed")
+    query.run(1, value=["b"])  # with the schema that the query knows, by the ids of its columns
+    with pytest.raises(SchemaMismatch, match="has no column 'value'"):
+        query.run(2, validates, value=["c"])
+    assert sorted(str(each["renamed"]) for each in place.records()) == ["a", "b"]
+
+
+def test_a_column_that_got_another_type_between_batches_is_refused(place: Place, tmp_path: Path) -> None:
+    query = Query(place, tmp_path / "log")
+    query.run(0, value=["1.99"])
+    with place.table().update_schema() as update:
+        update.delete_column("value")
+    with place.table().update_schema() as update:
+        update.add_column("value", LongType())
+    with pytest.raises(RoundAborted, match="none of its columns is one that was written"):
+        query.run(1, value=["2"])  # with the schema that the query knows
+    with pytest.raises(SchemaMismatch, match="not every value fits into long"):
+        query.run(1, value=["2"])
+    assert place.records() == [{"value": None}]
+
+
+def test_records_with_a_column_that_the_table_lacks_are_never_cut(place: Place) -> None:
+    schema = place.table().schema()
+    with pytest.raises(SchemaMismatch, match="no column 'other'"):
+        aligned(pa.record_batch({"value": ["a"], "other": ["b"]}), schema, schema.as_arrow())
+
+
+def test_a_nested_column_that_the_table_lacks_is_refused(place: Place) -> None:
+    place.create(columns(s=StructType(NestedField(5, "a", StringType()))))
+    with pytest.raises(SchemaMismatch, match=r"no column 's\.b'"):
+        place.sink().validate(pa.schema([("s", pa.struct([("b", pa.string())]))]))
+
+
+def test_a_required_column_must_be_there_and_have_values(place: Place) -> None:
+    place.create(Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "value", StringType())))
+    with pytest.raises(SchemaMismatch, match=r"'id' of .* is required"):
+        place.sink().validate(pa.schema([("value", pa.string())]))
+    with pytest.raises(RecordRefused, match="is null, and the column is required") as refused:
+        place.vote({"id": pa.array([1, None])})
+    assert (refused.value.record, refused.value.column) == (1, "id")
+
+
+NESTED = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, "tags", ListType(3, StringType(), element_required=True)),
+    NestedField(4, "by_name", MapType(5, StringType(), 6, DoubleType(), value_required=False)),
+    NestedField(
+        7,
+        "person",
+        StructType(
+            NestedField(8, "name", StringType(), required=True),
+            NestedField(9, "age", IntegerType()),
+            NestedField(
+                10, "places", ListType(11, StructType(NestedField(12, "city", StringType())), element_required=False)
+            ),
+        ),
+    ),
+)
+
+
+def test_nested_values_come_back_whatever_the_order_of_their_fields(place: Place) -> None:
+    place.create(NESTED)
+    person = pa.struct([("places", pa.list_(pa.struct([("city", pa.string())]))), ("name", pa.string())])
+    batch = pa.record_batch(
+        {
+            "person": pa.array(
+                [{"places": [{"city": "x"}, None], "name": "a"}, None, {"places": [], "name": ""}], person
+            ),
+            "by_name": pa.array([[("k", 1.5)], None, []], pa.map_(pa.string(), pa.float64())),
+            "tags": pa.array([["a", "b"], [], None], pa.list_(pa.string())),
+        }
+    )
+    place.table()
+    with place.table().update_schema() as update:
+        update.make_column_optional("person.name")
+    write(place, batch.slice(0, 1))
+    write(place, batch.slice(1))
+    records = sorted(place.records(), key=str)
+    assert {
+        "id": None,
+        "tags": ["a", "b"],
+        "by_name": [("k", 1.5)],
+        "person": {"name": "a", "age": None, "places": [{"city": "x"}, None]},
+    } in records
+    assert {"id": None, "tags": [], "by_name": None, "person": None} in records
+    assert {"id": None, "tags": None, "by_name": [], "person": {"name": "", "age": None, "places": []}} in records
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "column"),
+    [
+        ({"tags": [["a"], ["b", None]]}, pa.list_(pa.string()), "tags.element"),
+        ({"person": [{"name": "a"}, {"name": None}]}, pa.struct([("name", pa.string())]), "person.name"),
+    ],
+)
+def test_a_nested_null_where_none_may_be_is_refused(
+    values: dict[str, Any], kind: pa.DataType, column: str, place: Place
+) -> None:
+    place.create(NESTED)
+    [(name, rows)] = values.items()
+    with pytest.raises(RecordRefused) as refused:
+        place.vote({name: pa.array(rows, kind)})
+    assert (refused.value.record, refused.value.column) == (1, column)
+
+
+def test_text_that_is_no_uuid_is_refused_without_its_value(place: Place) -> None:
+    place.create(columns(x=UUIDType()))
+    with pytest.raises(RecordRefused, match="no UUID") as refused:
+        place.vote({"x": [str(ID), "hunter2"]})
+    assert refused.value.record == 1
+    assert "hunter2" not in str(refused.value)
+
+
+def test_bytes_of_another_length_are_refused(place: Place) -> None:
+    place.create(columns(x=FixedType(3)))
+    with pytest.raises(RecordRefused) as refused:
+        place.vote({"x": pa.array([b"abc", None, b"ab"])})
+    assert refused.value.record == 2
+
+
+def test_names_that_avro_would_not_take_are_written_and_read(place: Place) -> None:
+    place.create(columns(**{"a-b": LongType(), "c.d": StringType(), "größe": LongType()}))
+    write(place, pa.record_batch({"a-b": [1], "c.d": ["x"], "größe": [2]}))
+    assert place.records() == [{"a-b": 1, "c.d": "x", "größe": 2}]
+
+
+# Partitions. ----------------------------------------------------------------------------------------------------
+
+TRANSFORMS: list[tuple[IcebergType, pa.DataType, Transform[Any, Any], list[Any]]] = [
+    (LongType(), pa.int64(), IdentityTransform(), [1, -1, None, 1]),
+    (LongType(), pa.int64(), BucketTransform(3), [1, 2, 3, 4, None]),
+    (LongType(), pa.int64(), TruncateTransform(10), [1, 11, -1, None]),
+    (StringType(), pa.string(), IdentityTransform(), ["a/b", "ü", "", None, "a=b", "null"]),
+    (StringType(), pa.string(), TruncateTransform(2), ["abc", "abd", "ü", "", None]),
+    (StringType(), pa.string(), BucketTransform(3), ["a", "b", "c", None]),
+    (DoubleType(), pa.float64(), IdentityTransform(), [1.5, float("nan"), None, float("nan"), 0.0, -0.0]),
+    (BooleanType(), pa.bool_(), IdentityTransform(), [True, False, None]),
+    (DecimalType(9, 2), pa.decimal128(9, 2), IdentityTransform(), [Decimal("1.50"), Decimal("-1.50"), None]),
+    (DecimalType(9, 2), pa.decimal128(9, 2), BucketTransform(3), [Decimal("1.50"), Decimal("-1.50"), None]),
+    (BinaryType(), pa.binary(), IdentityTransform(), [b"\0", b"\xff", None]),
+    (DateType(), pa.date32(), IdentityTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),
+    (DateType(), pa.date32(), MonthTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),
+    (DateType(), pa.date32(), YearTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),
+    (DateType(), pa.date32(), DayTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),
+    (TimestampType(), pa.timestamp("us"), IdentityTransform(), [NOON, OLD, None]),
+    (TimestampType(), pa.timestamp("us"), HourTransform(), [NOON, OLD, None]),
+    (TimestampType(), pa.timestamp("us"), DayTransform(), [NOON, OLD, None]),
+    (LongType(), pa.int64(), VoidTransform(), [1, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "transform", "values"), TRANSFORMS, ids=str)
+def test_every_record_is_in_a_partition_and_found_by_its_value(
+    kind: IcebergType, given: pa.DataType, transform: Transform[Any, Any], values: list[Any], place: Place
+) -> None:
+    place.create(columns(n=LongType(), x=kind), PartitionSpec(PartitionField(2, 1000, transform, "p")))
+    write(place, pa.record_batch({"n": list(range(len(values))), "x": pa.array(values, given)}))
+    found = sorted((record["n"], str(record["x"])) for record in place.records())
+    assert found == [(number, str(value)) for number, value in enumerate(values)]
+    for value in values:
+        is_nan = isinstance(value, float) and value != value  # noqa: PLR0124  # NaN alone
+        literal = value.isoformat() if isinstance(value, dt.date) else value
+        wanted = IsNull("x") if value is None else IsNaN("x") if is_nan else EqualTo("x", literal)  # type: ignore[call-arg, arg-type]
+        count = sum(str(other) == str(value) or (other == value and not is_nan) for other in values)
+        assert place.table().scan(row_filter=wanted).count() == count, value
+
+
+def test_a_partition_by_a_field_of_a_struct_and_twice_by_one_column(place: Place) -> None:
+    schema = columns(s=StructType(NestedField(5, "day", DateType())), **{"s.name": StringType()})
+    spec = PartitionSpec(
+        PartitionField(5, 1000, IdentityTransform(), "day"),
+        PartitionField(5, 1001, MonthTransform(), "month"),
+        PartitionField(2, 1002, IdentityTransform(), "name"),
+    )
+    place.create(schema, spec)
+    day = pa.array([{"day": dt.date(2024, 2, 29)}, {"day": None}, None], pa.struct([("day", pa.date32())]))
+    write(place, pa.record_batch({"s": day, "s.name": ["a", "b", "c"]}))
+    assert sorted(record["s.name"] for record in place.records()) == ["a", "b", "c"]
+
+
+def test_long_bounds_of_partitions_are_left_out_of_the_committable(place: Place) -> None:
+    place.create(columns(x=StringType()), PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "x")))
+    long = ["a" * 120, "b" * 120]
+    write(place, pa.record_batch({"x": [f"{each}{'c' * 2000}"[:200] * 5 for each in long]}))
+    assert place.table().scan(row_filter=f"x = '{long[0] + 'c' * 80}{(long[0] + 'c' * 80) * 4}'").count() == 1
+    [manifest] = place.table().current_snapshot().manifests(place.table().io)  # type: ignore[union-attr]
+    assert manifest.partitions is None

@@ -1,0 +1,153 @@
+"""Manifests are merged after batches, and no record is lost, doubled or hidden from a filter by that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import NestedField, StringType
+
+from tests.sinks.iceberg.conftest import Query
+from tests.support.between import Between, lost, nothing, once
+from twopc import Round
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sinks.iceberg.conftest import Place
+    from twopc_iceberg import IcebergSink
+
+BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
+FEW = {"commit.manifest.min-count-to-merge": "4"}
+
+
+def batch(place: Place, sink: IcebergSink, number: int, *values: str) -> None:
+    batch = place.decided(*[[value] for value in values], round=Round(1, number), sink=sink)
+    sink.commit_batch(number, batch)
+    sink.complete(number, batch)
+
+
+def manifests(place: Place) -> int:
+    table = place.table()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return len(snapshot.manifests(table.io))
+
+
+def test_small_manifests_are_merged_and_every_record_is_found(place: Place) -> None:
+    place.create(spec=BY_VALUE, properties=FEW)
+    sink = place.sink()
+    most = 0
+    for number in range(20):
+        batch(place, sink, number, f"a{number}", f"b{number}")
+        most = max(most, manifests(place))
+    wanted = sorted(f"{name}{number}" for name in "ab" for number in range(20))
+    assert place.values() == wanted
+    assert most < 12
+    for value in wanted[::7]:
+        assert place.table().scan(row_filter=f"value = '{value}'").count() == 1
+    current = place.table().current_snapshot()
+    assert current is not None
+    assert current.summary is not None
+    assert current.summary["total-records"] == "40"
+
+
+def test_a_merge_keeps_the_order_in_which_files_came(place: Place) -> None:
+    """By sequence numbers, equality deletes know which files are older."""
+    place.create(properties=FEW)
+    sink = place.sink()
+    for number in range(4):
+        batch(place, sink, number, f"{number}")
+    entries = place.table().inspect.entries().to_pylist()
+    assert sorted(entry["sequence_number"] for entry in entries) == [2, 3, 4, 5]
+    assert len({entry["snapshot_id"] for entry in entries}) == 4
+
+
+def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) -> None:
+    place.create(properties=FEW)
+    sink = place.sink()
+    for number in range(3):
+        batch(place, sink, number, f"{number}")
+    last = place.decided(["3"], round=Round(1, 3), sink=sink)
+    sink.commit_batch(3, last)
+    Between(before=once(lambda: place.table().append(pa.table({"value": ["foreign"]})))).stand(sink)
+    sink.complete(3, last)
+    assert place.values() == ["0", "1", "2", "3", "foreign"]
+    batch(place, sink, 4, "4")
+    assert place.values() == ["0", "1", "2", "3", "4", "foreign"]
+
+
+def test_a_merge_whose_answer_is_lost_costs_nothing(place: Place) -> None:
+    place.create(properties=FEW)
+    sink = place.sink()
+    between = Between().stand(sink)
+    for number in range(12):
+        made = place.decided([f"{number:02}"], round=Round(1, number))
+        sink.commit_batch(number, made)
+        between.after = lost
+        sink.complete(number, made)
+        between.after = nothing
+    assert place.values() == [f"{number:02}" for number in range(12)]
+
+
+def test_manifests_of_two_specs_are_not_mixed(place: Place) -> None:
+    place.create(properties=FEW)
+    sink = place.sink()
+    for number in range(3):
+        batch(place, sink, number, f"{number}")
+    with place.table().update_spec() as update:
+        update.add_identity("value")
+    for number in range(3, 9):
+        batch(place, place.sink(), number, f"{number}")
+    assert place.values() == [f"{number}" for number in range(9)]
+    assert place.table().scan(row_filter="value = '7'").count() == 1
+    assert place.table().scan(row_filter="value = '1'").count() == 1
+
+
+def test_manifests_of_a_spec_whose_column_was_dropped_are_left_and_others_are_merged(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = Schema(NestedField(1, "value", StringType()), NestedField(2, "day", StringType()))
+    place.create(schema, PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "day")), properties=FEW)
+    sink = place.sink()
+    for number in range(3):
+        made = place.decided({"value": [f"{number}"], "day": ["x"]}, round=Round(1, number), sink=sink)
+        sink.commit_batch(number, made)
+    with place.table().transaction() as transaction:
+        transaction.set_properties({"commit.manifest.min-count-to-merge": "2"})
+    with place.table().update_spec() as spec:
+        spec.remove_field("day")
+    with place.table().update_schema() as update:
+        update.delete_column("day")
+    for number in range(3, 7):
+        batch(place, place.sink(), number, f"{number}")
+    assert manifests(place) <= 3 + 2
+    assert caplog.records == []
+    assert place.values() == [f"{number}" for number in range(7)]
+
+
+def test_a_merge_that_fails_is_a_warning_once_and_stops_no_query(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise KeyError("anything")
+
+    monkeypatch.setattr("twopc_iceberg.manifests.write_manifest", fail)
+    place.create(properties={"commit.manifest.min-count-to-merge": "2"})
+    query = Query(place, tmp_path / "log")
+    for number in range(4):
+        query.run(number, value=[f"{number}"])
+    assert place.values() == [f"{number}" for number in range(4)]
+    assert len([record for record in caplog.records if "are not merged" in record.message]) == 1
+
+
+def test_a_table_may_say_that_nothing_is_merged(place: Place) -> None:
+    place.create(properties={**FEW, "commit.manifest-merge.enabled": "false"})
+    sink = place.sink()
+    for number in range(6):
+        batch(place, sink, number, f"{number}")
+    assert manifests(place) == 6

@@ -1,0 +1,121 @@
+"""The contract and the races on other catalogs and stores: PostgreSQL as a catalog, and S3 over HTTP."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyarrow.fs import S3FileSystem
+from pyiceberg.catalog import load_catalog
+
+from tests.sinks.iceberg.conftest import Place
+from tests.sinks.iceberg.test_contract import SCHEMA, SPEC
+from tests.sinks.iceberg.test_contract import TestAppend as Append
+from tests.support.between import Between, once
+from tests.support.postgres_server import PostgresServer
+from tests.support.s3_server import S3Server
+from twopc import Round
+from twopc.errors import Retriable
+
+if TYPE_CHECKING:
+    from twopc_iceberg import IcebergSink
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3") / "log") as server:
+        yield server
+
+
+def uri(server: PostgresServer) -> str:
+    return f"postgresql://postgres:{server.password}@/postgres?host={server.conninfo.split('host=')[1].split()[0]}"
+
+
+@pytest.fixture
+def on_postgres(postgres: PostgresServer, tmp_path: Path) -> Iterator[Place]:
+    place = Place({"uri": uri(postgres), "warehouse": f"file://{tmp_path}/warehouse"})
+    place.create(SCHEMA, SPEC)
+    yield place
+    place.catalog().drop_table("db.orders")
+    for catalog in place.catalogs:
+        catalog.close()
+
+
+@pytest.fixture
+def on_s3(s3: S3Server, tmp_path: Path) -> Iterator[Place]:
+    bucket = f"lake-{uuid.uuid4().hex[:8]}"
+    keys = {"access_key": "test", "secret_key": "test", "region": "us-east-1"}
+    S3FileSystem(**keys, endpoint_override=s3.endpoint_url, allow_bucket_creation=True).create_dir(bucket)
+    properties = {
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"s3://{bucket}/warehouse",
+        "s3.endpoint": s3.endpoint_url,
+        "s3.access-key-id": "test",
+        "s3.secret-access-key": "test",
+        "s3.region": "us-east-1",
+    }
+    place = Place(properties)
+    place.create(SCHEMA, SPEC)
+    yield place
+    for catalog in place.catalogs:
+        catalog.close()
+
+
+class TestOnPostgres(Append):
+    @pytest.fixture(autouse=True)
+    def _place(self, on_postgres: Place) -> None:
+        self.place = on_postgres
+
+    def make_sink(self) -> IcebergSink:
+        return self.place.unbound()
+
+
+class TestOnS3(Append):
+    kills = 15
+
+    @pytest.fixture(autouse=True)
+    def _place(self, on_s3: Place) -> None:
+        self.place = on_s3
+
+
+@pytest.mark.crash
+def test_a_catalog_in_postgres_that_restarts_is_waited_for(on_postgres: Place, postgres: PostgresServer) -> None:
+    batch, sink = on_postgres.decided(["a"]), on_postgres.sink()
+    postgres.kill()
+    with pytest.raises(Retriable, match="no answer") as retriable:
+        sink.commit_batch(0, batch)
+    assert postgres.password not in str(retriable.value)
+    postgres.start()
+    for catalog in on_postgres.catalogs:
+        catalog.close()
+    sink.commit_batch(0, batch)
+    assert on_postgres.values() == ["a"]
+
+
+def test_two_queries_and_a_lost_race_in_postgres(on_postgres: Place) -> None:
+    batch, one, other = on_postgres.decided(["a"]), on_postgres.sink(), on_postgres.sink()
+    Between(before=once(lambda: other.commit_batch(0, batch))).stand(one)
+    one.commit_batch(0, batch)
+    one.commit_batch(1, on_postgres.decided(["b"], round=Round(1, 1)))
+    assert on_postgres.values() == ["a", "b"]
+
+
+def test_keys_of_s3_are_in_no_committable_and_no_note(on_s3: Place) -> None:
+    properties = {**on_s3.properties, "s3.access-key-id": "AKIAHUNTER2", "s3.secret-access-key": "hunter2-secret"}
+    place = Place(properties)
+    batch = place.decided(["a"])
+    sink = place.sink()
+    [name] = [found.transaction_id for found in sink.recover()]
+    note = sink._lake.io().read(f"{place.table().location()}/_twopc/twopc.log.orders/{name}")
+    assert b"unter2" not in note
+    assert "unter2" not in f"{batch}{sink!r}".lower()
+    load_catalog("default", **properties).close()

@@ -1,0 +1,102 @@
+"""Other readers see each batch as a whole, and once: DuckDB, pandas and polars."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import BucketTransform, DayTransform, TruncateTransform
+from pyiceberg.types import DoubleType, NestedField
+
+from tests.sinks.iceberg.test_contract import SCHEMA
+from tests.support.duckdb_extension import load
+from tests.support.typed_records import typed
+from twopc import Round
+
+if TYPE_CHECKING:
+    from tests.sinks.iceberg.conftest import Place
+
+SPEC = PartitionSpec(
+    PartitionField(1, 1000, BucketTransform(4), "value_bucket"),
+    PartitionField(7, 1001, DayTransform(), "at_day"),
+    PartitionField(2, 1002, TruncateTransform(10), "whole_tens"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """polars warns where a faster planner of its own is not installed."""
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+
+
+def duckdb_reads(place: Place, select: str = "*", where: str = "true") -> pa.Table:
+    with duckdb.connect() as connection:
+        load(connection, "avro", "iceberg")
+        scan = f"iceberg_scan('{place.table().metadata_location.removeprefix('file://')}')"
+        return connection.execute(f"SELECT {select} FROM {scan} WHERE {where}").to_arrow_table()  # noqa: S608
+
+
+def polars_reads(place: Place, reader: Any = "native") -> pa.Table:
+    return pl.scan_iceberg(place.table(), reader_override=reader).collect().to_arrow()
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec(), SPEC], ids=["whole", "partitioned"])
+def test_duckdb_reads_what_was_written(spec: PartitionSpec, place: Place) -> None:
+    place.create(SCHEMA, spec, properties={"commit.manifest.min-count-to-merge": "2"})
+    written = typed()
+    for number in range(3):
+        part = written.slice(number, 5) if number < 2 else written.slice(7)
+        sink = place.sink()
+        batch = sink.seal([place.vote(part, Round(1, number))], 0.0)
+        sink.commit_batch(number, batch)
+        sink.complete(number, batch)
+    read = duckdb_reads(place)
+    ours = place.table().scan().to_arrow()
+    assert read.num_rows == ours.num_rows == 10 + written.num_rows - 7
+    for name in ("value", "whole", "flag", "day", "amount", "raw"):
+        assert sorted(map(str, read[name].to_pylist())) == sorted(map(str, ours[name].to_pylist())), name
+
+
+def test_duckdb_finds_records_by_their_partition(place: Place) -> None:
+    place.create(SCHEMA, SPEC)
+    sink = place.sink()
+    sink.commit_batch(0, sink.seal([place.vote(typed())], 0.0))
+    for value in ("null", "Grüße, 世界 🐎", "0"):
+        assert duckdb_reads(place, where=f"value = '{value}'").num_rows == 1
+
+
+@pytest.mark.parametrize("written", [0.0, -0.0])
+@pytest.mark.parametrize("where", ["f = 0", "f >= 0", "f <= 0", "f = '-0.0'::DOUBLE", "f <= '-0.0'::DOUBLE"])
+def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where: str) -> None:
+    place.create(Schema(NestedField(1, "f", DoubleType())))
+    sink = place.sink()
+    sink.commit_batch(0, sink.seal([place.vote({"f": [written]})], 0.0))
+    assert duckdb_reads(place, where=where).num_rows == 1
+
+
+@pytest.mark.parametrize("reader", ["native", "pyiceberg"])
+@pytest.mark.parametrize("spec", [PartitionSpec(), SPEC], ids=["whole", "partitioned"])
+def test_polars_reads_what_was_written(spec: PartitionSpec, reader: Any, place: Place) -> None:
+    place.create(SCHEMA, spec)
+    written = typed()
+    sink = place.sink()
+    sink.commit_batch(0, sink.seal([place.vote(written)], 0.0))
+    read = polars_reads(place, reader)
+    for name in written.schema.names:
+        assert sorted(map(str, read[name].to_pylist())) == sorted(map(str, written[name].to_pylist())), name
+
+
+def test_duckdb_pandas_and_polars_see_nothing_before_the_commit_and_all_of_it_after(place: Place) -> None:
+    batch = place.decided(["a"], ["b"], ["c"])
+    place.table().append(pa.table({"value": ["old"]}))
+    assert duckdb_reads(place)["value"].to_pylist() == ["old"]
+    assert polars_reads(place)["value"].to_pylist() == ["old"]
+    place.sink().commit_batch(0, batch)
+    assert sorted(duckdb_reads(place)["value"].to_pylist()) == ["a", "b", "c", "old"]
+    assert sorted(polars_reads(place)["value"].to_pylist()) == ["a", "b", "c", "old"]
+    assert sorted(place.table().scan().to_pandas()["value"]) == ["a", "b", "c", "old"]
