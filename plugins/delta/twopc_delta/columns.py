@@ -1,0 +1,200 @@
+"""How records fit into a table: which columns and types it takes, and how each value gets there as it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from twopc.errors import RecordRefused, SchemaMismatch
+from twopc_delta.table import TableView
+
+_IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
+"""Types of partition columns whose values have one form in the log that every reader takes back."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Records of one schema in a table.
+
+    Attributes:
+        schema: the columns as the table names them, in the records' order, each with the table's type.
+        partition_by: the table's partition columns.
+    """
+
+    schema: pa.Schema
+    partition_by: tuple[str, ...]
+    view: TableView
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the records with the table's names and types.
+
+        Raises:
+            RecordRefused: a value is null in a NOT NULL column, too long, or has no equal in the table's type.
+        """
+        columns = [self._convert(batch.column(number), field) for number, field in enumerate(self.schema)]
+        return pa.record_batch(columns, schema=pa.schema([_nullable(field) for field in self.schema]))
+
+    def _convert(self, column: pa.Array, field: pa.Field) -> pa.Array:
+        target = _nullable(field).type
+        try:
+            values = column if column.type == target else column.cast(target)
+        except pa.ArrowInvalid:
+            raise RecordRefused(f"a value does not fit into the table's type {field.type}", column=field.name) from None
+        if (at := _null_at(values, field)) is not None:
+            raise RecordRefused(
+                "the table's column is NOT NULL, and the record has a null there", record=at, column=field.name
+            )
+        if (longest := self.view.longest_text(field.name)) is not None:
+            too_long = pc.greater(pc.utf8_length(values), longest)
+            if pc.any(too_long).as_py():
+                raise RecordRefused(
+                    f"the text is longer than the table's varchar({longest})",
+                    record=pc.index(too_long, True).as_py(),
+                    column=field.name,
+                )
+        if field.name in self.partition_by and types.is_string(values.type):
+            empty = pc.equal(values, "")
+            if pc.any(empty).as_py():
+                raise RecordRefused(
+                    "Delta reads an empty text in a partition column as null",
+                    record=pc.index(empty, True).as_py(),
+                    column=field.name,
+                )
+        return values
+
+
+def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:
+    """Return the columns of records that the table lacks."""
+    known = {name.lower() for name in view.schema.names}
+    return [field for field in schema if field.name.lower() not in known]
+
+
+def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
+    """Return how records of ``schema`` go into the table. As in Spark, case does not distinguish names.
+
+    Raises:
+        SchemaMismatch: names the column.
+    """
+    for name, count in Counter(name.lower() for name in schema.names).items():
+        if count > 1:
+            raise SchemaMismatch(f"{count} columns of the records are named {name!r}, which Delta can't tell apart")
+    if unknown := missing(schema, view):
+        raise SchemaMismatch(
+            f"{table} has no column {unknown[0].name!r}. It has: {', '.join(view.schema.names)}. Drop or rename the"
+            " column, or set 'merge_schema' to true, which adds it to the table."
+        )
+    by_name = {field.name.lower(): field for field in view.schema}
+    fields = [by_name[name.lower()] for name in schema.names]
+    for given, field in zip(schema, fields, strict=True):
+        if not _fits(given.type, field.type):
+            raise SchemaMismatch(
+                f"column {given.name!r} has the Arrow type {given.type}, of which not every value fits into"
+                f" {field.type}, the type that it has in {table}. Cast it in the query."
+            )
+    there = {field.name for field in fields}
+    for field in view.schema:
+        if field.name not in there and (not field.nullable or field.name in view.partition_by):
+            why = "a partition column" if field.name in view.partition_by else "NOT NULL"
+            raise SchemaMismatch(f"column {field.name!r} of {table} is {why}: add it to the records")
+        if field.name in view.partition_by and not any(is_type(field.type) for is_type in _IN_LOG):
+            raise SchemaMismatch(
+                f"partition column {field.name!r} of {table} has type {field.type}, which has no one form in the log"
+                " that every reader takes back. Partition by a string, integer, boolean, decimal or date."
+            )
+    if there <= {*view.partition_by}:
+        raise SchemaMismatch("all columns are partition columns, which leaves none for the files")
+    return Fit(pa.schema(fields), view.partition_by, view)
+
+
+def type_names(schema: pa.Schema) -> dict[str, str]:
+    """Return the type of each column, without its nullability, as text to compare."""
+    return {field.name: str(_nullable(field).type) for field in schema}
+
+
+def _fits(given: pa.DataType, field: pa.DataType) -> bool:
+    """Whether the table's type holds every value of ``given``, each as it is."""
+    return bool(given.equals(field) or _nested_fits(given, field) or _number_fits(given, field)) or any(
+        is_given(given) and is_field(field)
+        for is_given, is_field in (
+            (types.is_float32, types.is_float64),
+            (_is_other_text, types.is_string),
+            (_is_other_binary, types.is_binary),
+        )
+    )
+
+
+def _nested_fits(given: pa.DataType, field: pa.DataType) -> bool:
+    if _is_list(given) and types.is_list(field):
+        return _fits(given.value_type, field.value_type)
+    if types.is_map(given) and types.is_map(field):
+        return _fits(given.key_type, field.key_type) and _fits(given.item_type, field.item_type)
+    if types.is_struct(given) and types.is_struct(field):
+        pairs = list(zip(given, field, strict=False))
+        same = len(given) == len(field) and all(one.name == other.name for one, other in pairs)
+        return same and all(_fits(one.type, other.type) for one, other in pairs)
+    return False
+
+
+def _number_fits(given: pa.DataType, field: pa.DataType) -> bool:
+    if types.is_signed_integer(given) and types.is_signed_integer(field):
+        return bool(given.bit_width <= field.bit_width)
+    if types.is_decimal(given) and types.is_decimal(field):
+        return bool(given.scale <= field.scale and given.precision - given.scale <= field.precision - field.scale)
+    if types.is_timestamp(given) and types.is_timestamp(field):
+        return given.unit == "us" and (given.tz is None) == (field.tz is None)
+    return False
+
+
+def _is_other_text(type: pa.DataType) -> bool:
+    return bool(types.is_large_string(type) or types.is_string_view(type))
+
+
+def _is_other_binary(type: pa.DataType) -> bool:
+    return bool(types.is_large_binary(type) or types.is_binary_view(type))
+
+
+def _is_list(type: pa.DataType) -> bool:
+    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
+
+
+def _nullable(field: pa.Field) -> pa.Field:
+    """The same field, in which everything may be null: what is NOT NULL is checked by us, with the record's place."""
+    return pa.field(field.name, _nullable_type(field.type))
+
+
+def _nullable_type(type: pa.DataType) -> pa.DataType:
+    if types.is_list(type):
+        return pa.list_(pa.field("element", _nullable_type(type.value_type)))
+    if types.is_map(type):
+        return pa.map_(_nullable_type(type.key_type), _nullable_type(type.item_type))
+    if types.is_struct(type):
+        return pa.struct([_nullable(field) for field in type])
+    return type
+
+
+def _null_at(values: pa.Array, field: pa.Field) -> int | None:
+    """Return the place of the first record with a null where the table has NOT NULL; 0 if that is inside of a
+    collection or a struct of a struct."""
+    if not field.nullable and values.null_count:
+        return int(pc.index(pc.is_null(values), True).as_py())
+    if types.is_struct(field.type):
+        for number, child in enumerate(field.type):
+            inner = values.field(number)
+            if not child.nullable and inner.null_count:
+                broken = pc.and_(pc.is_null(inner), pc.is_valid(values))
+                if pc.any(broken).as_py():
+                    return int(pc.index(broken, True).as_py())
+            valid = inner.filter(pc.is_valid(values)) if values.null_count else inner
+            if _null_at(valid, pa.field(child.name, child.type)) is not None:
+                return 0
+    if types.is_list(field.type) and _null_at(values.flatten(), field.type.value_field) is not None:
+        return 0
+    if types.is_map(field.type):
+        items = values.filter(pc.is_valid(values)).items if values.null_count else values.items
+        if _null_at(items, field.type.item_field) is not None:
+            return 0
+    return None

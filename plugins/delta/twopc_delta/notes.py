@@ -1,0 +1,111 @@
+"""Recovery notes: one small file per open transaction, beside the data. It names the transaction's files.
+
+A task writes the note before each new file, and a last time when it pre-commits: then with all that the commit needs.
+The committable has the note's length and digest. The note goes away when the batch is in the table's log, or with the
+transaction's files when it is rolled back. A transaction whose note is gone is ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from twopc.durable_files import LocalFolder, make_folder
+from twopc_delta.storage import Storage
+
+_ENDING = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class AddedFile:
+    """A file of a transaction, as the log will have it.
+
+    Attributes:
+        path: below the table's folder.
+        size_bytes: how long it is.
+        partition_values: column → value, as the log has them.
+        modified_ms: since 1970.
+        stats: as JSON.
+    """
+
+    path: str
+    size_bytes: int
+    partition_values: Mapping[str, str | None]
+    modified_ms: int
+    stats: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What one transaction wrote.
+
+    Attributes:
+        paths: of its files, until it is pre-committed, those that are not finished included.
+        table_id: the table for which it wrote.
+        columns: name → type of each column that it wrote.
+        required: the columns that were NOT NULL.
+        partition_by: the table's partition columns.
+        files: empty as long as it is not pre-committed.
+    """
+
+    paths: Sequence[str]
+    table_id: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    required: Sequence[str] = ()
+    partition_by: Sequence[str] = ()
+    files: Sequence[AddedFile] = ()
+
+    def to_bytes(self) -> bytes:
+        return orjson.dumps(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Note:
+        """Read what ``to_bytes`` makes. Raises ValueError, KeyError or TypeError for anything else."""
+        value: dict[str, Any] = orjson.loads(data)
+        return cls(**{**value, "files": [AddedFile(**file) for file in value["files"]]})
+
+
+def digest(data: bytes) -> str:
+    """Return what tells a note from another one of the same length."""
+    return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+class Notes:
+    """The notes beside one table."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._folder = storage.notes()
+
+    def write(self, transaction_id: str, note: Note) -> bytes:
+        """Create or replace the note of a transaction, durably, and return its content."""
+        data, name = note.to_bytes(), transaction_id + _ENDING
+        with self._storage.meaning():
+            if isinstance(self._folder, LocalFolder):
+                make_folder(Path(self._folder.path))
+            self._folder.replace(name, data)
+            self._folder.sync(name)
+        return data
+
+    def read(self, transaction_id: str) -> bytes | None:
+        """Return the content of a note; None where there is none."""
+        with self._storage.meaning():
+            try:
+                return self._folder.read(transaction_id + _ENDING)
+            except FileNotFoundError:
+                return None
+
+    def remove(self, transaction_id: str) -> None:
+        """Remove a note, or do nothing where there is none."""
+        with self._storage.meaning():
+            self._folder.remove(transaction_id + _ENDING)
+
+    def transaction_ids(self) -> list[str]:
+        """Return the transactions of all notes, of other queries, too."""
+        with self._storage.meaning():
+            return [name.removesuffix(_ENDING) for name in self._folder.names() if name.endswith(_ENDING)]

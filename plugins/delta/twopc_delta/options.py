@@ -1,0 +1,82 @@
+"""The options of the Delta sink: named, checked and given their defaults here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from twopc.errors import ConfigurationError
+from twopc.options import Option, flag, mapping, parse, place, refuse_unknown, whole_number
+from twopc_delta.storage import Storage
+
+OWNER = "the delta sink"
+
+
+OPTIONS = (
+    Option(
+        "path",
+        place(),
+        "the table's folder. Driver and executors must reach the same disk or store by it. The table must exist: the"
+        " sink creates none",
+        needed=True,
+    ),
+    Option(
+        "storage_options",
+        mapping(),
+        "for S3, as fsspec names them: `key`, `secret`, `token`, `anon`, `endpoint_url`, `client_kwargs` with"
+        " `endpoint_url` and `region_name`",
+    ),
+    Option(
+        "merge_schema",
+        flag(),
+        "add columns that the table lacks, before the first batch that has them is written (Spark's `mergeSchema`)",
+        default=False,
+    ),
+    Option(
+        "target_file_bytes",
+        whole_number(least=1, values="bytes"),
+        "a task begins a new file when one has reached this size",
+        # Delta's own writers aim between 128 MiB and 1 GiB. Smaller ones cost less when a task fails.
+        default=128 * 1024 * 1024,
+    ),
+)
+
+_REFUSED = {
+    "replaceWhere": "the sink only appends",
+    "overwriteSchema": "the sink only appends. Change the table with ALTER TABLE, while the query is stopped",
+    "partitionOverwriteMode": "the sink only appends",
+    "txnAppId": "the sink has a mark of its own in the table for each query and sink",
+    "txnVersion": "the sink has a mark of its own in the table for each query and sink",
+}
+"""Options of Spark's Delta writer that this sink does not have → why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaOptions:
+    """The options, checked.
+
+    Attributes:
+        storage: where the table is, and how its files are reached. Its repr shows no credentials.
+        merge_schema: add columns that the table lacks.
+        target_file_bytes: a task begins a new file when one has reached this size.
+    """
+
+    storage: Storage
+    merge_schema: bool
+    target_file_bytes: int
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> DeltaOptions:
+        """Parse the options of one sink; any value may be text.
+
+        Raises:
+            ConfigurationError: an option is unknown, missing or wrong. No value is repeated.
+        """
+        for name, reason in _REFUSED.items():
+            if name in options:
+                raise ConfigurationError(f"{OWNER} does not support the option {name!r}: {reason}.")
+        refuse_unknown(OWNER, options, OPTIONS)
+        values = parse(OWNER, OPTIONS, options)
+        storage = Storage.at(values["path"], values.get("storage_options", {}))
+        return cls(storage, values["merge_schema"], values["target_file_bytes"])

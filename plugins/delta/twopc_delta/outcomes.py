@@ -1,0 +1,180 @@
+"""The meaning of delta-rs's errors, and of what a table shows of a decided batch. It makes no request."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from twopc.durable_files import Unusable
+from twopc.errors import (
+    ConfigurationError,
+    LogMismatch,
+    OperatorRequired,
+    OutcomeUnknown,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc_delta.storage import Storage
+
+FAILURES = (DeltaError, OSError)
+"""What a request through delta-rs or to the files of a table may raise."""
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
+_REFUSED = re.compile(
+    r"permission ?denied|access ?denied|forbidden|\b403\b|read-only file system|invalidaccesskeyid"
+    r"|signaturedoesnotmatch|unsafe_rename|nosuchbucket",
+    re.IGNORECASE,
+)
+"""delta-rs reports these by text alone. Every repeat fails alike until an operator has changed something."""
+
+_UNREADABLE = re.compile(
+    r"invalid protocol action|schema error|not supported|unsupported|unknown .*feature", re.IGNORECASE
+)
+"""delta-rs can't read the table, and never will."""
+
+_BODY = re.compile(r"<.*>")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_PLACE = re.compile(r"\S*/\S*")
+"""In an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
+
+_LOST_THE_RACE = re.compile(r"^Failed to commit transaction: 0$")
+"""Another writer has this version of the log. No entry was written."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of a request.
+
+    Attributes:
+        error: as it was raised.
+        text: its text on one line, without secrets.
+        words: the text that decides what the error means: of a server's answer only S3's code, and no URL or path.
+    """
+
+    error: Exception
+    text: str
+    words: str
+
+    @classmethod
+    def of(cls, error: Exception, storage: Storage) -> Failure:
+        """Return what a request for the table in ``storage`` raised."""
+        told = " ".join(_COLORS.sub("", str(error)).split()) or type(error).__name__
+        codes = _BODY.sub(lambda body: " ".join(_CODE.findall(body[0])), told.replace(storage.path, "/"))
+        return cls(error, storage.without_secrets(told), _PLACE.sub(" ", codes))
+
+
+def is_lost_race(error: Exception) -> bool:
+    """Whether another entry took the version that we asked for, and none was written."""
+    return isinstance(error, CommitFailedError) and bool(_LOST_THE_RACE.match(str(error)))
+
+
+def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommitError:
+    """Return the error for a table that could not be looked at."""
+    text = failure.text
+    if isinstance(failure.error, TableNotFoundError):
+        if is_decided:
+            return OutcomeUnknown(
+                f"{what}: there is no Delta table any more, so whether the batch was committed is not known: {text}."
+                " Was the table dropped, is its disk not mounted, or was 'path' changed? Bring it back and start again,"
+                " or give the batch up with 'twopc abandon'."
+            )
+        return ConfigurationError(
+            f"{what}: there is no Delta table: {text}. Create it, such as with CREATE TABLE … USING delta; the sink"
+            " creates none. Nothing was written."
+        )
+    kind = OperatorRequired if is_decided else ConfigurationError
+    if _UNREADABLE.search(failure.words):
+        return kind(f"{what}: delta-rs can't read the table: {text}. Nothing was written.")
+    if _REFUSED.search(failure.words):
+        return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
+    return Retriable(f"{what}: no answer: {text}")
+
+
+def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:
+    """Return the error for a store that failed the trial of put-if-absent."""
+    if isinstance(failure.error, Unusable | PermissionError):
+        return ConfigurationError(
+            f"{what} is in a store that the sink can't use: {failure.text}. Two commits of one version"
+            " could both win, or none. Nothing was written."
+        )
+    return Retriable(f"{what}: no answer: {failure.text}")
+
+
+def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
+    """Return the error for a failed commit of ``what``, which the table was seen not to have."""
+    text = failure.text
+    if _REFUSED.search(failure.words):
+        return OperatorRequired(
+            f"{what} is decided and not committed: the store refuses: {text}. Its files are safe. Correct the rights,"
+            " and start again, which repeats the commit."
+        )
+    if isinstance(failure.error, CommitFailedError):
+        return OperatorRequired(
+            f"{what} is decided and not committed: delta-rs refuses: {text}. Its files are safe. Undo the change of the"
+            " table, and start again, which repeats the commit."
+        )
+    return Retriable(f"{what} is decided and not committed yet: {text}")
+
+
+def another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
+    """Return the error for a decided batch whose table was replaced by another one at the same place."""
+    return OutcomeUnknown(
+        f"{what} is decided for the table with the id {sealed}, and the table there now has the id {found}: it was"
+        " dropped and made again. Nothing was written to it. If the batch is to be in the new table, write its records"
+        " by other means; then give it up with 'twopc abandon'."
+    )
+
+
+def mark_fell_back(what: str, sealed: int, found: int | None) -> OutcomeUnknown:
+    """Return the error for a table whose mark is older than it was when the batch was decided."""
+    return OutcomeUnknown(
+        f"{what} is decided, and the table's newest batch of this sink was {sealed} by then and is"
+        f" {'none' if found is None else found} now: the table was restored from a copy, or it forgets marks"
+        " (delta.setTransactionRetentionDuration). See whether the batch's records are in the table; then give it up"
+        " with 'twopc abandon'."
+    )
+
+
+def entry_gone(what: str, version: int) -> OutcomeUnknown:
+    """Return the error for a decided batch that the table has no mark for, and whose entry may be gone, too."""
+    return OutcomeUnknown(
+        f"{what} is decided. The table has no mark of this sink, and version {version} of its log, which came after the"
+        " decision, was cleaned up. So whether the batch was committed is not known: the table may have forgotten its"
+        " mark (delta.setTransactionRetentionDuration). See whether the batch's records are in the table; then give it"
+        " up with 'twopc abandon'."
+    )
+
+
+def old_log(what: str, mark: int | None) -> LogMismatch:
+    """Return the veto for a batch that the table has already, by its number."""
+    return LogMismatch(
+        f"{what} is not decided, and the table has batch {mark} of this sink already: the commit log is an old copy."
+        " The batch was rolled back. Restore the newest commit log, and start again."
+    )
+
+
+def files_gone(what: str, names: list[str]) -> TransactionLost:
+    """Return the error for a decided batch that lacks files."""
+    return TransactionLost(
+        f"{what} is decided and not committed, and {len(names)} of its files are gone or changed, such as {names[0]}."
+        " Nothing of the batch is visible. VACUUM removes files that no version of the table has, once they are older"
+        " than its retention; notes and files may also have been removed by hand. Put them back and start again; or"
+        " write the records by other means, and give the batch up with 'twopc abandon'."
+    )
+
+
+def table_changed(what: str, why: str) -> OperatorRequired:
+    """Return the error for a decided batch whose files the table does not take any more."""
+    return OperatorRequired(
+        f"{what} is decided and not committed: the table was changed since its files were written: {why}. Its files are"
+        " safe. Undo the change and start again, which repeats the commit; or give the batch up with 'twopc abandon'."
+    )
+
+
+def not_decided(what: str, why: str) -> RoundAborted:
+    """Return the veto for a batch that could not be committed."""
+    return RoundAborted(f"{what} could not be committed: {why}. Nothing of it is visible. The batch can be run again.")

@@ -1,0 +1,252 @@
+"""The Delta sink: tasks write Parquet files that no version of the table has, and one entry of its log adds a batch.
+
+``writer.py`` writes the files, ``notes.py`` keeps what recovery needs of them, and ``commit.py`` puts the entry. This
+module has the order of the steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
+
+from twopc.checks import CheckResult
+from twopc.errors import RoundAborted, SchemaMismatch
+from twopc.sink import WholeBatchSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionId
+from twopc_delta import outcomes
+from twopc_delta.checks import checks
+from twopc_delta.columns import Fit, fit, missing, type_names
+from twopc_delta.commit import TableLog, load, mark_of
+from twopc_delta.notes import Note, Notes, digest
+from twopc_delta.options import DeltaOptions
+from twopc_delta.table import TableView
+from twopc_delta.writer import TaskFiles
+
+
+class DeltaTransaction(Transaction):
+    """The files of one task attempt.
+
+    Attributes:
+        fit: how its records go into the table, once there are any.
+        files: distributes them.
+    """
+
+    fit: Fit | None = None
+    files: TaskFiles | None = None
+
+
+class DeltaSink(WholeBatchSink[DeltaTransaction]):
+    """Appends records to a Delta table on a local disk or on S3, each batch as one version of the table.
+
+    Args:
+        options: ``path``: the folder of the table, which must exist. ``storage_options``: what S3 needs, such as
+            credentials. ``merge_schema``: add columns that it lacks. ``target_file_bytes``: the length of a file.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing or wrong. No request was made.
+    """
+
+    _view: TableView | None = None
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = DeltaOptions.parse(options)
+        self._storage = self._options.storage
+        self.output_folder = self._storage.url
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({self._storage.url!r})"
+
+    @property
+    def _name(self) -> str:
+        return f"table {self._storage.url}"
+
+    @functools.cached_property
+    def _log(self) -> TableLog:
+        return TableLog(self._storage, mark_of(self.transactional_ids.scope), self._name)
+
+    def __getstate__(self) -> dict[str, object]:
+        # What this process has kept of the table's log stays here.
+        return {name: value for name, value in super().__getstate__().items() if name != "_log"}
+
+    def close(self) -> None:
+        """Let go of what was kept of the table's log."""
+        self.__dict__.pop("_log", None)
+
+    # Before a batch. --------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Look at the table, and at whether its store keeps two commits apart.
+
+        Raises:
+            ConfigurationError: there is no table; it has a table feature with which the sink does not work; or its
+                store replaces a file that exists.
+            Retriable: the store does not answer.
+        """
+        self._view = self._looked_at()
+        self._require_put_if_absent()
+
+    def _looked_at(self) -> TableView:
+        """Return the table as it is now, without its mark: a coordinator validates before it binds the sink."""
+        view = TableView.of(load(self._storage, f"a look at {self._name}"))
+        view.refuse_unsupported(self._name)
+        return view
+
+    def _require_put_if_absent(self) -> None:
+        try:
+            with self._storage.meaning():
+                folder = self._storage.notes()
+                folder.names()  # so that the trial removes what killed writers have left there
+                folder.try_put_if_absent()
+        except OSError as error:
+            raise outcomes.put_refused(self._failure(error), self._name) from None
+
+    def _failure(self, error: Exception) -> outcomes.Failure:
+        return outcomes.Failure.of(error, self._storage)
+
+    def validate(self, schema: pa.Schema) -> None:
+        """Raises SchemaMismatch that names a column which does not fit into the table."""
+        view = self._looked_at()
+        if self._options.merge_schema and (new := missing(schema, view)):
+            self._require_put_if_absent()  # this may come before ``open``
+            self._add_columns(new, view)
+            view = self._looked_at()
+        fit(schema, view, self._name)
+        self._view = view
+
+    def _add_columns(self, new: Sequence[pa.Field], view: TableView) -> None:
+        """Add columns, each of which may be null, in an entry of their own. If another process was faster, the next
+        look finds its columns."""
+        table = load(self._storage, f"new columns of {self._name}")
+        lacking = missing(pa.schema(new), TableView.of(table))
+        fields = [pa.field(field.name, field.type, nullable=True) for field in lacking]
+        for field in fields:
+            if pa.types.is_timestamp(field.type) and field.type.tz is None and "timestampNtz" not in view.features:
+                raise SchemaMismatch(
+                    f"column {field.name!r} is a timestamp without a zone, which {self._name} does not hold without the"
+                    " table feature timestampNtz. Cast it, or add the column with ALTER TABLE."
+                )
+        if not fields:
+            return
+        try:
+            table.alter.add_columns(Schema.from_arrow(pa.schema(fields)).fields)
+        except (DeltaError, OSError) as error:
+            raise outcomes.look_failed(self._failure(error), f"new columns of {self._name}", is_decided=False) from None
+
+    def check(self) -> Iterator[CheckResult]:
+        view = self._looked_at()
+        yield CheckResult.passed(f"{self._name} exists, with the columns {', '.join(view.schema.names)}")
+        yield CheckResult.of("put-if-absent in the table's store", self._require_put_if_absent)
+        yield from checks(view)
+
+    # On the participant. ----------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: TransactionId) -> DeltaTransaction:
+        """Without effect: the first record makes the first file."""
+        return DeltaTransaction(transaction_id)
+
+    def write(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> None:
+        with self._writing(transaction.id):
+            if transaction.files is None:
+                self._start(transaction, batch.schema)
+            assert transaction.files is not None
+            transaction.files.write(batch)
+
+    def _start(self, transaction: DeltaTransaction, schema: pa.Schema) -> None:
+        if self._view is None:
+            self._view = self._looked_at()
+        transaction.fit = fit(schema, self._view, self._name)
+        notes, name = Notes(self._storage), transaction.id.exact
+        target = self._options.target_file_bytes
+        transaction.files = TaskFiles(
+            self._storage, transaction.fit, name, target, lambda paths: notes.write(name, Note(list(paths)))
+        )
+
+    def pre_commit(self, transaction: DeltaTransaction) -> Committable:
+        name = transaction.id.exact
+        if transaction.files is None or transaction.fit is None:
+            raise ValueError(f"transaction {name} has no record")
+        with self._writing(transaction.id):
+            files = transaction.files.finish()
+            for file in files:
+                if self._storage.size_bytes(file.path) != file.size_bytes:
+                    raise RoundAborted(f"file {file.path} of transaction {name} was removed while it was written")
+            view = transaction.fit.view
+            columns = type_names(transaction.fit.schema)
+            note = Note([], view.id, columns, view.required, view.partition_by, files)
+            data = Notes(self._storage).write(name, note)
+        return Committable(name, {"digest": digest(data), "files": len(files)}, transaction.records)
+
+    @contextlib.contextmanager
+    def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
+        try:
+            with self._storage.meaning():
+                yield
+        except OSError as error:
+            text = self._failure(error).text
+            raise RoundAborted(
+                f"transaction {transaction_id.exact} to {self._name} could not be written: {text}. Nothing of it is"
+                " visible. The batch can be run again."
+            ) from None
+
+    def discard(self, transaction: DeltaTransaction) -> None:
+        if transaction.files is not None:
+            with self._writing(transaction.id):
+                transaction.files.discard()
+                Notes(self._storage).remove(transaction.id.exact)
+
+    # On the coordinator. ----------------------------------------------------------------------------------------
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
+        """Veto the batch if the table would not take it now, and add the table's id and mark to each transaction."""
+        if not committables:
+            return committables
+        for committable in committables:
+            self._require_owned(committable)
+        batch_id = self.transactional_ids.round_of(committables[0].transaction_id).batch_id
+        return self._log.seal(committables, batch_id)
+
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        for committable in committables:
+            self._require_owned(committable)
+        self._log.commit(batch_id, committables)
+
+    def abort(self, committable: Committable) -> None:
+        """Remove the files of an undecided transaction that was not pre-committed, as its note has them.
+
+        Of one that was pre-committed only the note goes away. A commit may have named its files, even where the table
+        shows no mark of it. If none has, VACUUM removes them.
+        """
+        self._require_owned(committable)
+        name, notes = committable.transaction_id, Notes(self._storage)
+        what = f"transaction {name} of {self._name} is to be rolled back"
+        with self._asking(what):
+            data = notes.read(name)
+            if data is None:
+                return
+            for path in Note.from_bytes(data).paths:  # there are none once it is pre-committed
+                self._storage.remove(path)
+            notes.remove(name)
+
+    def recover(self) -> Iterable[Committable]:
+        with self._asking(f"the notes beside {self._name}"):
+            names = Notes(self._storage).transaction_ids()
+        return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
+
+    def _require_owned(self, committable: Committable) -> None:
+        """Raise CorruptLog for a transaction of another sink, which may write to the same table."""
+        if not self.transactional_ids.owns_exact(committable.transaction_id):
+            raise self.transactional_ids.not_owned(committable.transaction_id)
+
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise outcomes.look_failed(self._failure(error), what, is_decided=True) from None

@@ -1,0 +1,163 @@
+"""The statistics of a file, as an entry of Delta's log has them. Readers skip files by them: none may be too narrow."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+
+INDEXED_COLUMNS = 32
+"""Delta's default of ``delta.dataSkippingNumIndexedCols``."""
+
+_LONGEST_TEXT = 32  # as Delta's own writer cuts them
+_LAST_CHARACTER = "\U0010ffff"
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001  # the zone is written by us
+
+
+def indexed(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
+    """Return the columns that get statistics by the table's properties."""
+    if named := configuration.get("delta.dataSkippingStatsColumns"):
+        return frozenset(name.strip().strip("`") for name in named.split(","))
+    try:
+        most = int(configuration.get("delta.dataSkippingNumIndexedCols", INDEXED_COLUMNS))
+    except ValueError:
+        most = INDEXED_COLUMNS
+    return frozenset(schema.names if most < 0 else schema.names[:most])
+
+
+def with_bounds(schema: pa.Schema) -> list[str]:
+    """Return the columns whose bounds may be in the file itself. Not floats: Parquet leaves NaN out of them, and Spark,
+    for which NaN is the greatest value, would skip a row group that has one."""
+    return [field.name for field in schema if not types.is_nested(field.type) and not types.is_floating(field.type)]
+
+
+@dataclass
+class FloatBounds:
+    """The bounds of a column of floats, over its whole file."""
+
+    least: float = math.inf
+    most: float = -math.inf
+    nulls: int = 0
+    is_unbounded: bool = False
+
+    def add(self, values: pa.Array) -> None:
+        """Take in more values."""
+        self.nulls += values.null_count
+        if pc.any(pc.is_nan(values)).as_py():
+            self.is_unbounded = True
+        found = pc.min_max(values).as_py()
+        if found["min"] is not None:
+            self.least, self.most = min(self.least, found["min"]), max(self.most, found["max"])
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Least and most; None with NaN, an infinity, which JSON does not have, or without a value."""
+        is_bounded = not self.is_unbounded and math.isfinite(self.least) and math.isfinite(self.most)
+        return (_below_zeros(self.least), self.most + 0.0) if is_bounded else None
+
+
+def _below_zeros(least: float) -> float:
+    """Return ``least``, as -0.0 if it is a zero. DuckDB tells -0.0 from 0.0 when it skips files, so the least value is
+    -0.0, and the greatest 0.0."""
+    return least or -0.0
+
+
+def statistics(
+    file: pq.FileMetaData, schema: pa.Schema, columns: Collection[str], floats: Mapping[str, FloatBounds]
+) -> str:
+    """Return the statistics of a file of ``schema`` as JSON.
+
+    Args:
+        file: what its footer has.
+        schema: of the file.
+        columns: those that get statistics.
+        floats: the bounds of its columns of floats, which the footer does not have.
+    """
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for number in range(file.num_columns):
+        name = file.schema.column(number).path
+        if name not in columns or name not in schema.names or types.is_nested(schema.field(name).type):
+            continue
+        if name in floats:
+            nulls[name] = floats[name].nulls
+            if (found := floats[name].bounds) is not None:
+                low[name], high[name] = found
+            continue
+        chunks = [file.row_group(group).column(number).statistics for group in range(file.num_row_groups)]
+        if any(chunk is None or not chunk.has_null_count for chunk in chunks):
+            continue
+        nulls[name] = sum(chunk.null_count for chunk in chunks)
+        valued = [chunk for chunk in chunks if chunk.num_values]
+        if not valued or not all(chunk.has_min_max for chunk in valued):
+            continue
+        bounds = _bounds(valued, schema.field(name).type)
+        if bounds is not None:
+            low[name], high[name] = bounds
+    everything = {
+        "numRecords": file.num_rows,
+        "minValues": low,
+        "maxValues": high,
+        "nullCount": nulls,
+        "tightBounds": True,
+    }
+    return orjson.dumps(everything).decode()
+
+
+def _bounds(chunks: list[Any], type: pa.DataType) -> tuple[Any, Any] | None:
+    """The bounds of a column as JSON has them, or None where it can't have them."""
+    if types.is_boolean(type) or types.is_binary(type):
+        return None
+    try:
+        if types.is_date(type) or types.is_timestamp(type):
+            least, most = min(c.min_raw for c in chunks), max(c.max_raw for c in chunks)
+            return (_day(least), _day(most)) if types.is_date(type) else _moments(least, most, type.tz is not None)
+        least, most = min(c.min for c in chunks), max(c.max for c in chunks)
+    except (OverflowError, ValueError):  # a year that Python has no date for, or a text that is not UTF-8
+        return None
+    return _as_json(least, most)
+
+
+def _as_json(least: Any, most: Any) -> tuple[Any, Any] | None:
+    match least:
+        case Decimal():
+            return _number(least), _number(most)
+        case str():
+            longest = _text_above(most)
+            return None if longest is None else (least[:_LONGEST_TEXT], longest)
+    return least, most
+
+
+def _number(value: Decimal) -> orjson.Fragment:
+    """With all of its digits, which a float would not have."""
+    return orjson.Fragment(format(value, "f"))
+
+
+def _day(days: int) -> str:
+    return (dt.date(1970, 1, 1) + dt.timedelta(days=days)).isoformat()
+
+
+def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
+    """In milliseconds, as Delta has them; rounded outwards, as not every reader adds what was cut off."""
+    ending = "Z" if is_instant else ""
+    first, last = least_us // 1000, -(-most_us // 1000)
+    return tuple(  # type: ignore[return-value]  # of two
+        (_EPOCH + dt.timedelta(milliseconds=ms)).isoformat(timespec="milliseconds") + ending for ms in (first, last)
+    )
+
+
+def _text_above(text: str) -> str | None:
+    """A text of bounded length that is not less than ``text``; None where there is none."""
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    return None if text[_LONGEST_TEXT] == _LAST_CHARACTER else text[:_LONGEST_TEXT] + _LAST_CHARACTER

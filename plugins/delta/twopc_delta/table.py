@@ -1,0 +1,186 @@
+"""What a table is like at one version of its log: looked at on the coordinator, and sent to the tasks as a value."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from twopc.errors import ConfigurationError
+
+WRITER_FEATURES = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",  # rows that are only added need no change files: readers take them from the log
+        "checkConstraints",  # as long as there is none
+        "columnMapping",  # as long as its mode is none
+        "deletionVectors",
+        "generatedColumns",  # as long as there is none
+        "invariants",  # as long as there is none; NOT NULL is checked
+        "timestampNtz",
+        "v2Checkpoint",
+        "variantType",  # as long as there is no such column
+        "variantType-preview",
+    }
+)
+READER_FEATURES = frozenset(
+    {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}
+)
+"""Table features with which an append of this sink is right for every reader. delta-rs commits with some more."""
+
+_BY_FEATURES = (3, 7)
+"""The newest versions of reader and writer. They name what a table uses feature by feature."""
+_IDENTITY_COLUMNS = 6
+"""The version of writers that stands for identity columns, which delta-rs does not write."""
+
+_OF_COLUMNS = {
+    "delta.invariants": "invariants",
+    "delta.generationExpression": "generatedColumns",
+    "delta.identity.start": "identityColumns",
+    "CURRENT_DEFAULT": "allowColumnDefaults",
+}
+"""A key in a column's metadata → the table feature that is in use with it."""
+
+_BOUNDED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
+_VARCHAR = re.compile(r"varchar\(([0-9]+)\)")
+
+_TYPES = re.compile(
+    r"string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|timestamp_ntz|decimal\(\d+, ?\d+\)"
+)
+
+RETENTION_OF_MARKS = "delta.setTransactionRetentionDuration"
+"""A table with this property forgets marks."""
+
+_INTERVAL = re.compile(r"(?:interval\s+)?([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
+
+
+@dataclass(frozen=True)
+class TableView:
+    """A table at one version.
+
+    Attributes:
+        id: the table's own; a table that was dropped and made again has another.
+        version: of the log.
+        schema: its columns, as Arrow has them.
+        fields: the same, as the log has them.
+        partition_by: the columns whose values are in the log and not in the files.
+        configuration: the table's properties.
+        reader_version: which readers it needs.
+        writer_version: which writers it needs.
+        features: what it names of table features, of readers and writers.
+    """
+
+    id: str
+    version: int
+    schema: pa.Schema
+    fields: tuple[Mapping[str, Any], ...]
+    partition_by: tuple[str, ...]
+    configuration: Mapping[str, str]
+    reader_version: int
+    writer_version: int
+    features: tuple[str, ...]
+
+    @classmethod
+    def of(cls, table: DeltaTable) -> TableView:
+        """Look at a table that delta-rs has loaded. Makes no request."""
+        metadata, protocol, schema = table.metadata(), table.protocol(), table.schema()
+        return cls(
+            id=str(metadata.id),
+            version=table.version(),
+            schema=pa.schema(schema.to_arrow()),
+            fields=tuple(json.loads(schema.to_json())["fields"]),
+            partition_by=tuple(metadata.partition_columns),
+            configuration=dict(metadata.configuration),
+            reader_version=protocol.min_reader_version,
+            writer_version=protocol.min_writer_version,
+            features=tuple(sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())})),
+        )
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns that are NOT NULL."""
+        return tuple(field.name for field in self.schema if not field.nullable)
+
+    def longest_text(self, name: str) -> int | None:
+        """Return how many characters a column of type ``varchar(n)`` holds; None for other columns."""
+        [field] = [field for field in self.fields if field["name"] == name]
+        found = _VARCHAR.fullmatch(str(field["metadata"].get(_BOUNDED_TEXT, "")))
+        return int(found[1]) if found else None
+
+    def obstacle(self) -> str | None:
+        """Return why this sink must not write to the table, by the name of the table feature or property; None if it
+        may."""
+        return self._protocol() or self._properties() or self._columns()
+
+    def _protocol(self) -> str | None:
+        if self.reader_version > _BY_FEATURES[0] or self.writer_version > _BY_FEATURES[1]:
+            return f"it needs reader {self.reader_version} and writer {self.writer_version}, which are not known"
+        if self.writer_version == _IDENTITY_COLUMNS:
+            return "it needs writer 6, and so the table feature identityColumns"
+        if unknown := [name for name in self.features if name not in WRITER_FEATURES | READER_FEATURES]:
+            return f"it has the table features {', '.join(unknown)}, with which a file of this sink may be wrong"
+        return None
+
+    def _properties(self) -> str | None:
+        for name in self.configuration:
+            if name.startswith("delta.constraints."):
+                return (
+                    f"it has the CHECK constraint {name.removeprefix('delta.constraints.')!r} (table feature"
+                    " checkConstraints), whose SQL the sink can't evaluate"
+                )
+        if self.configuration.get("delta.columnMapping.mode", "none") != "none":
+            return "it maps columns to other names in its files (table feature columnMapping)"
+        if self.configuration.get("delta.enableRowTracking") == "true":
+            return "it tracks rows (table feature rowTracking)"
+        if (given := self.configuration.get(RETENTION_OF_MARKS)) is not None:
+            return (
+                f"its property {RETENTION_OF_MARKS} is {given!r}: it forgets which batches are committed. Remove the"
+                f" property: ALTER TABLE … UNSET TBLPROPERTIES ('{RETENTION_OF_MARKS}')"
+            )
+        return None
+
+    def _columns(self) -> str | None:
+        for field in _nested(self.fields):
+            for key, feature in _OF_COLUMNS.items():
+                if key in field["metadata"]:
+                    return f"its column {field['name']!r} uses the table feature {feature}"
+            if (text := field["metadata"].get(_BOUNDED_TEXT)) and not _VARCHAR.fullmatch(text):
+                return f"its column {field['name']!r} has the type {text}, whose length delta-rs does not keep"
+            if isinstance(field["type"], str) and not _TYPES.fullmatch(field["type"]):
+                return f"its column {field['name']!r} has the type {field['type']}"
+        return None
+
+    def refuse_unsupported(self, what: str) -> None:
+        """Raise ConfigurationError if this sink must not write to the table."""
+        if obstacle := self.obstacle():
+            raise ConfigurationError(f"the delta sink can't write to {what}: {obstacle}. Nothing was written.")
+
+
+def seconds_of(interval: str) -> int | None:
+    """Return the seconds of a property such as ``interval 7 days``; None if it is none that we read."""
+    found = _INTERVAL.fullmatch(interval.strip())
+    return int(found[1]) * _SECONDS[found[2].lower()] if found else None
+
+
+def _nested(fields: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Yield all fields, those of structs inside included. An array's or map's element counts as one of its name."""
+    for field in fields:
+        yield field
+        yield from _inside(field["name"], field["type"])
+
+
+def _inside(name: str, type: Any) -> Iterable[Mapping[str, Any]]:
+    if isinstance(type, str):
+        return
+    if type["type"] == "struct":
+        yield from _nested(type["fields"])
+    for part in ("elementType", "keyType", "valueType"):
+        if part in type:
+            yield {"name": name, "type": type[part], "metadata": {}}
+            yield from _inside(name, type[part])

@@ -1,0 +1,195 @@
+"""Parquet files of one task: which record goes into which, and what the log will have of each."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+
+from twopc_delta.columns import Fit
+from twopc_delta.notes import AddedFile
+from twopc_delta.statistics import FloatBounds, indexed, statistics, with_bounds
+from twopc_delta.storage import Storage
+
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+"""Bytes of Arrow that make one row group. Spark's batches of 10 000 rows are too small for a row group each."""
+
+HELD_BYTES = 64 * 1024 * 1024
+"""What all open files may hold together."""
+
+OPEN_FILES = 32
+"""How many files are open at a time. The one that was written to longest ago is finished to make room."""
+
+_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_LONGEST_FOLDER = 200  # a disk's names have at most 255 bytes
+
+
+@dataclass
+class _OpenFile:
+    path: str
+    partition_values: Mapping[str, str | None]
+    file: IO[bytes]
+    writer: pq.ParquetWriter
+    footers: list[pq.FileMetaData]
+    floats: dict[str, FloatBounds] = field(default_factory=dict)
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    held_bytes: int = 0
+
+
+class TaskFiles:
+    """The files of one transaction.
+
+    Args:
+        storage: the table's folder.
+        fit: how the records go into the table.
+        name: the end of every file's name; never used twice.
+        target_bytes: the size at which a file is finished.
+        begins: called with the paths of all files before each new one is created.
+    """
+
+    def __init__(
+        self, storage: Storage, fit: Fit, name: str, target_bytes: int, begins: Callable[[list[str]], object]
+    ) -> None:
+        self._storage = storage
+        self._fit = fit
+        self._name = name
+        self._target_bytes = target_bytes
+        self._begins = begins
+        self._schema = pa.schema([column for column in fit.schema if column.name not in fit.partition_by])
+        self._indexed = indexed(fit.view.schema, fit.view.configuration)
+        self._open: dict[str, _OpenFile] = {}  # by folder, the one that was written to longest ago first
+        self.paths: list[str] = []
+        self.finished: list[AddedFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Write each record to a file of its partition."""
+        for values, records in split(self._fit.convert(batch), self._fit.partition_by):
+            self._write(values, records)
+        while sum(each.held_bytes for each in self._open.values()) > HELD_BYTES:
+            self._flush(max(self._open.values(), key=lambda each: each.held_bytes))
+
+    def _write(self, values: Mapping[str, str | None], records: pa.RecordBatch) -> None:
+        folder = "/".join(f"{_folder_part(column)}={_folder_value(value)}" for column, value in values.items())
+        each = self._open.pop(folder, None) or self._create(folder, values, records.schema)
+        self._open[folder] = each
+        each.held.append(records)
+        each.held_bytes += records.nbytes
+        for column in records.schema:
+            if types.is_floating(column.type):
+                each.floats.setdefault(column.name, FloatBounds()).add(records.column(column.name))
+        if each.held_bytes >= ROW_GROUP_BYTES or each.held_bytes >= self._target_bytes:
+            self._flush(each)
+        if each.file.tell() >= self._target_bytes:
+            self._finish(folder)
+
+    def _create(self, folder: str, values: Mapping[str, str | None], schema: pa.Schema) -> _OpenFile:
+        if len(self._open) >= OPEN_FILES:
+            self._finish(next(iter(self._open)))
+        name = f"part-{len(self.paths):05d}-{self._name}.snappy.parquet"
+        path = f"{folder}/{name}" if folder else name
+        self.paths.append(path)
+        self._begins(self.paths)
+        file = self._storage.create(path)
+        footers: list[pq.FileMetaData] = []
+        writer = pq.ParquetWriter(
+            file,
+            schema,
+            compression="snappy",
+            store_schema=False,
+            write_statistics=with_bounds(schema),
+            metadata_collector=footers,
+        )
+        return _OpenFile(path, values, file, writer, footers)
+
+    def _flush(self, each: _OpenFile) -> None:
+        if each.held:
+            each.writer.write_table(pa.Table.from_batches(each.held))
+            each.held.clear()
+            each.held_bytes = 0
+
+    def _finish(self, folder: str) -> None:
+        each = self._open[folder]
+        self._flush(each)
+        each.writer.close()
+        size_bytes = each.file.tell()
+        self._storage.close(each.file, each.path)
+        del self._open[folder]
+        stats = statistics(each.footers[0], self._schema, self._indexed, each.floats)
+        now_ms = int(time.time() * 1000)  # for readers alone; nothing here compares it
+        self.finished.append(AddedFile(each.path, size_bytes, dict(each.partition_values), now_ms, stats))
+
+    def finish(self) -> list[AddedFile]:
+        """Make every file durable, and return all of them."""
+        for folder in list(self._open):
+            self._finish(folder)
+        return self.finished
+
+    def discard(self) -> None:
+        """Close what is open, and remove every file."""
+        for each in self._open.values():
+            with contextlib.suppress(Exception):  # whatever it is, the file goes away
+                each.writer.close()
+            with contextlib.suppress(Exception):
+                each.file.close()
+        self._open.clear()
+        for path in self.paths:
+            self._storage.remove(path)
+
+
+def split(
+    batch: pa.RecordBatch, partition_by: tuple[str, ...]
+) -> Iterator[tuple[Mapping[str, str | None], pa.RecordBatch]]:
+    """Yield the records of each partition in their order, without the partition columns."""
+    if not partition_by:
+        yield {}, batch
+        return
+    data = batch.drop_columns(list(partition_by))
+    texts = {column: _texts(batch.column(column)) for column in partition_by}
+    keys = pc.binary_join_element_wise(*(_keys(texts[column]) for column in partition_by), "\0").dictionary_encode()
+    order = pc.sort_indices(keys.indices)  # stable
+    runs = pc.run_end_encode(keys.indices.take(order))
+    start = 0
+    for end in runs.run_ends.to_pylist():
+        rows = order.slice(start, end - start)
+        first = rows[0].as_py()
+        yield {column: texts[column][first].as_py() for column in partition_by}, data.take(rows)
+        start = end
+
+
+def _texts(values: pa.Array) -> pa.StringArray:
+    """The values as the log has them."""
+    encoded = values.dictionary_encode()
+    texts = pa.array([_text(value) for value in encoded.dictionary.to_pylist()], pa.string())
+    return texts.take(encoded.indices)
+
+
+def _keys(texts: pa.StringArray) -> pa.StringArray:
+    """Texts without a null, so that null differs from each of them."""
+    return pc.if_else(pc.is_valid(texts), pc.binary_join_element_wise("v", pc.fill_null(texts, ""), ""), "n")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _folder_part(text: str) -> str:
+    """Plain letters; all others as percent and two digits, which the log then has percent-encoded once more."""
+    return "".join(c if c in _SAFE else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
+
+
+def _folder_value(value: str | None) -> str:
+    """For people only: readers take the value from the log. So it may be cut."""
+    return _NULL_FOLDER if value is None else _folder_part(value)[:_LONGEST_FOLDER].rstrip(".") or "_"

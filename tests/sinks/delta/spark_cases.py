@@ -1,0 +1,236 @@
+"""Spark with Delta's own runtime reads what the sink writes; and the sink refuses what Spark's tables may demand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tests.sinks.delta.conftest import Place
+from tests.support.delta_spark import delta_session
+from tests.support.spark_session import write_all
+from twopc import Round
+from twopc.errors import ConfigurationError, SchemaMismatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    spark = delta_session(tmp_path_factory.mktemp("warehouse"))
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def empty(tmp_path: Any) -> Place:
+    return Place(str(tmp_path / "table"))
+
+
+def make(spark: SparkSession, place: Place, columns: str, then: str = "") -> None:
+    spark.sql(f"CREATE TABLE delta.`{place.path}` ({columns}) USING delta {then}")
+
+
+def rows(spark: SparkSession, place: Place, where: str = "true") -> list[Any]:
+    found = spark.sql(f"SELECT * FROM delta.`{place.path}` WHERE {where}").collect()  # noqa: S608  # of the test
+    return [row.asDict(recursive=True) for row in found]
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "",
+        "PARTITIONED BY (value)",
+        "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')",
+        "TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')",
+        "TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')",
+        "TBLPROPERTIES ('delta.appendOnly' = 'true')",
+    ],
+)
+def test_spark_reads_each_batch_once_from_a_table_that_it_made(spark: SparkSession, empty: Place, then: str) -> None:
+    make(spark, empty, "value STRING, id INT", then)
+    for batch_id in range(3):
+        records = {"value": [f"a{batch_id}", "ü %/=:"], "id": pa.array([batch_id, None], pa.int32())}
+        committable = empty.pre_commit(records, Round(1, batch_id))
+        for _ in range(2):
+            empty.sink().commit_batch(batch_id, [committable])
+        spark.sql(f"INSERT INTO delta.`{empty.path}` VALUES ('spark', {batch_id})")  # noqa: S608  # of the test
+    found = sorted((row["value"], row["id"] or 0) for row in rows(spark, empty))
+    ours = [(f"a{number}", number) for number in range(3)] + [("ü %/=:", 0)] * 3
+    assert found == sorted([*ours, *(("spark", number) for number in range(3))])
+    assert [row["id"] for row in rows(spark, empty, "value = 'a1'")] == [1]
+
+
+@pytest.mark.parametrize(
+    ("named", "columns", "then"),
+    [
+        ("clustering", "value STRING", "CLUSTER BY (value)"),
+        ("rowTracking", "value STRING", "TBLPROPERTIES ('delta.enableRowTracking' = 'true')"),
+        ("inCommitTimestamp", "value STRING", "TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')"),
+        ("columnMapping", "value STRING", "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"),
+        ("columnMapping", "value STRING", "TBLPROPERTIES ('delta.columnMapping.mode' = 'id')"),
+        ("generatedColumns", "value STRING, size INT GENERATED ALWAYS AS (length(value))", ""),
+        ("identityColumns", "value STRING, id BIGINT GENERATED ALWAYS AS IDENTITY", ""),
+        (
+            "allowColumnDefaults",
+            "value STRING, id INT DEFAULT 3",
+            "TBLPROPERTIES ('delta.feature.allowColumnDefaults' = 'supported')",
+        ),
+        ("typeWidening", "value STRING", "TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"),
+        ("char", "value CHAR(3)", ""),
+    ],
+)
+def test_a_table_of_spark_with_a_feature_that_the_sink_lacks_is_refused(
+    spark: SparkSession, empty: Place, named: str, columns: str, then: str
+) -> None:
+    make(spark, empty, columns, then)
+    with pytest.raises(ConfigurationError, match=named):
+        empty.sink()
+
+
+def test_a_check_constraint_of_spark_is_refused(spark: SparkSession, empty: Place) -> None:
+    make(spark, empty, "value STRING")
+    spark.sql(f"ALTER TABLE delta.`{empty.path}` ADD CONSTRAINT long CHECK (length(value) > 3)")
+    with pytest.raises(ConfigurationError, match="CHECK constraint 'long'"):
+        empty.sink()
+
+
+def test_an_append_leaves_deletion_vectors_of_spark_in_force(spark: SparkSession, empty: Place) -> None:
+    make(spark, empty, "value STRING", "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    inserted = spark.createDataFrame([("a",), ("b",)], "value STRING").coalesce(1)
+    inserted.write.format("delta").mode("append").save(empty.path)
+    spark.sql(f"DELETE FROM delta.`{empty.path}` WHERE value = 'a'")  # noqa: S608  # of the test
+    assert list(empty.folder.glob("deletion_vector_*"))
+    empty.sink().commit_batch(0, [empty.pre_commit(["c", "d"])])
+    spark.sql(f"DELETE FROM delta.`{empty.path}` WHERE value = 'c'")  # noqa: S608  # of the test
+    empty.sink().commit_batch(1, [empty.pre_commit(["e"], Round(1, 1))])
+    assert sorted(row["value"] for row in rows(spark, empty)) == ["b", "d", "e"]
+
+
+TYPES = (
+    "a TINYINT, b SMALLINT, c INT, d BIGINT, e FLOAT, f DOUBLE, g DECIMAL(20, 4), h BOOLEAN, i STRING, j BINARY,"
+    " k DATE, l TIMESTAMP, m TIMESTAMP_NTZ, n ARRAY<STRING>, o MAP<STRING, INT>, p STRUCT<x: INT, y: ARRAY<DOUBLE>>"
+)
+
+
+def test_every_type_is_read_back_as_it_was_written(spark: SparkSession, empty: Place) -> None:
+    make(spark, empty, TYPES)
+    schema = pa.schema(empty.table().schema().to_arrow())
+    noon = datetime(2024, 2, 29, 12, 0, 0, 123456)  # noqa: DTZ001  # the type has no zone
+    record: dict[str, Any] = {
+        "a": -128,
+        "b": 32767,
+        "c": -(2**31),
+        "d": 2**63 - 1,
+        "e": 0.5,
+        "f": 0.1,
+        "g": Decimal("-1234.5678"),
+        "h": True,
+        "i": "Grüße, 世界 🐎",
+        "j": b"\0\xff",
+        "k": date(1900, 1, 1),
+        "m": noon,
+        "l": noon.replace(tzinfo=timezone.utc),
+        "n": ["", "x", None],
+        "o": [("k", 1)],
+        "p": {"x": 1, "y": [0.25]},
+    }
+    batch = pa.RecordBatch.from_pylist([record, dict.fromkeys(record)], schema=schema)
+    empty.sink().commit_batch(0, [empty.pre_commit(batch)])
+    found = sorted(rows(spark, empty), key=lambda row: row["a"] is None)
+    expected = {**record, "l": noon, "o": {"k": 1}, "j": bytearray(record["j"])}
+    assert found == [expected, dict.fromkeys(record)]
+    for name, literal in (("k", "DATE'1900-01-01'"), ("g", "-1234.5678BD"), ("i", "'Grüße, 世界 🐎'")):
+        assert len(rows(spark, empty, f"{name} = {literal}")) == 1
+
+
+def test_spark_skips_no_file_that_has_what_it_looks_for(spark: SparkSession, empty: Place) -> None:
+    make(spark, empty, "value STRING, f DOUBLE, at TIMESTAMP, amount DECIMAL(30, 10)")
+    moment = datetime(2024, 1, 1, 0, 0, 0, 999_999, tzinfo=timezone.utc)
+    long = "z" * 32 + "\U0010ffff"
+    records = {
+        "value": ["a", "z" * 40, long],
+        "f": [1.0, math.nan, -0.0],
+        "at": pa.array([moment] * 3, pa.timestamp("us", "UTC")),
+        "amount": pa.array([Decimal("12345678901234567890.0123456789")] * 3, pa.decimal128(30, 10)),
+    }
+    empty.sink().commit_batch(0, [empty.pre_commit(records)])
+    assert len(rows(spark, empty, "f > 100")) == 1  # NaN is greater than any number to Spark
+    assert len(rows(spark, empty, f"value = '{'z' * 40}'")) == 1
+    assert len(rows(spark, empty, f"value = '{long}'")) == 1
+    assert len(rows(spark, empty, "at = TIMESTAMP'2024-01-01 00:00:00.999999Z'")) == 3
+    assert len(rows(spark, empty, "amount >= 12345678901234567890.0123456789BD")) == 3
+
+
+def test_optimize_vacuum_and_restore_of_spark_leave_an_undecided_batch_to_its_commit(
+    spark: SparkSession, empty: Place
+) -> None:
+    make(spark, empty, "value STRING")
+    for batch_id in range(3):
+        empty.sink().commit_batch(batch_id, [empty.pre_commit([f"{batch_id}"], Round(1, batch_id))])
+    decided = empty.pre_commit(["decided"], Round(1, 3))
+    spark.sql(f"OPTIMIZE delta.`{empty.path}`")
+    spark.sql(f"VACUUM delta.`{empty.path}` RETAIN 24 HOURS")
+    spark.sql(f"RESTORE TABLE delta.`{empty.path}` TO VERSION AS OF 2")
+    for _ in range(2):
+        empty.sink().commit_batch(3, [decided])
+    assert sorted(row["value"] for row in rows(spark, empty)) == ["0", "1", "decided"]
+
+
+def test_vacuum_of_spark_without_retention_loses_an_undecided_batch_aloud_and_leaves_notes(
+    spark: SparkSession, empty: Place
+) -> None:
+    from twopc.errors import TransactionLost
+
+    make(spark, empty, "value STRING")
+    decided = empty.pre_commit(["decided"])
+    spark.sql(f"VACUUM delta.`{empty.path}` RETAIN 0 HOURS")
+    assert len(empty.notes()) == 1
+    with pytest.raises(TransactionLost, match="VACUUM"):
+        empty.sink().commit_batch(0, [decided])
+
+
+def test_create_or_replace_of_spark_between_decision_and_commit_stops_the_query(
+    spark: SparkSession, empty: Place
+) -> None:
+    from twopc.errors import OperatorRequired
+
+    make(spark, empty, "value STRING")
+    decided = empty.pre_commit(["decided"])
+    other = spark.createDataFrame([], "value INT")
+    other.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(empty.path)
+    with pytest.raises(OperatorRequired):
+        empty.sink().commit_batch(0, [decided])
+    assert rows(spark, empty) == []
+
+
+def test_a_stream_of_spark_reads_each_batch_once(spark: SparkSession, empty: Place, tmp_path: Any) -> None:
+    make(spark, empty, "value STRING")
+    for batch_id in range(12):  # over a checkpoint
+        empty.sink().commit_batch(batch_id, [empty.pre_commit([f"{batch_id}"], Round(1, batch_id))])
+    stream = spark.readStream.format("delta").load(empty.path).writeStream.format("memory").queryName("seen")
+    write_all(stream, tmp_path / "checkpoint")
+    seen = sorted(int(row["value"]) for row in spark.table("seen").collect())
+    assert seen == list(range(12))
+
+
+def test_merge_schema_adds_a_column_as_spark_users_know_it(spark: SparkSession, empty: Place) -> None:
+    make(spark, empty, "value STRING")
+    empty.sink().commit_batch(0, [empty.pre_commit(["a"])])
+    wider = pa.record_batch({"value": ["b"], "more": pa.array([1], pa.int64())})
+    with pytest.raises(SchemaMismatch, match="merge_schema"):
+        empty.sink().validate(wider.schema)
+    sink = empty.sink(merge_schema=True)
+    for _ in range(2):
+        sink.validate(wider.schema)
+    sink.commit_batch(1, [empty.pre_commit(wider, Round(1, 1), sink=sink)])
+    assert rows(spark, empty, "more = 1") == [{"value": "b", "more": 1}]
+    assert rows(spark, empty, "more IS NULL") == [{"value": "a", "more": None}]

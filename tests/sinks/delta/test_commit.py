@@ -1,0 +1,710 @@
+"""A batch is in the table once, whatever happens between the look and the commit, and whatever the store answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import CommitFailedError
+
+from tests.sinks.delta.conftest import Place
+from twopc import Committable, Round
+from twopc.errors import (
+    CorruptLog,
+    LogMismatch,
+    OperatorRequired,
+    OutcomeUnknown,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
+from twopc_delta import DeltaSink, commit
+from twopc_delta.commit import TableLog
+
+put = TableLog._put
+
+MARK = "twopc.committed.twopc.log.orders"
+FORGETS = "delta.setTransactionRetentionDuration"
+
+
+def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], after: Callable[[], object] | None = None) -> None:
+    """``act`` runs between the first look and its commit; ``after`` when the entry is put."""
+    acts: Iterator[Callable[[], object]] = iter([act])
+
+    def between(log: TableLog, *arguments: Any) -> None:
+        next(acts, lambda: None)()
+        put(log, *arguments)
+        if after:
+            after()
+
+    monkeypatch.setattr(TableLog, "_put", between)
+
+
+def test_the_mark_is_named_after_the_log_and_the_sink(place: Place) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    assert place.table().transaction_version(MARK) == 0
+
+
+def test_a_batch_is_one_version_of_the_table(place: Place) -> None:
+    before = place.table().version()
+    batch = [place.pre_commit([value], partition=number) for number, value in enumerate("abc")]
+    place.sink().commit_batch(0, batch)
+    assert place.table().version() == before + 1
+    assert place.values() == ["a", "b", "c"]
+    assert place.notes() == []
+
+
+# Other writers. -----------------------------------------------------------------------------------------------------
+
+
+def test_a_foreign_append_between_look_and_commit_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    committable = place.pre_commit(["a"])
+    once(monkeypatch, lambda: place.append("foreign"))
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == ["a", "foreign"]
+
+
+def test_another_coordinator_between_look_and_commit_does_not_double_the_batch(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apache/iceberg#17637 and delta-io/delta#1410: two coordinators, one version."""
+    committable = place.pre_commit(["a"])
+    once(monkeypatch, lambda: place.sink().commit_batch(0, [committable]))
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == ["a"]
+
+
+def test_an_old_coordinator_that_wakes_up_after_later_batches_changes_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apache/iceberg#14425: a late commit was applied twice."""
+    first = place.pre_commit(["a"])
+
+    def newer() -> None:
+        for batch_id, committable in ((0, first), (1, place.pre_commit(["b"], Round(2, 1)))):
+            place.sink().commit_batch(batch_id, [committable])
+        DeltaTable(place.path).create_checkpoint()
+
+    once(monkeypatch, newer)
+    place.sink().commit_batch(0, [first])
+    assert place.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("what", ["notes", "files"])
+def test_what_another_coordinator_removed_after_its_commit_is_not_taken_for_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The other one commits after our look and before we read the notes; or compaction and VACUUM come after it."""
+    committable = place.pre_commit(["a"])
+    step = {"notes": "_read_notes", "files": "_gone"}[what]
+    real = getattr(TableLog, step)
+
+    def late(log: TableLog, argument: Any) -> Any:
+        monkeypatch.setattr(TableLog, step, real)
+        place.sink().commit_batch(0, [committable])
+        if what == "files":
+            place.append("b")
+            place.table().optimize.compact()
+            place.table().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+        return real(log, argument)
+
+    monkeypatch.setattr(TableLog, step, late)
+    place.sink().commit_batch(0, [committable])
+    assert "a" in place.values()
+    assert place.notes() == []
+
+
+def test_a_transaction_of_another_sink_is_neither_sealed_nor_committed(place: Place) -> None:
+    """It may be one of another query on the same table: its note is there, and under our mark it would come twice."""
+    other = place.sink("other")
+    vote = place.vote(["a"], sink=other)
+    sealed = other.seal([vote], 0.0)
+    with pytest.raises(CorruptLog, match=vote.transaction_id):
+        place.sink().seal([vote], 0.0)
+    with pytest.raises(CorruptLog, match=vote.transaction_id):
+        place.sink().commit_batch(0, sealed)
+    with pytest.raises(CorruptLog, match=vote.transaction_id):
+        place.sink().abort(vote)
+    assert place.values() == []
+    assert len(place.notes()) == 1
+    other.commit_batch(0, sealed)
+    assert place.values() == ["a"]
+
+
+def test_a_note_that_was_changed_is_never_committed(place: Place) -> None:
+    """Even one of the same length, whose files are all there: the log would get what the task did not write."""
+    vote = place.vote(["a"])
+    sealed = place.sink().seal([vote], 0.0)
+    [note] = place.folder.glob("_twopc/*.json")
+    written = note.read_bytes()
+    changed = written.replace(b'\\"numRecords\\":1', b'\\"numRecords\\":2')
+    assert changed != written
+    assert len(changed) == len(written)
+    note.write_bytes(changed)
+    with pytest.raises(RoundAborted, match="not there as it was written"):
+        place.sink().seal([vote], 0.0)
+    with pytest.raises(TransactionLost, match="the note of"):
+        place.sink().commit_batch(0, sealed)
+    assert place.values() == []
+    note.write_bytes(written)
+    place.sink().commit_batch(0, sealed)
+    assert place.values() == ["a"]
+
+
+def test_a_coordinator_that_never_gets_a_version_reports_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    committable = place.pre_commit(["a"])
+
+    def slower(log: TableLog, *arguments: Any) -> None:
+        place.append("foreign")
+        put(log, *arguments)
+
+    monkeypatch.setattr(TableLog, "_put", slower)
+    monkeypatch.setattr(commit, "ATTEMPTS", 3)
+    with pytest.raises(Retriable, match="3 times"):
+        place.sink().commit_batch(0, [committable])
+    assert place.values() == ["foreign"] * 3
+    assert len(place.notes()) == 1
+
+
+def test_compaction_and_vacuum_between_look_and_commit_take_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in "xyz":
+        place.append(value)
+    committable = place.pre_commit(["a"])
+
+    def maintain() -> None:
+        table = place.table()
+        table.optimize.compact()
+        table.vacuum(retention_hours=1, dry_run=False, enforce_retention_duration=False)
+
+    once(monkeypatch, maintain)
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == ["a", "x", "y", "z"]
+
+
+@pytest.mark.parametrize("what", ["files", "notes"])
+def test_what_is_removed_between_look_and_commit_is_noticed_when_the_commit_lost_its_race(
+    place: Place, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """VACUUM's own entries make it lose; or those of anyone else."""
+    committable, sink = place.pre_commit(["a"]), place.sink()
+
+    def remove() -> None:
+        if what == "files":
+            place.table().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+        else:
+            shutil.rmtree(place.folder / "_twopc")
+            place.append("foreign")
+
+    once(monkeypatch, remove)
+    with pytest.raises(TransactionLost):
+        sink.commit_batch(0, [committable])
+    assert "a" not in place.values()
+
+
+def test_vacuum_leaves_the_notes_alone(place: Place) -> None:
+    committable = place.pre_commit(["a"])
+    for note in place.folder.glob("_twopc/*"):
+        os.utime(note, (1, 1))
+    place.table().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert place.notes() == [f"{committable.transaction_id}.json"]
+
+
+def test_a_decided_batch_whose_files_vacuum_has_removed_is_lost_aloud(place: Place) -> None:
+    committables = [place.pre_commit([value], partition=number) for number, value in enumerate("ab")]
+    (place.folder / place.data_files()[0]).unlink()
+    for _ in range(2):
+        with pytest.raises(TransactionLost, match="VACUUM"):
+            place.sink().commit_batch(0, committables)
+    assert place.values() == []
+
+
+def test_two_queries_and_a_foreign_writer_on_one_table_lose_and_double_nothing(place: Place) -> None:
+    def query(log_id: str) -> None:
+        for batch_id in range(8):
+            sink = place.sink(log_id)
+            batch = [place.pre_commit([f"{log_id}{batch_id}"], Round(1, batch_id), sink=sink)]
+            while True:
+                try:
+                    sink.commit_batch(batch_id, batch)
+                    break
+                except Retriable:
+                    continue
+
+    threads = [threading.Thread(target=query, args=(log_id,)) for log_id in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for number in range(8):
+        place.append(f"foreign{number}")
+    for thread in threads:
+        thread.join()
+    assert place.values() == sorted(f"{who}{number}" for who in ("one", "two", "foreign") for number in range(8))
+
+
+# Answers. -----------------------------------------------------------------------------------------------------------
+
+
+def lose(error: Exception) -> Callable[[], None]:
+    def raise_it() -> None:
+        raise error
+
+    return raise_it
+
+
+@pytest.mark.parametrize("error", [OSError("timed out"), CommitFailedError("Transaction failed: x")])
+def test_an_answer_that_is_lost_after_the_commit_does_not_double_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """delta-io/delta-rs#2279: a write that succeeded returned an error, and its caller wrote again."""
+    once(monkeypatch, lambda: None, lose(error))
+    committable = place.pre_commit(["a"])
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == ["a"]
+
+
+def test_a_request_that_is_carried_out_after_its_time_out_does_not_double_the_batch(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-io/delta-rs#268: the store paused, the commit counted as failed, and was carried out later."""
+    committable = place.pre_commit(["a"])
+    late: list[tuple[Any, ...]] = []
+
+    def time_out(*arguments: Any) -> None:
+        late.append(arguments)
+        raise OSError("timed out")
+
+    monkeypatch.setattr(TableLog, "_put", time_out)
+    with pytest.raises(Retriable, match="timed out"):
+        place.sink().commit_batch(0, [committable])
+    monkeypatch.setattr(TableLog, "_put", lambda *arguments: (put(*late[0]), put(*arguments)))
+    place.sink().commit_batch(0, [committable])
+    with pytest.raises(CommitFailedError):
+        put(*late[0])
+    assert place.values() == ["a"]
+
+
+def test_a_success_that_the_table_does_not_show_is_not_believed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as an entry put into a version that was cleaned up behind a checkpoint, after a long pause."""
+    answers: Iterator[Callable[..., None]] = iter([lambda *_: None, lambda *_: None, put])
+
+    def answer(*arguments: Any) -> None:
+        next(answers)(*arguments)
+
+    monkeypatch.setattr(TableLog, "_put", answer)
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    assert place.values() == ["a"]
+    with pytest.raises(StopIteration):
+        next(answers)
+
+
+def test_late_transactions_of_a_committed_batch_are_not_dropped_for_its_mark(place: Place) -> None:
+    """delta-io/connectors#467: part of a checkpoint came late, and was skipped as the version was committed. Here a
+    batch is decided whole, so a transaction of a batch that the table has can't be decided any more."""
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    with pytest.raises(LogMismatch, match="has batch 0"):
+        place.pre_commit(["late"], partition=1)
+
+
+def test_an_old_commit_log_is_recognized_before_its_next_decision(place: Place) -> None:
+    """It is behind the table, and plans a batch anew whose number the table has."""
+    for batch_id in range(3):
+        place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
+    with pytest.raises(LogMismatch, match="commit log is an old copy"):
+        place.pre_commit(["other"], Round(2, 1))
+    assert place.values() == ["0", "1", "2"]
+
+
+# The table changes. -------------------------------------------------------------------------------------------------
+
+
+def recreate(place: Place) -> None:
+    """With as many versions as it had, and the files of open transactions where they were."""
+    versions = place.table().version()
+    shutil.rmtree(place.folder / "_delta_log")
+    place.create()
+    for number in range(versions):
+        place.append(f"new{number}")
+
+
+def test_a_table_that_was_dropped_and_made_again_gets_nothing_of_an_old_decision(place: Place) -> None:
+    committable = place.pre_commit(["a"])
+    recreate(place)
+    with pytest.raises(OutcomeUnknown, match="dropped and made again"):
+        place.sink().commit_batch(0, [committable])
+    assert place.values() == []
+    assert len(place.notes()) == 1
+
+
+def test_a_table_that_is_gone_leaves_the_outcome_open(place: Place) -> None:
+    sink, committable = place.sink(), place.pre_commit(["a"])
+    shutil.rmtree(place.folder)
+    with pytest.raises(OutcomeUnknown, match="no Delta table any more"):
+        sink.commit_batch(0, [committable])
+    assert not place.folder.exists()
+
+
+def test_a_table_restored_from_a_copy_leaves_the_outcome_open(place: Place, tmp_path: Path) -> None:
+    """The decided batch follows one that the table no longer has. By the mark alone it would be committed, and the
+    batches before would be missing without a word."""
+    shutil.copytree(place.folder, tmp_path / "copy")
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    second = place.pre_commit(["b"], Round(1, 1))
+    shutil.rmtree(place.folder / "_delta_log")
+    shutil.copytree(tmp_path / "copy" / "_delta_log", place.folder / "_delta_log")
+    with pytest.raises(OutcomeUnknown, match="restored"):
+        place.sink().commit_batch(1, [second])
+
+
+def test_a_table_restored_to_an_older_version_takes_the_next_batch_once(place: Place) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    decided = place.pre_commit(["b"], Round(1, 1))
+    place.table().restore(0)
+    for _ in range(2):
+        place.sink().commit_batch(1, [decided])
+    assert place.values() == ["b"]
+
+
+def test_a_repeated_commit_of_a_batch_that_was_restored_away_does_not_bring_it_back(place: Place) -> None:
+    committable = place.pre_commit(["a"])
+    place.sink().commit_batch(0, [committable])
+    place.table().restore(0)
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == []
+
+
+def test_a_new_column_between_pre_commit_and_commit_is_null_in_the_batch(place: Place) -> None:
+    from deltalake import Field
+    from deltalake.schema import PrimitiveType
+
+    committable = place.pre_commit(["a"])
+    place.table().alter.add_columns([Field("more", PrimitiveType("long"))])
+    place.sink().commit_batch(0, [committable])
+    assert place.rows() == [{"value": "a", "more": None}]
+
+
+def test_a_constraint_between_pre_commit_and_commit_stops_the_query(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs would commit rows that break it."""
+    committable = place.pre_commit(["a"])
+    sink = place.sink()
+    once(monkeypatch, lambda: place.table().alter.add_constraint({"late": "value > 'b'"}))
+    with pytest.raises(OperatorRequired, match="CHECK constraint 'late'"):
+        sink.commit_batch(0, [committable])
+    assert place.values() == []
+    place.table().alter.drop_constraint("late")
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == ["a"]
+
+
+def test_a_table_feature_that_appears_between_look_and_commit_stops_the_query(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """delta-rs's own repeat would commit: it checks features on the version that it began with."""
+    committable, sink = place.pre_commit(["a"]), place.sink()
+
+    def upgrade() -> None:
+        protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["fromTheFuture"]}
+        entry = place.folder / "_delta_log" / f"{place.table().version() + 1:020d}.json"
+        entry.write_text(json.dumps({"protocol": protocol}) + "\n")
+
+    once(monkeypatch, upgrade)
+    with pytest.raises(OperatorRequired, match="fromTheFuture"):
+        sink.commit_batch(0, [committable])
+    assert len(place.notes()) == 1
+    assert list(place.folder.glob("_delta_log/*2.json")) == []
+
+
+def test_another_schema_at_the_commit_stops_the_query(place: Place) -> None:
+    """The same table with a column of another type, as CREATE OR REPLACE makes it."""
+    from deltalake import write_deltalake
+
+    sink, committable = place.sink(), place.pre_commit(["a"])
+    write_deltalake(
+        place.path, pa.table({"value": pa.array([1], pa.int64())}), mode="overwrite", schema_mode="overwrite"
+    )
+    with pytest.raises((OperatorRequired, OutcomeUnknown), match=r"'value' was string and is int64|id"):
+        sink.commit_batch(0, [committable])
+    assert place.rows() == [{"value": 1}]
+
+
+# The mark. ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_mark_survives_checkpoints_and_log_cleanup(place: Place) -> None:
+    committable = place.pre_commit(["a"])
+    place.sink().commit_batch(0, [committable])
+    for number in range(4):
+        place.append(f"foreign{number}")
+    table = place.table()
+    table.create_checkpoint()
+    for entry in (place.folder / "_delta_log").glob("*.json"):
+        if int(entry.stem) < table.version():
+            entry.unlink()
+    place.sink().commit_batch(0, [committable])
+    assert place.values().count("a") == 1
+
+
+def forget_marks(place: Place) -> None:
+    """Have the table forget its marks, after the decision: a table that does so at the start is refused."""
+    place.table().alter.set_table_properties({FORGETS: "interval 0 seconds"})
+    deadline = time.monotonic() + 10
+    while place.table().transaction_version(MARK) is not None:
+        assert time.monotonic() < deadline
+
+
+def bound(place: Place) -> DeltaSink:
+    """A sink that has not looked at the table, which it would refuse."""
+    sink = place.unbound()
+    sink.bind("orders", "log")
+    return sink
+
+
+def commit_and_die(place: Place, batch_id: int, committable: Committable, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the entry, and leave the notes."""
+    with monkeypatch.context() as killed:
+        killed.setattr(TableLog, "_settle", lambda *_: None)
+        place.sink().commit_batch(batch_id, [committable])
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_a_batch_whose_mark_is_forgotten_is_found_in_the_log(
+    place: Place, monkeypatch: pytest.MonkeyPatch, batch_id: int
+) -> None:
+    for before in range(batch_id):
+        place.sink().commit_batch(before, [place.pre_commit(["before"], Round(1, before))])
+    committable = place.pre_commit(["a"], Round(1, batch_id))
+    commit_and_die(place, batch_id, committable, monkeypatch)
+    place.append("x")
+    place.table().optimize.compact()
+    forget_marks(place)
+    bound(place).commit_batch(batch_id, [committable])
+    assert place.values() == sorted(["a", "x", *["before"] * batch_id])
+    assert place.notes() == []
+
+
+@pytest.mark.parametrize("batch_id", [0, 1])
+def test_a_table_that_begins_to_forget_marks_after_the_decision_stops_the_query(place: Place, batch_id: int) -> None:
+    for before in range(batch_id):
+        place.sink().commit_batch(before, [place.pre_commit(["before"], Round(1, before))])
+    committable, sink = place.pre_commit(["a"], Round(1, batch_id)), place.sink()
+    forget_marks(place)
+    with pytest.raises(OperatorRequired, match=FORGETS) as raised:
+        sink.commit_batch(batch_id, [committable])
+    assert not isinstance(raised.value, OutcomeUnknown)
+    assert "a" not in place.values()
+
+
+def test_a_batch_without_a_mark_whose_entry_may_have_been_cleaned_up_leaves_the_outcome_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = place.pre_commit(["a"])
+    commit_and_die(place, 0, committable, monkeypatch)
+    forget_marks(place)
+    place.table().create_checkpoint()
+    (place.folder / "_delta_log" / f"{1:020d}.json").unlink()
+    with pytest.raises(OutcomeUnknown, match="version 1 of its log"):
+        bound(place).commit_batch(0, [committable])
+    assert place.values() == ["a"]
+
+
+def test_a_sweep_after_a_forgotten_mark_removes_no_visible_file(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once an operator has given the batch up. A commit that was late may even come after the sweep."""
+    committable = place.pre_commit(["a"])
+    commit_and_die(place, 0, committable, monkeypatch)
+    forget_marks(place)
+    sink = bound(place)
+    for each in sink.recover():
+        sink.abort(each)
+    assert place.values() == ["a"]
+    assert place.notes() == []
+
+
+def test_checkpoints_are_written_as_the_table_asks_for_them(place: Place) -> None:
+    shutil.rmtree(place.folder)
+    place.create(delta__checkpointInterval="4")
+    for batch_id in range(9):
+        place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
+    found = sorted(path.name[18:20] for path in (place.folder / "_delta_log").glob("*.checkpoint.parquet"))
+    assert found == ["04", "08"]
+    assert place.values() == sorted(map(str, range(9)))
+
+
+def test_checkpoints_are_written_where_others_take_the_versions_at_which_they_would_be_due(place: Place) -> None:
+    shutil.rmtree(place.folder)
+    place.create(delta__checkpointInterval="4")
+    for batch_id in range(6):  # versions 2, 4, 6, ...: every multiple of 4 is another writer's
+        place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
+        place.append("foreign")
+    found = sorted(path.name[18:20] for path in (place.folder / "_delta_log").glob("*.checkpoint.parquet"))
+    assert found == ["05", "09"]
+
+
+def test_a_checkpoint_that_fails_does_not_fail_the_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commit, "CHECKPOINT_INTERVAL", 1)
+    monkeypatch.setattr(DeltaTable, "create_checkpoint", lambda table: lose(OSError("no room"))())
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    assert place.values() == ["a"]
+
+
+def test_the_entry_survives_a_power_cut_before_its_notes_go(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another process put it and died before its sync, and others' entries follow."""
+    committable = place.pre_commit(["a"])
+    sink = place.sink()
+    monkeypatch.setattr(TableLog, "_settle", lambda *_: None)
+    sink.commit_batch(0, [committable])
+    monkeypatch.undo()
+    place.append("foreign")
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        assert len(place.notes()) == 1
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    TableLog(sink._storage, MARK, "table").commit(0, [committable])
+    assert synced == ["00000000000000000002.json", "00000000000000000001.json", "_delta_log"]
+    assert place.notes() == []
+
+
+# Rolling back. ------------------------------------------------------------------------------------------------------
+
+
+def test_an_abort_leaves_the_files_of_a_pre_committed_transaction_to_vacuum(place: Place) -> None:
+    """A late commit of a batch that was given up could still name them."""
+    committable = place.pre_commit(["a"])
+    place.sink().abort(Committable(committable.transaction_id, {}))
+    assert (len(place.data_files()), place.notes()) == (1, [])
+    place.table().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert place.data_files() == []
+
+
+def test_a_late_abort_removes_no_file_of_a_committed_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver died between the commit and the removal of the notes."""
+    from twopc_delta.notes import Notes
+
+    committable = place.pre_commit(["a"])
+    monkeypatch.setattr(Notes, "remove", lambda notes, name: None)
+    place.sink().commit_batch(0, [committable])
+    monkeypatch.undo()
+    assert len(place.notes()) == 1
+    place.sink().abort(committable)
+    assert place.values() == ["a"]
+    assert place.notes() == []
+
+
+def test_the_files_of_an_attempt_that_lost_are_left_to_vacuum(place: Place) -> None:
+    """It is rolled back after the commit. By then only the log could show whether its files are in the table."""
+    won, lost = place.pre_commit(["a"]), place.vote(["a"], partition=1)
+    place.sink().commit_batch(0, [won])
+    place.sink().abort(lost)
+    assert place.notes() == []
+    assert place.values() == ["a"]
+    assert len(place.data_files()) == 2
+    place.table().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
+    assert len(place.data_files()) == 1
+    assert place.values() == ["a"]
+
+
+def test_an_attempt_that_was_killed_while_it_wrote_leaves_nothing_after_the_sweep(place: Place) -> None:
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    assert len(place.data_files()) == 1
+    [found] = place.sink().recover()
+    place.sink().abort(found)
+    assert (place.data_files(), place.notes()) == ([], [])
+    with pytest.raises((RoundAborted, OSError)):
+        sink.pre_commit(transaction)
+
+
+def test_reading_with_another_engine_shows_the_same(place: Place) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a", "b"])])
+    found = QueryBuilder().register("t", place.table()).execute("SELECT count(*) AS n FROM t").read_all()
+    assert pa.table(found).to_pylist() == [{"n": 2}]
+    assert isinstance(place.unbound(), DeltaSink)
+
+
+def test_what_killed_writers_left_beside_the_notes_is_removed_once_it_is_old(place: Place) -> None:
+    """An hour is long for a writer between its first byte and its rename; one that only slept writes anew."""
+    place.pre_commit(["a"])
+    old, new = (place.folder / "_twopc" / f".{name}.aside" for name in ("old", "new"))
+    for path in (old, new):
+        path.write_bytes(b"half")
+    os.utime(old, (1, 1))
+    place.sink()
+    assert (old.exists(), new.exists()) == (False, True)
+    assert len(place.notes()) == 1
+
+
+# What is kept of the table between two looks. -----------------------------------------------------------------------
+
+
+def test_a_process_loads_the_table_only_at_first_and_after_checkpoints(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each load reads all files of the table."""
+    loads: list[str] = []
+    load = commit.load
+
+    def counted(*arguments: Any) -> DeltaTable:
+        loads.append("load")
+        return load(*arguments)
+
+    monkeypatch.setattr(commit, "load", counted)
+    sink = place.sink()
+    for batch_id in range(12):  # over a checkpoint
+        sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
+    assert len(loads) == 3 + 1  # until the first entry that is ours, and after the checkpoint
+    assert place.values() == sorted(map(str, range(12)))
+    again = pickle.loads(pickle.dumps(sink))  # noqa: S301  # as it travels to the tasks
+    assert "_log" not in vars(again)
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("what", ["another", "an older copy", "appended", "checkpointed"])
+def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
+    place: Place, tmp_path: Path, what: str, is_sealed: bool
+) -> None:
+    sink, log = place.sink(), place.folder / "_delta_log"
+    sink.commit_batch(0, [place.pre_commit(["0"], sink=sink)])
+    shutil.copytree(log, tmp_path / "copy")
+    sink.commit_batch(1, [place.pre_commit(["1"], Round(1, 1), sink=sink)])
+    vote = place.vote(["2"], Round(1, 2), sink=sink)
+    batch = sink.seal([vote], 0.0)
+    if what == "another":
+        recreate(place)
+    elif what == "an older copy":
+        shutil.rmtree(log)
+        shutil.copytree(tmp_path / "copy", log)
+    else:
+        place.append("foreign")
+    if what == "checkpointed":
+        place.table().create_checkpoint()
+        for entry in sorted(log.glob("*.json"))[:-1]:
+            entry.unlink()
+    if not is_sealed and what == "another":
+        with pytest.raises(RoundAborted, match="its id was"):
+            sink.seal([vote], 0.0)
+        return
+    if not is_sealed:
+        batch = sink.seal([vote], 0.0)
+    if is_sealed and what in ("another", "an older copy"):
+        with pytest.raises(OutcomeUnknown):
+            sink.commit_batch(2, batch)
+        return
+    sink.commit_batch(2, batch)
+    assert place.values().count("2") == 1

@@ -1,0 +1,44 @@
+"""The Delta sink keeps the contract of every sink, on a table of its own, partitioned and not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.typed_records import typed
+from twopc.testing import SinkContract
+
+if TYPE_CHECKING:
+    from tests.sinks.delta.conftest import Place
+    from twopc_delta import DeltaSink
+
+
+class TestAppend(SinkContract):
+    partition_by: tuple[str, ...] = ()
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path_factory: pytest.TempPathFactory, place: Place) -> None:
+        self.place = type(place)(str(tmp_path_factory.mktemp("table")))
+        self.place.create(typed().schema, self.partition_by)
+
+    def make_sink(self) -> DeltaSink:
+        return self.place.unbound()
+
+    def visible(self) -> list[str]:
+        return self.place.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return self.place.rows()
+
+
+class TestPartitioned(TestAppend):
+    partition_by = ("value", "day")
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        days = pa.nulls(len(values), pa.date32())
+        return pa.record_batch({"value": pa.array(values), "whole": pa.array(range(len(values))), "day": days})

@@ -1,0 +1,51 @@
+"""What an error of the store means is decided by its codes, and never by a name that a user has chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from twopc.errors import OperatorRequired, Retriable
+from twopc_delta import outcomes
+from twopc_delta.storage import Storage
+
+DISK = "/data/403 access denied/not supported"
+BUCKET = "s3://forbidden/403/schema error"
+
+
+def failure(text: str, place: str = DISK) -> outcomes.Failure:
+    return outcomes.Failure.of(OSError(text), Storage.at(place, {}))
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        (DISK, f"Generic LocalFileSystem error: Unable to open file {DISK}/_delta_log/1.json#1: timed out"),
+        (DISK, "error at file:///data/403%20access%20denied/not%20supported/_delta_log/1.json: timed out"),
+        (BUCKET, f"Generic S3 error: Error performing PUT http://host:9000/{BUCKET[5:]}/_delta_log/1.json: timed out"),
+        (BUCKET, "Error performing GET https://forbidden.s3.amazonaws.com/403/x?token=403 in 2s: timed out"),
+        (
+            BUCKET,
+            "<Error><Code>SlowDown</Code><Message>403 Forbidden, not supported</Message>",
+        ),
+    ],
+)
+def test_no_word_of_a_path_a_url_or_a_servers_text_decides_the_error(place: str, text: str) -> None:
+    given = failure(text, place)
+    assert given.text == text
+    for is_decided in (False, True):
+        assert isinstance(outcomes.look_failed(given, "a look", is_decided), Retriable)
+    assert isinstance(outcomes.commit_failed(given, "batch 1"), Retriable)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Unable to open file {DISK}/_delta_log/1.json#1: Permission denied (os error 13)",
+        'Os { code: 13, kind: PermissionDenied, message: "..." }',
+        "Error performing GET http://host/b in 1ms - Server returned non-2xx status code: 403 Forbidden: ",
+        "Server returned error response: <Error><Code>AccessDenied</Code><Message>No.</Message></Error>",
+    ],
+)
+def test_a_refusal_of_the_store_needs_an_operator(text: str) -> None:
+    assert isinstance(outcomes.look_failed(failure(text), "a look", is_decided=True), OperatorRequired)
+    assert isinstance(outcomes.commit_failed(failure(text), "batch 1"), OperatorRequired)

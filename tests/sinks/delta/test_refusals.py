@@ -1,0 +1,325 @@
+"""What delta-rs would commit without a word, and readers would get wrong, is refused by its name."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tests.sinks.delta.conftest import Place
+from tests.support.sink_place import ROUND
+from twopc import Participant
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+
+VALUE = {"name": "value", "type": "string", "nullable": True}
+
+
+def make(
+    place: Place,
+    *columns: Mapping[str, Any],
+    configuration: Mapping[str, str] | None = None,
+    reader: int = 1,
+    writer: int = 2,
+    features: tuple[str, ...] = (),
+    reader_features: tuple[str, ...] = (),
+    value: Mapping[str, Any] | None = None,
+) -> None:
+    """A table as another writer would have made it: the first entry of its log, by hand."""
+    protocol: dict[str, Any] = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if writer == 7:
+        protocol["writerFeatures"] = list(features)
+    if reader == 3:
+        protocol["readerFeatures"] = list(reader_features)
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": json.dumps({"type": "struct", "fields": [{**VALUE, "metadata": dict(value or {})}, *columns]}),
+        "partitionColumns": [],
+        "configuration": dict(configuration or {}),
+        "createdTime": 1,
+    }
+    [log] = [place.folder / "_delta_log"]
+    for old in log.iterdir():
+        old.unlink()
+    entry = "".join(json.dumps(action) + "\n" for action in ({"protocol": protocol}, {"metaData": metadata}))
+    (log / "00000000000000000000.json").write_text(entry)
+
+
+def everything(place: Place) -> list[tuple[str, int]]:
+    """Each file of the table, of its log and beside it, with its length."""
+    files = (path for path in place.folder.rglob("*") if path.is_file())
+    return sorted((str(path.relative_to(place.folder)), path.stat().st_size) for path in files)
+
+
+def column(name: Any = "other", type: Any = "long", nullable: Any = True, **metadata: Any) -> dict[str, Any]:
+    return {"name": name, "type": type, "nullable": nullable, "metadata": metadata}
+
+
+GENERATED = column(**{"delta.generationExpression": "value + 1"})
+IDENTITY = column(**{"delta.identity.start": 1, "delta.identity.step": 1})
+INVARIANT = column(**{"delta.invariants": '{"expression":{"expression":"other > 3"}}'})
+MAPPED = column(**{"delta.columnMapping.id": 2, "delta.columnMapping.physicalName": "col-1"})
+MAPPED_VALUE = {"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "col-0"}
+MAPPING = {"delta.columnMapping.mode": "name"}
+MAPPING_BY_ID = {"delta.columnMapping.mode": "id"}
+FEATURE_OF_MAPPING = ("columnMapping",)
+
+
+@pytest.mark.parametrize(
+    ("named", "made"),
+    [
+        ("checkConstraints", {"configuration": {"delta.constraints.positive": "value > 0"}, "writer": 3}),
+        (
+            "checkConstraints",
+            {"configuration": {"delta.constraints.c": "1"}, "writer": 7, "features": ("checkConstraints",)},
+        ),
+        ("invariants", {"columns": [INVARIANT]}),
+        ("generatedColumns", {"columns": [GENERATED], "writer": 4}),
+        ("identityColumns", {"columns": [IDENTITY], "writer": 6}),
+        ("identityColumns", {"columns": [IDENTITY], "writer": 7, "features": ("identityColumns",)}),
+        (
+            "columnMapping",
+            {"value": MAPPED_VALUE, "columns": [MAPPED], "configuration": MAPPING, "reader": 2, "writer": 5},
+        ),
+        (
+            "columnMapping",
+            {
+                "value": MAPPED_VALUE,
+                "columns": [MAPPED],
+                "configuration": MAPPING_BY_ID,
+                "reader": 3,
+                "writer": 7,
+                "features": FEATURE_OF_MAPPING,
+                "reader_features": FEATURE_OF_MAPPING,
+            },
+        ),
+        ("generatedColumns", {"columns": [column("nested", {"type": "struct", "fields": [GENERATED]})], "writer": 4}),
+        ("allowColumnDefaults", {"writer": 7, "features": ("allowColumnDefaults",)}),
+        ("rowTracking", {"writer": 7, "features": ("rowTracking", "domainMetadata")}),
+        ("rowTracking", {"configuration": {"delta.enableRowTracking": "true"}}),
+        ("clustering", {"writer": 7, "features": ("clustering",)}),
+        ("inCommitTimestamp", {"writer": 7, "features": ("inCommitTimestamp",)}),
+        ("icebergCompatV2", {"writer": 7, "features": ("icebergCompatV2",)}),
+        (
+            "typeWidening",
+            {"writer": 7, "features": ("typeWidening",), "reader": 3, "reader_features": ("typeWidening",)},
+        ),
+        ("CatalogManaged", {"writer": 7, "features": ("catalogManaged",)}),
+        ("fromTheFuture", {"writer": 7, "features": ("fromTheFuture",)}),
+        ("char\\(3\\)", {"columns": [column("c", "string", __CHAR_VARCHAR_TYPE_STRING="char(3)")]}),
+        (
+            "UNSET TBLPROPERTIES .'delta.setTransactionRetentionDuration'",
+            {"configuration": {"delta.setTransactionRetentionDuration": "interval 30 days"}},
+        ),
+    ],
+)
+def test_a_table_whose_rules_the_sink_can_not_keep_is_refused(place: Place, named: str, made: dict[str, Any]) -> None:
+    made = dict(made)
+    columns = made.pop("columns", [])
+    running = place.sink()
+    make(place, *columns, **made)
+    before = everything(place)
+    with pytest.raises(ConfigurationError, match=named):
+        place.sink()
+    with pytest.raises(ConfigurationError, match=named):
+        running.validate(pa.schema({"value": pa.string()}))
+    assert everything(place) == before
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"writer": 7, "features": ("appendOnly", "invariants", "checkConstraints", "generatedColumns")},
+        {"configuration": {"delta.appendOnly": "true"}},
+        {"configuration": {"delta.columnMapping.mode": "none"}, "reader": 2, "writer": 5},
+        {"configuration": {"delta.enableChangeDataFeed": "true"}, "writer": 4},
+        {
+            "configuration": {"delta.enableDeletionVectors": "true"},
+            "reader": 3,
+            "writer": 7,
+            "features": ("deletionVectors",),
+            "reader_features": ("deletionVectors",),
+        },
+        {
+            "configuration": {"delta.checkpointPolicy": "v2"},
+            "reader": 3,
+            "writer": 7,
+            "features": ("v2Checkpoint",),
+            "reader_features": ("v2Checkpoint",),
+        },
+    ],
+)
+def test_a_table_whose_rules_an_append_keeps_is_written(place: Place, made: dict[str, Any]) -> None:
+    make(place, **made)
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    assert place.values() == ["a"]
+
+
+def test_a_null_is_refused_where_the_table_has_not_null(place: Place) -> None:
+    make(place, column(nullable=False))
+    with pytest.raises(RecordRefused) as refused:
+        place.pre_commit({"value": ["a", "b", "c"], "other": pa.array([1, None, 3], pa.int64())})
+    assert (refused.value.column, refused.value.record) == ("other", 1)
+    with pytest.raises(SchemaMismatch, match=r"'other'.*NOT NULL"):
+        place.pre_commit({"value": ["a"]})
+    assert place.rows() == []
+    assert place.data_files() == []
+
+
+@pytest.mark.parametrize(
+    ("type", "good", "bad"),
+    [
+        ({"type": "struct", "fields": [column("x", nullable=False)]}, {"x": 1}, {"x": None}),
+        ({"type": "array", "elementType": "long", "containsNull": False}, [1], [1, None]),
+        (
+            {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": False},
+            [("k", 1)],
+            [("k", None)],
+        ),
+    ],
+)
+def test_a_null_is_refused_where_a_nested_type_has_none(place: Place, type: Any, good: Any, bad: Any) -> None:
+    make(place, column("nested", type))
+    arrow = pa.schema(place.table().schema().to_arrow()).field("nested").type
+    loose = {pa.types.is_struct: pa.struct({"x": pa.int64()}), pa.types.is_list: pa.list_(pa.int64())}
+    kind = next((found for is_type, found in loose.items() if is_type(arrow)), pa.map_(pa.string(), pa.int64()))
+    for value in (good, None):
+        place.pre_commit({"value": ["a"], "nested": pa.array([value], kind)}, partition=0 if value else 1)
+    with pytest.raises(RecordRefused, match="NOT NULL"):
+        place.pre_commit({"value": ["a"], "nested": pa.array([bad], kind)}, partition=2)
+
+
+def test_a_text_that_is_longer_than_its_varchar_is_refused(place: Place) -> None:
+    make(place, column("short", "string", __CHAR_VARCHAR_TYPE_STRING="varchar(3)"))
+    place.pre_commit({"value": ["a"], "short": ["äöü"]})
+    with pytest.raises(RecordRefused, match=r"varchar\(3\)"):
+        place.pre_commit({"value": ["a"], "short": ["four"]}, partition=1)
+
+
+@pytest.mark.parametrize(
+    "given", [pa.int64(), pa.timestamp("ns"), pa.timestamp("us"), pa.float64(), pa.list_(pa.string()), pa.null()]
+)
+def test_a_column_of_another_type_is_refused(place: Place, given: pa.DataType) -> None:
+    with pytest.raises(SchemaMismatch, match="'value'"):
+        place.sink().validate(pa.schema({"value": given}))
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "fits"),
+    [
+        (pa.int32(), pa.int64(), True),
+        (pa.int64(), pa.int32(), False),
+        (pa.uint32(), pa.int64(), False),
+        (pa.float32(), pa.float64(), True),
+        (pa.float64(), pa.float32(), False),
+        (pa.int32(), pa.float64(), False),
+        (pa.decimal128(5, 2), pa.decimal128(6, 3), True),
+        (pa.decimal128(6, 2), pa.decimal128(6, 3), False),
+        (pa.large_string(), pa.string(), True),
+        (pa.timestamp("us", "Europe/Paris"), pa.timestamp("us", "UTC"), True),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), False),
+        (pa.timestamp("ns", "UTC"), pa.timestamp("us", "UTC"), False),
+        (pa.struct({"a": pa.int32()}), pa.struct({"a": pa.int64()}), True),
+        (pa.struct({"a": pa.int32()}), pa.struct({"b": pa.int32()}), False),
+        (pa.large_list(pa.int16()), pa.list_(pa.int64()), True),
+    ],
+)
+def test_a_type_fits_only_if_the_table_holds_each_of_its_values(
+    place: Place, tmp_path: Any, given: pa.DataType, field: pa.DataType, fits: bool
+) -> None:
+    other = Place(str(tmp_path / "typed"))
+    other.create(pa.schema({"x": field}))
+    sink = other.sink()
+    if fits:
+        sink.validate(pa.schema({"x": given}))
+    else:
+        with pytest.raises(SchemaMismatch, match="'x'"):
+            sink.validate(pa.schema({"x": given}))
+
+
+def test_an_unknown_column_and_one_named_twice_are_refused(place: Place) -> None:
+    sink = place.sink()
+    with pytest.raises(SchemaMismatch, match=r"'extra'.*merge_schema"):
+        sink.validate(pa.schema({"value": pa.string(), "extra": pa.string()}))
+    with pytest.raises(SchemaMismatch, match="'value'"):
+        sink.validate(pa.schema([pa.field("value", pa.string()), pa.field("VALUE", pa.string())]))
+
+
+def test_a_column_in_another_case_is_the_tables_as_in_spark(place: Place) -> None:
+    place.sink().commit_batch(0, [place.pre_commit({"VALUE": ["a"]})])
+    assert place.rows() == [{"value": "a"}]
+
+
+def test_a_file_that_is_gone_or_changed_before_the_decision_aborts_the_round(place: Place) -> None:
+    spoils: tuple[Callable[[Path], object], ...] = (Path.unlink, lambda path: path.write_bytes(b"other"))
+    for number, spoil in enumerate(spoils):
+        with Participant({"orders": place.sink()}, ROUND, partition=number) as participant:
+            participant.write("orders", pa.record_batch({"value": ["a"]}))
+            vote = participant.pre_commit()["orders"]
+        spoil(place.folder / place.data_files()[0])
+        with pytest.raises(RoundAborted, match="not there as it was written"):
+            place.sink().seal([vote], 0.0)
+        place.sink().abort(vote)
+    assert place.values() == []
+
+
+@pytest.mark.parametrize(
+    "name", ["replaceWhere", "overwriteSchema", "partitionOverwriteMode", "txnAppId", "txnVersion"]
+)
+def test_an_option_of_sparks_writer_that_the_sink_lacks_is_refused_by_name(place: Place, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        place.unbound(**{name: "x"})
+
+
+def test_a_place_without_a_table_is_refused_and_none_is_made(tmp_path: Any) -> None:
+    nowhere = Place(str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="no Delta table"):
+        nowhere.sink()
+    assert not nowhere.folder.exists()
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "hdfs://host/t", "memory://t"])
+def test_a_store_in_which_two_commits_could_both_win_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="both win"):
+        Place(url).unbound()
+
+
+def test_a_lock_in_dynamodb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_S3_LOCKING_PROVIDER", "dynamodb")
+    with pytest.raises(ConfigurationError, match="DynamoDB"):
+        Place("s3://bucket/t").unbound()
+
+
+def test_a_partition_column_without_one_form_in_the_log_is_refused(tmp_path: Any) -> None:
+    other = Place(str(tmp_path / "typed"))
+    other.create(pa.schema({"x": pa.int64(), "at": pa.timestamp("us", "UTC")}), ["at"])
+    with pytest.raises(SchemaMismatch, match="'at'"):
+        other.sink().validate(pa.schema({"x": pa.int64(), "at": pa.timestamp("us", "UTC")}))
+
+
+def test_an_empty_text_in_a_partition_column_is_refused_as_readers_would_see_null(tmp_path: Any) -> None:
+    other = Place(str(tmp_path / "parts"))
+    other.create(pa.schema({"value": pa.string(), "day": pa.string()}), ["day"])
+    with pytest.raises(RecordRefused, match="null") as refused:
+        other.pre_commit({"value": ["a", "b"], "day": ["x", ""]})
+    assert (refused.value.column, refused.value.record) == ("day", 1)
+
+
+def test_delta_rs_itself_would_commit_to_a_table_with_a_check_constraint(place: Place) -> None:
+    """If this fails, delta-rs has begun to look at rows, and a refusal above may go."""
+    committable = place.pre_commit(["a"])
+    make(place, configuration={"delta.constraints.positive": "value > 0"}, writer=3)
+    from deltalake.transaction import AddAction
+
+    path = place.data_files()[0]
+    size = (place.folder / path).stat().st_size
+    table = DeltaTable(place.path)
+    table.create_write_transaction([AddAction(path, size, {}, 1, True, "{}")], "append", table.schema(), [])
+    assert place.values() == ["a"]
+    assert committable.records == 1

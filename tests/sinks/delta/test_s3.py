@@ -1,0 +1,168 @@
+"""The Delta sink on S3: a real server over HTTP, whose conditional put decides between two commits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import s3fs
+from deltalake import DeltaTable, QueryBuilder, Schema
+
+from tests.support.http_proxy import Changed, HttpProxy, Lost
+from tests.support.s3_server import S3Server
+from twopc import Committable, Participant, Round
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc_delta import DeltaSink
+from twopc_delta.options import DeltaOptions
+
+URL = "s3://lake/orders"
+OVERWRITES = Changed(without_headers=frozenset({"if-none-match"}))
+SECRET = "a-secret-that-nobody-sees"  # noqa: S105  # of the test
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3") / "s3.log") as server:
+        yield server
+
+
+@pytest.fixture
+def options(server: S3Server) -> Iterator[dict[str, Any]]:
+    """A table of one column."""
+    storage = {**server.storage_options, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}}
+    fs = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
+    fs.mkdir("lake")
+    options = {"path": URL, "storage_options": storage}
+    translated = DeltaOptions.parse(options).storage.delta_options()
+    DeltaTable.create(URL, Schema.from_arrow(pa.schema({"value": pa.string()})), storage_options=translated)
+    yield options
+    fs.rm("lake", recursive=True)
+
+
+def through(proxy: HttpProxy, options: dict[str, Any]) -> dict[str, Any]:
+    """The same table, reached through a proxy."""
+    return {**options, "storage_options": {**options["storage_options"], "endpoint_url": proxy.url}}
+
+
+def sink(options: dict[str, Any]) -> DeltaSink:
+    sink = DeltaSink(options)
+    sink.bind("orders", "log")
+    sink.open()
+    return sink
+
+
+def pre_commit(options: dict[str, Any], value: str, batch_id: int = 0) -> Committable:
+    with Participant({"orders": sink(options)}, Round(1, batch_id), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": [value]}))
+        vote = participant.pre_commit()["orders"]
+    [sealed] = sink(options).seal([vote], 0.0)
+    return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+
+
+def values(options: dict[str, Any]) -> list[str]:
+    table = DeltaTable(URL, storage_options=DeltaOptions.parse(options).storage.delta_options())
+    found = QueryBuilder().register("t", table).execute("SELECT value FROM t").read_all()
+    return sorted(row["value"] for row in pa.table(found).to_pylist())
+
+
+def test_batches_are_in_the_table_once(options: dict[str, Any]) -> None:
+    for batch_id, value in enumerate("ab"):
+        committable = pre_commit(options, value, batch_id)
+        for _ in range(2):
+            sink(options).commit_batch(batch_id, [committable])
+    assert values(options) == ["a", "b"]
+    assert list(sink(options).recover()) == []
+
+
+def test_an_undecided_transaction_is_recovered_and_leaves_no_object(options: dict[str, Any]) -> None:
+    bound = sink(options)
+    transaction = bound.begin(bound.transactional_ids.allocate(Round(1, 0), 0))
+    bound.write(transaction, pa.record_batch({"value": ["a"]}))
+    assert transaction.files is not None
+    transaction.files.finish()
+    [found] = sink(options).recover()
+    sink(options).abort(found)
+    assert list(sink(options).recover()) == []
+    left = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False).find("lake/orders")
+    assert [path for path in left if "_delta_log" not in path] == []
+
+
+def test_coordinators_that_commit_at_once_put_the_batch_once(options: dict[str, Any]) -> None:
+    committable = pre_commit(options, "a")
+    threads = [
+        threading.Thread(target=lambda: sink(options).commit_batch(0, [committable]), daemon=True) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert values(options) == ["a"]
+
+
+def test_no_secret_is_in_a_committable_a_note_a_repr_an_error_or_the_log(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, logger="twopc_delta"):
+        committable = pre_commit(options, "a")
+    sink(options).commit_batch(0, [committable])
+    fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
+    objects = [fs.cat_file(path) for path in fs.find("lake/orders")]
+    errors = []
+    for wrong in ({"path": "s3://none/orders"}, {"storage_options": {**options["storage_options"], "x": SECRET}}):
+        with pytest.raises(TwoPhaseCommitError) as raised:
+            sink({**options, **wrong})
+        errors.append(str(raised.value))
+    told = [repr(committable), repr(sink(options)), repr(DeltaOptions.parse(options)), caplog.text, *errors]
+    assert not any(SECRET in text for text in told)
+    assert not any(SECRET.encode() in data for data in objects)
+
+
+def test_a_store_that_replaces_an_object_that_is_to_be_created_is_refused(
+    options: dict[str, Any], server: S3Server
+) -> None:
+    """delta-io/delta#1410, #1830: of two commits of one version the later replaced the earlier."""
+    with HttpProxy(server.endpoint_url) as proxy:
+        proxy.disturb_all("PUT", OVERWRITES)
+        with pytest.raises(ConfigurationError, match="overwrites"):
+            sink(through(proxy, options))
+
+
+@pytest.mark.parametrize("lost", list(Lost))
+def test_a_lost_request_or_reply_of_the_entry_does_not_lose_or_double_the_batch(
+    options: dict[str, Any], server: S3Server, lost: Lost
+) -> None:
+    committable = pre_commit(options, "a")
+    with HttpProxy(server.endpoint_url) as proxy:
+        repeating = through(proxy, options)
+        proxy.disturb_next("PUT", lost, "_delta_log/00000000000000000001.json")
+        while True:
+            with contextlib.suppress(Retriable):
+                sink(repeating).commit_batch(0, [committable])
+                break
+        assert proxy.is_done
+    assert values(options) == ["a"]
+
+
+def test_a_server_that_is_away_is_repeated_and_the_batch_is_there_once(options: dict[str, Any], tmp_path: Path) -> None:
+    committable = pre_commit(options, "a")
+    away = {**options["storage_options"], "endpoint_url": "http://127.0.0.1:9"}
+    unreachable = DeltaSink({**options, "storage_options": away})
+    unreachable.bind("orders", "log")
+    with pytest.raises((Retriable, OperatorRequired)) as raised:
+        unreachable.commit_batch(0, [committable])
+    assert isinstance(raised.value, Retriable)
+    sink(options).commit_batch(0, [committable])
+    assert values(options) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["endpoint", "config_kwargs", "aws_access_key_id"])
+def test_an_option_that_delta_rs_has_no_counterpart_of_is_refused(options: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        DeltaSink({**options, "storage_options": {name: "x"}})
