@@ -126,7 +126,7 @@ def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(
     options = bucket.repeating if repeats_by_itself else bucket.storage_options
     log = CommitLog.open(twopc.open_store(bucket.url("log"), **options), "query")
     bucket.proxy.disturb_next("PUT", lost, entry_name(1))
-    log.decide(FIRST, None)
+    log.decide(FIRST)
     assert bucket.proxy.is_done
     assert read_tail(open_store(bucket)) == (1, log.tail)
     assert log.tail.decided == 0
@@ -146,7 +146,7 @@ def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(
 def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer, bucket: Bucket) -> None:
     log = CommitLog.open(open_store(bucket), "query")
     bucket.proxy.disturb_next("PUT", answer, entry_name(1))
-    log.decide(FIRST, None)
+    log.decide(FIRST)
     assert bucket.proxy.is_done
     assert len(bucket.proxy.sent("PUT", entry_name(1))) >= 2
     assert read_tail(open_store(bucket)) == (1, log.tail)
@@ -156,7 +156,7 @@ def test_a_store_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(bucke
     log = CommitLog.open(open_store(bucket), "query")
     bucket.proxy.disturb_all("PUT", s3_error(409, "ConditionalRequestConflict"), entry_name(1))
     with pytest.raises(InDoubt, match=f"{bucket.url('log')}.*ConditionalRequestConflict"):
-        log.decide(FIRST, None)
+        log.decide(FIRST)
     bucket.proxy.heal()
     assert CommitLog.open(open_store(bucket), "query").tail.decided is None
 
@@ -166,7 +166,7 @@ def test_a_decision_that_cannot_be_read_back_is_in_doubt_and_found_by_the_next_c
     bucket.proxy.disturb_next("PUT", Lost.REPLY, entry_name(1))
     bucket.proxy.disturb_all("GET", Answer(500))
     with pytest.raises(InDoubt):
-        log.decide(FIRST, None)
+        log.decide(FIRST)
     bucket.proxy.heal()
     assert CommitLog.open(open_store(bucket), "query").tail.decided == 0
 
@@ -176,7 +176,7 @@ def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced(bucket: Bu
     bucket.proxy.disturb_next("PUT", Lost.REQUEST, entry_name(1))
     newer = CommitLog.open(twopc.open_store(bucket.url("log"), **bucket.server.storage_options), "query")
     with pytest.raises(Fenced):
-        log.decide(FIRST, None)
+        log.decide(FIRST)
     newer.verify()
 
 
@@ -219,7 +219,7 @@ def test_a_store_is_tried_once_and_only_where_something_is_written(bucket: Bucke
     assert store.slots() == []
     assert bucket.proxy.sent("PUT") == []
     log = CommitLog.open(store, "query")
-    log.decide(FIRST, None)
+    log.decide(FIRST)
     CommitLog.open(store, "query")
     assert len(bucket.proxy.sent("PUT", ".probe")) == 2
     assert len(bucket.proxy.sent("DELETE", ".probe")) == 1
@@ -268,7 +268,7 @@ def test_rights_that_are_lost_later_leave_a_decision_in_doubt(bucket: Bucket) ->
     log = CommitLog.open(open_store(bucket), "query")
     bucket.proxy.disturb_all("PUT", s3_error(403, "ExpiredToken", "your token"))
     with pytest.raises(InDoubt, match="your token"):
-        log.decide(FIRST, None)
+        log.decide(FIRST)
 
 
 def test_a_server_that_is_not_there_may_be_asked_again() -> None:

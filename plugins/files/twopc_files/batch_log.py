@@ -1,13 +1,15 @@
-"""The log of complete batches in a folder of files, for readers that want whole batches only.
+"""The log of complete batches in a folder of files, for readers that must see whole batches only.
 
-An entry for every batch, ``13``, lists the batch's files; every tenth, ``19.compact``, lists all files there are. So
-all files of complete batches are in the newest compact entry and in those after it. That is the layout of the log that
-Spark's own file sink keeps (CompactibleFileStreamLog), and each ``LogFormat`` defines the contents of an entry.
+Each batch has an entry, such as ``13``, which lists the files of the batch. Every tenth entry, such as ``19.compact``,
+lists the files of all batches so far. So the newest compact entry and those after it list all files of complete
+batches. Spark's own file sink keeps its log in the same layout (CompactibleFileStreamLog). A ``LogFormat`` defines the
+contents of an entry.
 
-Entry 0 lists what was in the folder when the log was begun; batch *n* is entry *n* + 1.
+Entry 0 lists the files that the folder had when the log was created. Entry *n* + 1 is batch *n*.
 
-Entries are created by put-if-absent and never changed. The older of two processes, which wakes up in the middle of
-its call, can therefore only create what is missing: an entry that the newer one has pruned, which no reader needs.
+Entries are created by put-if-absent and never changed. A zombie that wakes up in the middle of a call can therefore
+only create a missing entry. The only entries missing are those that a newer process has pruned, and no reader needs
+them.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retri
 from twopc_files.outcomes import NEEDS_AN_OPERATOR
 
 COMPACTION_INTERVAL = 10
-"""Spark's default (spark.sql.streaming.fileSink.log.compactInterval). A reader whose log has one compact entry or none
-goes by its own setting."""
+"""Spark's default (spark.sql.streaming.fileSink.log.compactInterval). While the log has fewer than two compact entries,
+a reader uses its own setting."""
 
 KEPT_FOR_S = 600.0
-"""How long a reader may hold on to entries that it has listed. Spark's default
+"""How long a reader may take from listing the entries to reading them. Spark's default
 (spark.sql.streaming.fileSink.log.cleanupDelay)."""
 
 ResultT = TypeVar("ResultT")
@@ -41,10 +43,10 @@ class CommittedFile:
     """A file of a complete batch.
 
     Attributes:
-        path: below the sink's folder, such as ``day=2024-01-01/part-….parquet``.
+        path: its path below the sink's folder, such as ``day=2024-01-01/part-….parquet``.
         size_bytes: its size.
-        records: how many it has; None where that is not known.
-        listed_ms: when the log listed it, in milliseconds since 1970; the log sets it.
+        records: its number of records; None if unknown.
+        listed_ms: when the log listed it, in milliseconds since 1970; set by the log.
     """
 
     path: str
@@ -61,25 +63,25 @@ class LogFormat(Protocol):
         """The log's folder below the sink's own. Starts with an underscore, which hides it."""
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
-        """A whole entry."""
+        """Return the bytes of an entry."""
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """Return the owner, None where the entry names none, and the files.
+        """Return the owner, or None if the entry names none, and the files.
 
         Raises:
-            ValueError, LookupError, TypeError: the data is no such entry.
+            ValueError, LookupError, TypeError: the data is not an entry of this format.
         """
 
 
 class BatchLog:
-    """The complete batches of one folder.
+    """The log of the complete batches of one folder.
 
     Args:
         fs: an fsspec file system.
-        folder: of the sink, as ``fs`` names it.
-        format: of the log's entries.
+        folder: the sink's folder, as a path of ``fs``.
+        format: the format of the entries.
         owner: the sink and commit log that complete batches here; empty for a reader.
-        kept_for_s: how long an entry that is no longer needed stays after it was written.
+        kept_for_s: seconds from the writing of an entry until it may be pruned.
     """
 
     def __init__(
@@ -90,17 +92,17 @@ class BatchLog:
         self._format = format
         self._owner = owner
         self._kept_for_s = kept_for_s
-        self._following: int | None = None  # the entry after the newest that this process knows to be there
+        self._following: int | None = None  # the entry after the newest that this process has seen or written
         self.path = f"{self._folder}/{format.folder}"
         self._entries = durable_folder(fs, self.path)
 
     def open(self) -> None:
-        """Before the first commit of an incarnation: begin the log where there is none, and check its owner.
+        """Check that this writer can keep the log here, and that no other one does. Leave the folder as it was.
 
         Raises:
             ConfigurationError: another program, or a query with another commit log, completes batches here; or the
                 store can't keep such a log.
-            Retriable, OperatorRequired: as ``complete``.
+            Retriable, OperatorRequired: as for ``complete``.
         """
         with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
             newest = self._newest()
@@ -110,25 +112,37 @@ class BatchLog:
             if newest is None:
                 raise
             raise OperatorRequired(error.message) from error  # a decided batch may wait to be completed here
+        if newest is not None:
+            with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
+                self._require_owner()
+
+    def begin(self) -> None:
+        """Create the log if it is missing, and check its owner. Runs before the first commit of an incarnation.
+
+        Raises: like ``open``.
+        """
         with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
-            if newest is None:
-                # Listed before the put, so that of two processes the later one's list never gets in.
+            if self._newest() is None:
+                # Listed before the put: if two processes create the log, the later one's list never gets in.
                 self._put(0, self._present())
-            owner = self._read(lambda newest: self._entry(newest)[0])
+            self._require_owner()
+
+    def _require_owner(self) -> None:
+        owner = self._read(lambda newest: self._entry(newest)[0])
         if owner != self._owner:
             whose = f"{owner!r}, another query or a lost commit log" if owner else "another program"
             raise ConfigurationError(
-                f"the log of complete batches {self.path} was written by {whose}, and not by {self._owner!r}. Nothing"
-                " was written. Use another folder; or, when no program writes this one any more, remove that log: the"
-                " new one begins with all files that the folder has."
+                f"the log of complete batches {self.path} was written by {whose}, not by {self._owner!r}. Nothing"
+                " was written. Use another folder; or, if no program writes to this one any more, remove that log: the"
+                " new one begins with all files in the folder."
             )
 
     def require_put_if_absent(self) -> None:
-        """Try whether an entry can be put if absent, and leave the folder as it was. Elsewhere a zombie could overwrite
-        the entry of a newer process.
+        """Try put-if-absent with an entry, and leave the folder as it was. In a store without put-if-absent, a zombie
+        could overwrite the entry of a newer process.
 
         Raises:
-            ConfigurationError: it can't.
+            ConfigurationError: the store has no put-if-absent, or this process may not create files there.
             Retriable: the store does not answer.
         """
         with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
@@ -137,22 +151,23 @@ class BatchLog:
             except Unusable as error:
                 raise ConfigurationError(
                     f"a log of complete batches can't be kept at {self.path}: {error}. No entry was written. Give this"
-                    " process the right to make files there, or leave the log out of 'batch_logs'."
+                    " process the right to make files there, or leave the log out of 'batch_logs'.",
+                    option="batch_logs",
                 ) from error
 
     def complete(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
-        """Show ``files``, all of batch ``batch_id``, to readers of the log: all at once. Idempotent.
+        """Show ``files``, which are all files of batch ``batch_id``, to readers of the log atomically. Idempotent.
 
         Raises:
             Retriable: the store could not answer. Repeating the call is safe.
-            OperatorRequired: the log was removed or is not ours, or a right is missing.
+            OperatorRequired: the log was removed or is another writer's, or a right is missing.
         """
         with self._mapping_errors(f"batch {batch_id} is committed, and can't be listed in {self.path} yet"):
             slot, newest = batch_id + 1, self._newest()
             if newest is None:
                 raise OperatorRequired(
                     f"batch {batch_id} is committed, and {self.path}, which should list it, is gone. Start the query"
-                    " again: it begins a new log with all files that the folder has."
+                    " again: it begins a new log with all files in the folder."
                 )
             if newest < slot and self._put(slot, self._caught_up(newest, slot, files)):
                 self._prune(slot)
@@ -165,14 +180,14 @@ class BatchLog:
 
         Raises:
             FileNotFoundError: there is no log.
-            CorruptLog: an entry is missing, or is not what ``complete`` writes.
+            CorruptLog: an entry is missing, or was not written by ``complete``.
         """
         return self._read(lambda newest: [file for slot in _needed(newest) for file in self._entry(slot)[1]])
 
     # Writing. ---------------------------------------------------------------------------------------------------
 
     def _put(self, slot: int, files: Sequence[CommittedFile]) -> bool:
-        """Create an entry. Return False where it exists: another process was quicker, or this one lost a reply."""
+        """Create an entry. Return False if it exists: another process was quicker, or this one lost a reply."""
         now_ms = int(time.time() * 1000)
         listed = [replace(file, listed_ms=now_ms) for file in files]
         if _is_compact(slot):
@@ -184,13 +199,14 @@ class BatchLog:
         return True
 
     def _caught_up(self, newest: int, slot: int, files: Sequence[CommittedFile]) -> Sequence[CommittedFile]:
-        """Fill the entries between ``newest`` and ``slot``, which has batches that were committed without this log.
+        """Create the entries between ``newest`` and ``slot``. Their batches were committed without this log.
 
-        Spark reads no log with a gap, and no file that is not in the log: so what the folder has is listed.
+        Spark refuses a log with a gap, and reads only files that the log lists. So the first of these entries lists
+        the files that the folder has.
 
         Returns:
-            Those of ``files`` that no entry lists: entry 0 may have some of a batch that a crash interrupted. To list
-            a file twice would show its records twice.
+            Those of ``files`` that no entry lists. Entry 0 may list some files of a batch that a crash interrupted,
+            and a file that is listed twice shows its records twice.
         """
         if newest + 1 == slot == self._following:
             return files
@@ -204,21 +220,24 @@ class BatchLog:
         return [file for file in files if file.path not in listed]
 
     def _verify(self, batch_id: int, files: Sequence[CommittedFile]) -> None:
-        """The entry is there: by an earlier call, or another process. Upholds: no batch is taken for listed."""
-        self._entries.sync(_name(batch_id + 1))  # its writer may have died before it could
+        """Make sure that the existing entry, of an earlier call or another process, lists the batch.
+
+        Upholds: a batch counts as listed only if each of its files is.
+        """
+        self._entries.sync(_name(batch_id + 1))  # its writer may have died before it synced
         missing = {file.path for file in files} - {file.path for file in self.files()}
         if missing:
             raise OperatorRequired(
                 f"batch {batch_id} is committed, and {self.path} is at a later batch and lacks {len(missing)} of its"
-                f" files, such as {min(missing)}: readers of the log don't see them. Has another query used it?"
-                " Stop it, remove the log, and start this query again: it begins a new log with all files that the"
-                " folder has."
+                f" files, such as {min(missing)}: readers of the log don't see them. Has another query used the log?"
+                " Stop that query, remove the log, and start this query again: it begins a new log with all files in"
+                " the folder."
             )
 
     def _prune(self, slot: int) -> None:
-        """Remove what no reader needs, oldest first, after each compact entry.
+        """Remove the entries that no reader needs, oldest first. Runs after each compact entry.
 
-        The compact entry before the newest is kept, too: Spark derives the interval from the two.
+        The last two compact entries stay, because Spark derives the interval from them.
         """
         if not _is_compact(slot):
             return
@@ -230,7 +249,7 @@ class BatchLog:
                 self._fs.rm_file(path)
 
     def _is_expired(self, path: str) -> bool:
-        # Two machines' clocks: what hangs on it is only how patient a pruner is with slow readers.
+        # The clocks of two machines are compared, which is safe: only slow readers depend on the result.
         return bool(self._fs.modified(path).timestamp() <= time.time() - self._kept_for_s)
 
     # Looking. ---------------------------------------------------------------------------------------------------
@@ -242,13 +261,14 @@ class BatchLog:
         return max(self._slots(), default=None)
 
     def _read(self, read: Callable[[int], ResultT]) -> ResultT:
-        """Return the result of ``read`` for the newest entry, and those that go with it."""
+        """Return the result of ``read`` for the newest entry. If an entry is missing because it was pruned meanwhile,
+        read again from a newer one."""
         newest = self._newest()
         while newest is not None:
             try:
                 return read(newest)
             except FileNotFoundError as error:
-                before, newest = newest, self._newest()  # pruned meanwhile? Then a newer compact entry is there
+                before, newest = newest, self._newest()  # if it was pruned, there is a newer compact entry
                 if newest == before:
                     raise CorruptLog(f"{self.path} lacks an entry: {error}. Restore it, or remove the log") from error
         raise FileNotFoundError(f"there is no log of complete batches at {self.path}")
@@ -259,16 +279,15 @@ class BatchLog:
             return self._format.decode(self._fs.cat_file(path))
         except (ValueError, LookupError, TypeError) as error:
             raise CorruptLog(
-                f"{path} is no entry of a log of complete batches ({type(error).__name__}: {error}). Nothing was"
-                " changed. Restore it; or remove the log: the query then begins a new one with all files that the"
-                " folder has."
+                f"{path} is not an entry of a log of complete batches ({type(error).__name__}: {error}). Nothing was"
+                " changed. Restore it; or remove the log: the query then begins a new one with all files in the folder."
             ) from error
 
     def _path(self, slot: int) -> str:
         return f"{self.path}/{_name(slot)}"
 
     def _present(self) -> list[CommittedFile]:
-        """All files that a reader of the folder sees, by the rule of Spark: hidden are ``.x`` and ``_x``."""
+        """Return all files that a reader of the folder sees. As for Spark, ``.x`` and ``_x`` are hidden."""
         self._fs.invalidate_cache()
         found = self._fs.find(self._folder, detail=True)
         sizes = {path.removeprefix(f"{self._folder}/"): int(info["size"]) for path, info in sorted(found.items())}
@@ -276,10 +295,10 @@ class BatchLog:
 
     @contextlib.contextmanager
     def _mapping_errors(self, what: str) -> Iterator[None]:
-        """Map errors of the store. Every step may be repeated, whatever its outcome."""
+        """Map errors of the store. It is safe to repeat any step, whatever its outcome was."""
         try:
             yield
-        except NotSynced as error:  # a repeat by this process would take a lost name for a durable one
+        except NotSynced as error:  # if this process repeated the step, it would take a lost name for a durable one
             raise OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.") from error
         except OSError as error:
             if error.errno in NEEDS_AN_OPERATOR or isinstance(error, Unusable | FileNotFoundError | PermissionError):
@@ -299,12 +318,12 @@ def _is_compact(slot: int) -> bool:
 
 
 def _base(slot: int) -> int:
-    """The newest compact entry that is not after ``slot``, or the first entry."""
+    """Return the newest compact entry that is not after ``slot``, or entry 0 if there is none."""
     return max(0, (slot + 1) // COMPACTION_INTERVAL * COMPACTION_INTERVAL - 1)
 
 
 def _needed(newest: int) -> range:
-    """The entries that together list everything through ``newest``."""
+    """Return the entries that together list all files through entry ``newest``."""
     return range(_base(newest), newest + 1)
 
 

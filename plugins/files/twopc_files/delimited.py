@@ -1,8 +1,8 @@
-"""CSV as RFC 4180 has it, through pyarrow's writer.
+"""CSV according to RFC 4180, written by pyarrow.
 
-Strings are in quotes, a quote in them is doubled, and a null is ``null_value`` without quotes. Spark reads all
-of it with ``escape='"'`` and ``multiLine=true``; with its own defaults it misreads strings that hold a quote, a
-line break, or a backslash at their end. It takes an empty string for a null unless ``null_value`` is another.
+Strings are quoted, a quote in them is doubled, and a null is ``null_value`` without quotes. Spark reads all values
+with ``escape='"'`` and ``multiLine=true``. With its own defaults, it misreads strings that contain a quote or a line
+break, or end in a backslash. It takes an empty string for a null unless ``null_value`` is set to another text.
 
 | Arrow | CSV |
 | --- | --- |
@@ -25,12 +25,12 @@ from twopc_files.lines import EXTENSIONS, Lines
 
 @dataclass(frozen=True, slots=True)
 class Csv:
-    """CSV.
+    """The CSV format.
 
     Attributes:
         header: whether the first line has the names of the columns.
-        delimiter: one character between values.
-        null_value: what stands for a null; Spark's reader has an option of that meaning, ``nullValue``.
+        delimiter: the character between values.
+        null_value: the text for a null, as the option ``nullValue`` of Spark's reader.
         compression: one of ``lines.EXTENSIONS``.
     """
 
@@ -41,22 +41,22 @@ class Csv:
 
     @property
     def extension(self) -> str:
-        """What everybody calls CSV."""
+        """The usual ending of CSV files, with that of the compression."""
         return ".csv" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raises TypeError for a type that ``written_as`` does not know."""
+        """Raise TypeError for a type that ``written_as`` does not know."""
         for field in schema:
             written_as(field.type)
 
     def open(self, file: Output, schema: pa.Schema) -> Lines:
-        """A writer of records of ``schema`` into ``file``."""
+        """Return a writer of records of ``schema`` into ``file``."""
         return Lines(file, self.compression, _Encoder(self, schema).encode)
 
 
 class _Encoder:
     def __init__(self, kind: Csv, schema: pa.Schema) -> None:
-        # A line with nothing on it is no record to any reader.
+        # Readers skip an empty line.
         self._null_is_lost = len(schema) == 1 and not kind.null_value
         self._schema = pa.schema([(field.name, written_as(field.type)) for field in schema])
         self._options = csv.WriteOptions(
@@ -64,11 +64,11 @@ class _Encoder:
         )
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
-        """Raises ValueError for a null that would be an empty line."""
+        """Yield the lines of ``batch``. Raises ValueError for a null that would be an empty line."""
         if self._null_is_lost and batch.column(0).null_count:
             raise ValueError(
-                f"column {batch.schema.names[0]!r} is the only one and has a null, which would be an empty line,"
-                " and readers skip it. Set the option 'null_value'."
+                f"column {batch.schema.names[0]!r} is the only one and has a null, which would be an empty line."
+                " Readers skip empty lines. Set the option 'null_value'."
             )
         columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
         lines = pa.BufferOutputStream()
@@ -78,13 +78,17 @@ class _Encoder:
 
 
 def written_as(type_: pa.DataType) -> pa.DataType:
-    """What pyarrow's writer is given for ``type_``. Raises TypeError where CSV has no form for it."""
+    """Return the type to which values of ``type_`` are cast for pyarrow's writer.
+
+    Raises:
+        TypeError: CSV has no form for them.
+    """
     if types.is_dictionary(type_):
         return written_as(type_.value_type)
     if (types.is_timestamp(type_) or types.is_time(type_)) and type_.unit == "ns":
-        raise TypeError("it counts nanoseconds, and most CSV readers stop at microseconds")
+        raise TypeError("its unit is nanoseconds, and most CSV readers support only microseconds")
     if types.is_timestamp(type_) and type_.tz is not None:
-        # Not every reader knows the offset of another zone as pyarrow writes it, +0200.
+        # Not every reader understands offsets as pyarrow writes them, such as +0200.
         return pa.timestamp(type_.unit, "UTC")
     if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_):
         return pa.string()

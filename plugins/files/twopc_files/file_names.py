@@ -1,5 +1,5 @@
-"""The names of pending and committed files, and their handles in a committable: built, parsed and checked here and
-nowhere else. On disk and in a commit log, a pending file is called ``staged``."""
+"""The names of pending and committed files, and their handles in a committable. Only this module builds, parses and
+checks them. On disk and in a commit log, a pending file is called ``staged``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PENDING_FOLDER = "_twopc"
 """The folder of pending files, below the sink's own so that a rename between them is atomic. Spark, Hive and
 pyarrow skip a folder whose name starts with an underscore."""
 
-# A leading dot hides a pending file from readers that name its folder after all, as the pattern
-# <path>/* does; the ending hides it from readers of **/*.parquet.
+# The leading dot hides a pending file from readers that include its folder, as the pattern <path>/* does. The ending
+# hides it from readers of **/*.parquet.
 _PENDING = re.compile(r"\.(?P<id>[A-Za-z0-9._-]+)-[0-9]+\.staged")
 
-# The folder of one value of a column, such as day=2024-01-01; never `..`, and nothing that ends a line.
+# The folder for one value of a column, such as day=2024-01-01; never `..`, and never a line break.
 _PARTITION = r"[^/=\x00-\x1f\x7f\ud800-\udfff]+=[^/\x00-\x1f\x7f\ud800-\udfff]*"
 _EXTENSION = r"\.(?:parquet|orc|(?:json|csv|txt)(?:\.(?:gz|zst))?)"
 _EXACT_ID = r"[A-Za-z0-9._-]+(?:\.[0-9]+){5}"
 _TARGET = re.compile(rf"(?:{_PARTITION}/)*part-[0-9]{{20,}}-[0-9]{{5,}}-[0-9]{{5,}}-(?P<id>{_EXACT_ID}){_EXTENSION}")
-"""All that ``target_name`` makes, and nothing else: somebody may be copying a file to its name with ``.bak``."""
+"""Exactly the names that ``target_name`` builds. Somebody may be copying a file to a similar name, such as ``.bak``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class FileHandle:
     """One file in a committable's handle.
 
     Attributes:
-        transaction_id: the transaction that the file is of.
-        pending: its name in the store before its commit: that of a pending file, or the id of an upload.
-        target: its path below the sink's folder after its commit; "" where only the store was asked.
-        size_bytes: how long it is; None where only the store was asked.
-        parts: a digest of the parts of its upload; "" in a store without.
+        transaction_id: the transaction that wrote the file.
+        pending: what identifies it in the store before its commit: the name of a pending file, or the id of an upload.
+        target: its path below the sink's folder after its commit; "" if recovery found the file and its name lacks it.
+        size_bytes: its size; None if recovery found the file.
+        parts: a digest of the parts of its upload; "" in a store without parts.
     """
 
     transaction_id: str
@@ -58,18 +58,19 @@ class FileHandle:
 
 
 DECIDABLE = "files"
-"""The key of the files in the handle of a transaction that is pre-committed."""
+"""The key of the files in the handle of a pre-committed transaction."""
 
 OPEN = "open"
-"""The key of the files in the handle of one that recovery found. Another key, as some of them may be published by then,
-and others not found yet: the name alone identifies the transaction."""
+"""The key of the files in the handle of a transaction that recovery found. It differs from ``DECIDABLE`` because the
+list may be incomplete: some files may be published, and others not found yet. Only the name identifies such a
+transaction."""
 
 
 def decidable_files(committable: Committable) -> list[FileHandle]:
-    """The files in a committable, which came from a log and is input like any other.
+    """Return the files of a pre-committed transaction. The committable came from a log, and is checked like any input.
 
     Raises:
-        CorruptLog: they are not such as this sink writes. Nothing was touched.
+        CorruptLog: no file sink writes such a handle. Nothing was touched.
     """
     files = _parsed(committable, DECIDABLE)
     for file in files:
@@ -81,7 +82,7 @@ def decidable_files(committable: Committable) -> list[FileHandle]:
 
 
 def open_files(committable: Committable) -> list[FileHandle]:
-    """The files in a committable, which may be one of ``recover``. Raises CorruptLog as above."""
+    """Return the files in a committable, which may come from ``recover``. Raises CorruptLog as ``decidable_files``."""
     return _parsed(committable, OPEN if OPEN in committable.handle else DECIDABLE)
 
 
@@ -109,19 +110,22 @@ def _file(committable: Committable, entry: JsonValue) -> FileHandle:
 
 
 def pending_name(transaction_id: str, number: int) -> str:
-    """Named by the exact id, never a leased one: a file system keeps nothing of a name that is gone."""
+    """Return the name of a pending file. It has the exact id, never a leased one, since a file system remembers nothing
+    of a removed name."""
     return f".{transaction_id}-{number}.staged"
 
 
 def owner_of_pending(name: str) -> str | None:
-    """The transaction id in the name of a pending file, or None where it is no such name."""
+    """Return the transaction id in the name of a pending file, or None for any other name."""
     match = _PENDING.fullmatch(name)
     return match["id"] if match else None
 
 
 def target_name(transaction_id: TransactionId, number: int, folder: str, extension: str) -> str:
-    """``<folder>/part-<batch>-<partition>-<number>-<exact id>.parquet``: sorts by batch, and is unique because the
-    exact id is. A line of a log that names the transaction finds the file, and the other way round.
+    """Return ``<folder>/part-<batch>-<partition>-<number>-<exact id>.parquet``.
+
+    The names sort by batch, and are unique because the exact id is. A log line that names a transaction leads to its
+    files, and a file to its log lines.
     """
     order = f"{transaction_id.round.batch_id:020d}-{transaction_id.partition:05d}-{number:05d}"
     name = f"part-{order}-{transaction_id.exact}{extension}"
@@ -129,13 +133,13 @@ def target_name(transaction_id: TransactionId, number: int, folder: str, extensi
 
 
 def owner_of_target(target: str) -> str | None:
-    """The transaction id in the path of a target, or None where it is no such path."""
+    """Return the transaction id in the path of a target, or None for any other path."""
     match = _TARGET.fullmatch(target)
     return match["id"] if match else None
 
 
 def corrupt(committable: Committable, key: str, value: object) -> CorruptLog:
-    """The error to raise for a handle that no sink of files writes."""
+    """Return the error to raise for a handle that no file sink writes."""
     return CorruptLog(
         f"the commit log names {value!r} as {key!r} of transaction {committable.transaction_id!r}, which no"
         " file sink writes. No file was touched. Was the log edited, or is this entry another backend's?"

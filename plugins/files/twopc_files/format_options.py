@@ -1,4 +1,4 @@
-"""The options of formats and layout: named and checked here. Their defaults are those of the values' classes."""
+"""The options of formats and layout, with their checks. The classes of the formats and ``Layout`` have the defaults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OWNER = "the file sink"
 
 def _delimiter(given: Any) -> str:
     delimiter = "\t" if given == r"\t" else str(given)
-    # The characters that pyarrow's writer takes, without those that readers could confuse.
+    # The characters that pyarrow's writer accepts, except those that readers could confuse.
     if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
         raise ValueError
     return delimiter
@@ -114,10 +114,10 @@ LAYOUT_OPTIONS = (
 
 
 def parse_format(options: Mapping[str, Any]) -> Format:
-    """Return the format that ``options`` ask for; options that no format has are left alone.
+    """Return the format that ``options`` ask for. Options that no format has are ignored.
 
     Raises:
-        ConfigurationError: a wrong value, or an option of another format.
+        ConfigurationError: a value is wrong, or an option is another format's.
     """
     name = parse(OWNER, [_FORMAT], options)["format"]
     make, its_options = _FORMATS[name]
@@ -125,8 +125,9 @@ def parse_format(options: Mapping[str, Any]) -> Format:
         if option in names(FORMAT_OPTIONS) and option not in ("format", *names(its_options)):
             others = [other for other, (_, theirs) in _FORMATS.items() if option in names(theirs)]
             raise ConfigurationError(
-                f"the option {option!r} of {OWNER} goes with 'format' = {' or '.join(map(repr, others))} alone, not"
-                f" {name!r}"
+                f"the option {option!r} of {OWNER} is only for 'format' = {' or '.join(map(repr, others))}, not"
+                f" {name!r}",
+                option=option,
             )
     made = make(**parse(OWNER, its_options, options))
     if isinstance(made, Csv) and made.delimiter in made.null_value:
@@ -135,5 +136,5 @@ def parse_format(options: Mapping[str, Any]) -> Format:
 
 
 def parse_layout(options: Mapping[str, Any]) -> Layout:
-    """Return the layout that ``options`` ask for; other options are left alone. Raises ConfigurationError."""
+    """Return the layout that ``options`` ask for. Other options are ignored. Raises ConfigurationError."""
     return Layout(**parse(OWNER, LAYOUT_OPTIONS, options))

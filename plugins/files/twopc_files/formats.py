@@ -1,4 +1,4 @@
-"""What a format of files must offer, and what all formats ask of a schema."""
+"""The interface of a file format, and the schema checks that all formats share."""
 
 from __future__ import annotations
 
@@ -11,64 +11,67 @@ import pyarrow as pa
 from twopc.errors import SchemaMismatch
 
 COLUMN_BYTES = 700
-"""What a column of a record batch takes besides its values, measured with pyarrow 26."""
+"""The memory of a record batch's column without its values, measured with pyarrow 26."""
 
 
 class Output(Protocol):
-    """The file that a format writes to, as far as a format has to know it. Its owner syncs and closes it."""
+    """The file that a format writes to, reduced to the one method that formats use. Its owner syncs and closes it."""
 
     def write(self, data: bytes, /) -> object:
-        """Take all of ``data``."""
+        """Write all of ``data``."""
 
 
 class RecordWriter(Protocol):
-    """Encodes the record batches of one file, and never closes the file."""
+    """Encodes the record batches of one file. It never closes the file."""
 
     @property
     def held_bytes(self) -> int:
-        """About how much of what it was given has not reached the file, in bytes of Arrow. Bounded."""
+        """Approximate size in Arrow of the records that have not reached the file, in bytes. Bounded."""
 
     @property
     def encoder_bytes(self) -> int:
-        """About what the encoder takes besides, however little it was given; 0 where that is not much."""
+        """Approximate fixed memory of the encoder, in bytes, independent of the records; 0 if it is small."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``. Raises ValueError for a record that the format can't hold."""
 
     def flush(self) -> None:
-        """Hold less, if the format can do so in the middle of a file."""
+        """Write held records to the file, if the format can do that in the middle of a file."""
 
     def finish(self) -> None:
-        """Hand everything to the file. What is in it now is complete."""
+        """Write everything to the file, which is complete afterwards."""
 
     def discard(self) -> None:
-        """Let go of what is held. The file is not wanted any more, and nothing is raised."""
+        """Release held records. The file is no longer wanted, and nothing is raised."""
 
 
 class Format(Protocol):
-    """One format. A value: it travels to the participants with its sink."""
+    """A file format. An immutable value, which is pickled together with its sink."""
 
     @property
     def extension(self) -> str:
-        """What the names of committed files end with, with the dot."""
+        """The ending of the names of committed files, with the dot."""
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raises ArrowException or TypeError where the columns of ``schema``, be it only one, can't be written."""
+        """Raise ArrowException or TypeError if the format can't hold the columns of ``schema``, which may be only a
+        part of the records' columns."""
 
     def open(self, file: Output, schema: pa.Schema) -> RecordWriter:
-        """A writer of records of ``schema`` into ``file``."""
+        """Return a writer of records of ``schema`` into ``file``."""
 
 
 def memory_bytes(batch: pa.RecordBatch) -> int:
-    """What ``batch`` takes in memory: its values, and the objects around each column, which count where it is short."""
+    """Return the memory that ``batch`` takes: its values, and the objects around each column, which dominate in short
+    batches."""
     return int(batch.nbytes + COLUMN_BYTES * batch.num_columns)
 
 
 class Lent(io.RawIOBase):
     """A file on loan to one of pyarrow's writers.
 
-    Some of them close what they write to, which ends nothing here. No error of the file passes through them:
-    most would drop its number, and the one of ORC ends the whole process. ``check`` raises it afterwards.
+    Some writers close the file that they are given; closing this one does not close the real file. Errors of the file
+    do not pass through the writer: most writers would drop the errno, and the ORC writer would end the process.
+    ``check`` raises such an error afterwards.
     """
 
     def __init__(self, file: Output) -> None:
@@ -81,7 +84,7 @@ class Lent(io.RawIOBase):
         return True
 
     def write(self, data: bytes) -> int:  # type: ignore[override]  # pyarrow gives bytes
-        """Raises nothing; what comes after an error, or the end of the loan, is dropped."""
+        """Write ``data``, or drop it after an error or the end of the loan. Raises nothing."""
         if self._file is not None and self._error is None:
             try:
                 self._file.write(data)
@@ -91,20 +94,20 @@ class Lent(io.RawIOBase):
         return len(data)
 
     def check(self) -> None:
-        """Raises what the file raised. To be called after every call that may have written."""
+        """Raise the error that the file raised, if any. Call this after every call that may have written."""
         if self._error is not None:
             raise self._error
 
     def end(self) -> None:
-        """Nothing reaches the file from now on, such as the footer of a writer that is let go of."""
+        """Drop all further data, such as the footer of a writer that is discarded."""
         self._file = None
 
 
 def check_schema(kind: Format, schema: pa.Schema) -> None:
-    """Whether files of format ``kind`` can hold records of ``schema``, asked before anything is written.
+    """Make sure that files of format ``kind`` can hold records of ``schema``, before anything is written.
 
     Raises:
-        SchemaMismatch: no; the message names the column.
+        SchemaMismatch: they can't; the message names the column.
     """
     check_names(schema)
     for column in schema:
@@ -113,13 +116,13 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
 
 
 def check_names(schema: pa.Schema) -> None:
-    """Raises SchemaMismatch where there is no column, or two of one name."""
+    """Raise SchemaMismatch if there is no column, or if two columns have the same name."""
     if not schema.names:
-        raise SchemaMismatch("the file sink got no column at all. Nothing was written. Select at least one.")
+        raise SchemaMismatch("the records for the file sink have no columns. Nothing was written. Select at least one.")
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise SchemaMismatch(
-            f"column {twice[0]!r} is there {schema.names.count(twice[0])} times, and readers of a file tell"
+            f"column {twice[0]!r} occurs {schema.names.count(twice[0])} times, and readers of a file tell"
             " columns apart by name. Nothing was written. Rename all but one."
         )
 
@@ -134,7 +137,7 @@ def _check_types(kind: Format, schema: pa.Schema, what: str) -> None:
 
 
 def check_same_schema(first: pa.Schema, batch: pa.RecordBatch) -> None:
-    """Upholds: one file has one schema. Raises SchemaMismatch that names the first column that differs."""
+    """Uphold that one file has one schema. Raises SchemaMismatch, which names the first column that differs."""
     if batch.schema.equals(first):
         return
     if batch.schema.names != first.names:
@@ -142,7 +145,7 @@ def check_same_schema(first: pa.Schema, batch: pa.RecordBatch) -> None:
     else:
         now, before = next((a, b) for a, b in zip(batch.schema, first, strict=True) if not a.equals(b))
         difference = f"column {now.name!r} of type {_described(now)} after {_described(before)}"
-    raise SchemaMismatch(f"the record batches of one transaction must have one schema, and there came {difference}")
+    raise SchemaMismatch(f"the record batches of one transaction must have the same schema, but one has {difference}")
 
 
 def _described(column: pa.Field) -> str:

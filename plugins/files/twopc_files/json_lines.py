@@ -1,7 +1,7 @@
-"""JSON lines: one object a record, in UTF-8, through orjson.
+"""JSON lines: one object per record, in UTF-8, encoded by orjson.
 
-JSON has fewer types than Arrow. What it lacks is written so that nothing is lost. Spark, given the schema,
-reads all of it back as it was (measured on 4.2); DuckDB all but binary, which stays base64 there.
+JSON has fewer types than Arrow. Values of the other types are written so that nothing is lost. Given the schema, Spark
+reads all values back as they were (measured on 4.2). So does DuckDB, except for binary, which stays base64 text.
 
 | Arrow | JSON |
 | --- | --- |
@@ -9,7 +9,7 @@ reads all of it back as it was (measured on 4.2); DuckDB all but binary, which s
 | decimal | text: as a number most readers would round it to a double |
 | NaN, Infinity, -Infinity | text of that name: JSON has no such numbers |
 | binary | text in base64 |
-| map | an object, where its keys are text or integers |
+| map | an object, if the keys are text or integers |
 | null | ``null``: every record has every column |
 """
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 RECORDS_AT_ONCE = 1024
-"""Records that are Python objects at one time, however long a record batch is."""
+"""How many records exist as Python objects at a time, however long the record batch is."""
 
 Convert: TypeAlias = "Callable[[Any], Any] | None"
-"""Makes of a Python value, never None, one that orjson writes as it should be. None: it does so by itself."""
+"""Converts a Python value, never None, to one that orjson writes in the form above. None if orjson needs no help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ class JsonLines:
 
     @property
     def extension(self) -> str:
-        """What Spark and DuckDB call their JSON lines, too."""
+        """The ending that Spark and DuckDB use for JSON lines, too."""
         return ".json" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raises TypeError for a type that ``conversion`` does not know."""
+        """Raise TypeError for a type without a conversion."""
         for field in schema:
             conversion(field.type)
 
     def open(self, file: Output, schema: pa.Schema) -> Lines:
-        """A writer of records of ``schema`` into ``file``."""
+        """Return a writer of records of ``schema`` into ``file``."""
         return Lines(file, self.compression, _Encoder(schema).encode)
 
 
@@ -64,7 +64,7 @@ class _Encoder:
         self._conversions = [conversion(field.type) for field in schema]
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """One line a record."""
+        """Yield the lines of ``batch``, one line per record."""
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
             columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
@@ -78,10 +78,10 @@ def _converted(column: pa.Array, convert: Convert) -> list[Any]:
 
 
 def conversion(type_: pa.DataType) -> Convert:
-    """How values of ``type_`` are written.
+    """Return the conversion for values of ``type_``.
 
     Raises:
-        TypeError: they can't be; the message names the part of the type and the reason.
+        TypeError: JSON has no form for them. The message names the part of the type and the reason.
     """
     for is_types, make in _CONVERSIONS:
         if any(is_type(type_) for is_type in is_types):
@@ -90,7 +90,7 @@ def conversion(type_: pa.DataType) -> Convert:
 
 
 def _float(value: float) -> float | str:
-    # orjson writes null for these, without a word.
+    # orjson silently writes null for these.
     if math.isfinite(value):
         return value
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -120,13 +120,13 @@ def _struct_of(type_: pa.DataType) -> Convert:
 def _map_of(type_: pa.DataType) -> Convert:
     key = type_.key_type
     if not (types.is_string(key) or types.is_large_string(key) or types.is_integer(key)):
-        raise TypeError(f"the keys of {type_} are neither text nor integers, as a JSON object's must be")
+        raise TypeError(f"the keys of {type_} must be text or integers to become names in a JSON object")
     convert_item = conversion(type_.item_type)
 
     def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
         names = {str(name): item for name, item in pairs}
         if len(names) < len(pairs):
-            raise ValueError(f"a map has one key twice, which a JSON object can't hold: {[k for k, _ in pairs]}")
+            raise ValueError(f"a map has the same key twice, which a JSON object can't hold: {[k for k, _ in pairs]}")
         if convert_item is None:
             return names
         return {name: None if item is None else convert_item(item) for name, item in names.items()}
@@ -136,7 +136,7 @@ def _map_of(type_: pa.DataType) -> Convert:
 
 def _no_nanoseconds(type_: pa.DataType) -> Convert:
     if type_.unit == "ns":
-        raise TypeError("it counts nanoseconds, and most JSON readers stop at microseconds")
+        raise TypeError("its unit is nanoseconds, and most JSON readers support only microseconds")
     return None
 
 

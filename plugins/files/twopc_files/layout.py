@@ -1,4 +1,4 @@
-"""How the records of one transaction are laid out over files: Hive's partition folders, and sizes."""
+"""The distribution of one transaction's records over files: Hive's partition folders, and file sizes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ from twopc_files.formats import Format, RecordWriter, check_names, check_same_sc
 from twopc_files.stores.store import PendingFile
 
 HELD_BYTES = 48 * 1024 * 1024
-"""What the writers of several open files may hold together, and the same again what waits for a file. One file
-alone is bounded by its format."""
+"""How many bytes the writers of several open files may hold together. As many again may wait for a file. A single file
+is bounded by its format."""
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""The value in the name of a folder that Hive and Spark read as null."""
+"""The value in a folder's name that Hive and Spark read as null."""
 
-# The characters that Spark escapes (ExternalCatalogUtils.charToEscape), which it has from Hive.
+# The characters that Spark escapes (ExternalCatalogUtils.charToEscape), as Hive does.
 _ESCAPED = str.maketrans({c: f"%{ord(c):02X}" for c in (*map(chr, range(1, 0x20)), *"\"#%'*/:=?\\\x7f{[]^")})
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How many files there are, and what goes into which.
+    """How many files there are, and which records go into which file.
 
     Attributes:
-        partition_by: columns whose values name folders, outermost first; they are left out of the files.
-        max_records_per_file: a file never has more.
-        max_bytes_per_file: a file is finished after the record batch with which it has so many, held bytes
-            counted as they are in memory. So it may be longer by one batch, and shorter by what is held.
-        max_open_files: at one time in one task. Each costs a store such as S3 a buffer of several MiB. Records
-            of further folders wait in memory; when those are too many, the least recently written file is
-            finished to make room. So a task may write several files to a folder.
+        partition_by: columns whose values name folders, outermost first. They are left out of the files.
+        max_records_per_file: the most records in a file.
+        max_bytes_per_file: a file is finished after the record batch that takes it to this size. Records that the
+            writer still holds count with their size in memory. So a file may be larger by one batch, and smaller by
+            as much as compression saves on held records.
+        max_open_files: how many files a task keeps open at a time. In a store such as S3, each needs a buffer of
+            several MiB. Records of further folders wait in memory. If they become too many, the least recently written
+            file is finished to make room. So a task may write several files to one folder.
     """
 
     partition_by: tuple[str, ...] = ()
@@ -48,11 +49,11 @@ class Layout:
     max_open_files: int = 32
 
     def data_schema(self, schema: pa.Schema) -> pa.Schema:
-        """What is in the files of records of ``schema``.
+        """Return the schema of the files for records of ``schema``.
 
         Raises:
-            SchemaMismatch: a partition column is unknown or of a type that no folder's name can hold, or no
-                column is left for the files.
+            SchemaMismatch: a partition column is unknown, its type has no form in a folder's name, or no column is
+                left for the files.
         """
         check_names(schema)
         for name in self.partition_by:
@@ -61,14 +62,14 @@ class Layout:
             type_ = schema.field(name).type
             if not any(is_type(type_) for is_type in _IN_FOLDERS):
                 raise SchemaMismatch(
-                    f"partition column {name!r} has type {type_}, which has no one form that every reader takes"
-                    " back from a folder's name. Nothing was written. Derive a date, a string, an integer, a"
-                    " boolean or a decimal from it, and partition by that."
+                    f"partition column {name!r} has type {type_}, which not every reader restores from a folder's name."
+                    " Nothing was written. Derive a date, a string, an integer, a boolean or a decimal from it, and"
+                    " partition by that."
                 )
         data = [column for column in schema if column.name not in self.partition_by]
         if not data:
             raise SchemaMismatch(
-                "all columns are partition columns, which would leave none for the files. Nothing was written."
+                "all columns are partition columns, so the files would have none. Nothing was written."
             )
         return pa.schema(data, schema.metadata)
 
@@ -84,7 +85,8 @@ def _unknown(name: str, schema: pa.Schema) -> str:
     meant = [known for known in schema.names if known.lower() in near]
     hint = f" Did you mean {meant[0]!r}?" if meant else ""
     return (
-        f"there is no column {name!r} to partition by.{hint} Nothing was written. There are: {', '.join(schema.names)}."
+        f"there is no column {name!r} to partition by.{hint} Nothing was written. The columns are:"
+        f" {', '.join(schema.names)}."
     )
 
 
@@ -117,10 +119,10 @@ class Files:
     """Distributes one transaction's records over files.
 
     Args:
-        format: what the files are.
-        layout: which records go into which.
-        create: makes a new, empty pending file for the records of a partition folder, such as
-            ``day=2024-05-01/city=Bern``; ``""`` where nothing is partitioned.
+        format: the format of the files.
+        layout: which records go into which file.
+        create: creates an empty pending file in a partition folder, such as ``day=2024-05-01/city=Bern``, or in ``""``
+            if the records are not partitioned.
     """
 
     def __init__(self, format: Format, layout: Layout, create: Callable[[str], PendingFile]) -> None:
@@ -128,18 +130,18 @@ class Files:
         self._layout = layout
         self._create = create
         self._schema: pa.Schema | None = None
-        # By folder, the least recently written first.
+        # Folder → its open file, the least recently written first.
         self._open: dict[str, _OpenFile] = {}
-        # By folder without an open file.
+        # Folder without an open file → its records.
         self._waiting: dict[str, _Waiting] = {}
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each record to a file of its folder.
 
         Raises:
-            SchemaMismatch: the schema is not the first batch's.
-            ValueError: the format, or the name of a folder, can't hold a record.
-            OSError: a file can't be made or written.
+            SchemaMismatch: the schema differs from that of the first batch.
+            ValueError: the format, or the name of a partition folder, can't hold a record.
+            OSError: a file can't be created or written.
         """
         self._schema = self._schema or batch.schema
         check_same_schema(self._schema, batch)
@@ -151,7 +153,7 @@ class Files:
             self._hold_less()
 
     def finish(self) -> None:
-        """Write what waits, finish and close every file. Raises OSError where one is not durable."""
+        """Write the waiting records, then finish and close every file. Raises OSError if a file is not durable."""
         for folder in list(self._open):
             self._finish(folder)
         for folder in list(self._waiting):
@@ -160,7 +162,7 @@ class Files:
                 self._finish(folder)
 
     def discard(self) -> None:
-        """Let go of the writers; the files are left to their creator. Raises nothing."""
+        """Discard the writers. Their creator discards the files. Raises nothing."""
         self._waiting.clear()
         for file in self._open.values():
             file.writer.discard()
@@ -171,11 +173,12 @@ class Files:
         return len(self._open) < self._layout.max_open_files and taken_bytes < HELD_BYTES
 
     def _wait(self, folder: str, records: pa.RecordBatch) -> None:
-        """Hold ``records``, for which there is no room. Where too many wait, the folder with most of them gets it."""
+        """Hold ``records``, as no further file may be open. If too many records wait, finish a file, and give its place
+        to the folder with the most waiting records."""
         self._waiting.setdefault(folder, _Waiting()).add(records)
         if sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
             self._finish(next(iter(self._open)))
-            # It has no less than ``folder``, so what waits afterwards is no more than what waited before.
+            # That folder has at least as many as ``folder``, so no more wait afterwards than before this call.
             self._write_waiting(max(self._waiting, key=lambda folder: self._waiting[folder].size_bytes))
 
     def _write_waiting(self, folder: str) -> None:
@@ -184,7 +187,7 @@ class Files:
             self._write(folder, records)
 
     def _write(self, folder: str, records: pa.RecordBatch) -> None:
-        """Write ``records``, after those that wait, to the open file of ``folder`` or to new ones."""
+        """Write ``records``, after the waiting ones, to the open file of ``folder`` or to new files."""
         self._write_waiting(folder)
         rest = records
         while rest.num_rows:
@@ -198,7 +201,7 @@ class Files:
                 self._finish(folder)
 
     def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
-        """The open file of ``folder``, from now on the most recently written one."""
+        """Return the open file of ``folder``, or a new one, and make it the most recently written one."""
         file = self._open.pop(folder, None)
         if file is None:
             pending = self._create(folder)
@@ -207,7 +210,7 @@ class Files:
         return file
 
     def _hold_less(self) -> None:
-        """Upholds: memory is bounded, however many files are open. Whoever holds most gives it up."""
+        """Uphold that memory is bounded, however many files are open: flush or finish the files that hold most."""
         while len(self._open) > 1 and sum(file.writer.held_bytes for file in self._open.values()) > HELD_BYTES:
             folder, file = max(self._open.items(), key=lambda item: item[1].writer.held_bytes)
             file.writer.flush()
@@ -215,7 +218,7 @@ class Files:
                 self._finish(folder)
 
     def _finish(self, folder: str) -> None:
-        # It stays among the open ones until it is closed, so that its writer is discarded where this fails.
+        # The file counts as open until it is closed, so that its writer is discarded if this fails.
         file = self._open[folder]
         file.writer.finish()
         file.pending.close()
@@ -223,9 +226,9 @@ class Files:
 
 
 def split(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """The records of ``batch`` by partition folder, in their order, without the partition columns.
+    """Yield the records of ``batch`` by partition folder, in their order, without the partition columns.
 
-    Each part has memory of its own: a slice would keep the whole batch alive for as long as a writer holds it.
+    Each part is a copy: a slice would keep the whole batch in memory while a writer holds it.
     """
     if not partition_by:
         yield "", batch
@@ -244,7 +247,7 @@ def split(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> Iterator[tupl
 
 
 def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> pa.StringArray:
-    """The folder of each record. Names are made once per value, not per record."""
+    """Return the folder of each record. A name is built once per value, not once per record."""
     levels = []
     for column in partition_by:
         values = batch.column(column).dictionary_encode(null_encoding="encode")
@@ -254,19 +257,19 @@ def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> pa.StringA
 
 
 def folder_name(column: str, value: Any) -> str:
-    """``column=value`` as Spark writes it: null and the empty string are one and the same.
+    """Return ``column=value`` as Spark writes it, which does not distinguish null from the empty string.
 
     Raises:
-        ValueError: a character that no file system has in a name.
+        ValueError: the value has a character that no file system allows in a name.
     """
     text = "" if value is None else _text(value)
     if "\0" in text:
-        raise ValueError(f"partition column {column!r} has the value {value!r}, and no folder's name can have a NUL")
+        raise ValueError(f"partition column {column!r} has the value {value!r}, and a folder's name can't have a NUL")
     return f"{column.translate(_ESCAPED)}={text.translate(_ESCAPED) or DEFAULT_PARTITION}"
 
 
 def _text(value: Any) -> str:
-    """Spark's cast to a string."""
+    """Return ``value`` as Spark casts it to a string."""
     match value:
         case bool():
             return str(value).lower()

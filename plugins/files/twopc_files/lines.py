@@ -1,4 +1,4 @@
-"""What the formats that are lines of text have in common: nothing is held, and the whole file may be compressed."""
+"""The writer that all formats of text lines share: it holds no records, and may compress the whole file."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pyarrow as pa
 from twopc_files.formats import Lent, Output
 
 EXTENSIONS = {"none": "", "gzip": ".gz", "zstd": ".zst"}
-"""By which compression a file is known to Spark, DuckDB and pyarrow, at the end of its name."""
+"""Compression → the ending by which Spark, DuckDB and pyarrow recognize it."""
 
 Encode: TypeAlias = "Callable[[pa.RecordBatch], Iterable[Any]]"
-"""Makes whole lines of a record batch, as bytes or buffers."""
+"""Turns a record batch into whole lines, as bytes or buffers."""
 
 
 class Lines:
-    """Writes each record batch at once.
+    """Writes each record batch immediately.
 
     Args:
-        file: takes the lines.
+        file: the file to write to.
         compression: one of ``EXTENSIONS``.
-        encode: makes them.
+        encode: turns a record batch into lines.
     """
 
     held_bytes = 0
@@ -35,21 +35,21 @@ class Lines:
         self._stream: Any = self._lent if compression == "none" else pa.CompressedOutputStream(self._lent, compression)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Raises ValueError for a record that is no line."""
+        """Write the lines of ``batch``. Raises ValueError for a record that has no form as a line."""
         for lines in self._encode(batch):
             self._stream.write(lines)
             self._lent.check()
 
     def flush(self) -> None:
-        """Does nothing: nothing is held."""
+        """Do nothing: no records are held."""
 
     def finish(self) -> None:
-        """End the compressed stream, where it is one."""
+        """End the compressed stream, if there is one."""
         self._stream.close()
         self._lent.check()
 
     def discard(self) -> None:
-        """End it without a word to the file."""
+        """End the stream without writing to the file."""
         self._lent.end()
         with contextlib.suppress(Exception):
             self._stream.close()

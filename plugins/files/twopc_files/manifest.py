@@ -1,4 +1,4 @@
-"""The log of complete batches as plain JSON lines with relative paths, for readers other than Spark."""
+"""The log of complete batches as JSON lines with relative paths, for readers other than Spark."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _VERSION = 1
 
 
 class Manifest:
-    """A line with the version and the owner, then a line for each file: its path, bytes, records and when it was
-    listed."""
+    """The manifest's format: a line with the version and the owner, then one line per file with its path, size,
+    records and the time of its listing."""
 
     @property
     def folder(self) -> str:
-        """Hidden from readers of the folder."""
+        """The log's folder, which readers of the sink's folder skip."""
         return "_manifest"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
-        """No name in it is absolute: the folder may be moved or copied with its manifest."""
+        """Return the bytes of an entry. Its paths are relative, so the folder can be moved or copied together with its
+        manifest."""
         lines: list[dict[str, Any]] = [{"version": _VERSION, "owner": owner}]
         lines += [
             {"path": file.path, "bytes": file.size_bytes, "records": file.records, "listed_ms": file.listed_ms}
@@ -34,29 +35,29 @@ class Manifest:
         return b"\n".join(map(orjson.dumps, lines))
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """Raises ValueError for another version."""
+        """Return the owner and the files of an entry. Raises ValueError also for an unknown version."""
         head, *lines = map(orjson.loads, data.split(b"\n"))
         if head["version"] != _VERSION:
-            raise ValueError(f"it has version {head['version']}, and {_VERSION} is known here")
+            raise ValueError(f"it has version {head['version']}; this release reads version {_VERSION}")
         return head["owner"], [
             CommittedFile(line["path"], line["bytes"], line["records"], line["listed_ms"]) for line in lines
         ]
 
 
 def manifest(fs: Any, folder: str, owner: str = "", kept_for_s: float = KEPT_FOR_S) -> BatchLog:
-    """The manifest of ``folder``. The arguments are those of ``BatchLog``."""
+    """Return the manifest of ``folder``. The arguments are those of ``BatchLog``."""
     return BatchLog(fs, folder, Manifest(), owner, kept_for_s)
 
 
 def committed_files(path: str, storage_options: Mapping[str, Any] | None = None) -> list[str]:
-    """The files of all complete batches in the folder ``path``, and of no other, as they are at this moment.
+    """List the files of all batches that are complete at this moment in the folder ``path``.
 
     Args:
-        path: of the sink: a path or an fsspec URL.
+        path: the sink's folder: a path or an fsspec URL.
         storage_options: what fsspec needs to reach it.
 
     Returns:
-        Paths, or URLs where ``path`` is on a store, in the order of batches.
+        Paths, or URLs if ``path`` is in a store, in the order of batches.
 
     Raises:
         ConfigurationError: there is no manifest at ``path``.

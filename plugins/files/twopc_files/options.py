@@ -1,13 +1,12 @@
-"""The options of the file sink: named and checked here and in ``format_options``, and nowhere else."""
+"""The options of the file sink, with their checks. Those of formats and layout are in ``format_options``."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from twopc.options import Kind, Option, choices, parse, place, refuse_unknown
+from twopc.options import Option, choices, mapping, parse, place, refuse_unknown
 from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, OWNER, parse_format, parse_layout
 from twopc_files.layout import Layout
 from twopc_files.stores.by_protocol import store_at
@@ -17,18 +16,11 @@ if TYPE_CHECKING:
     from twopc_files.stores.store import Store
 
 
-def _storage_options(given: Any) -> dict[str, Any]:
-    parsed = json.loads(given) if isinstance(given, str) else given
-    if not isinstance(parsed, Mapping | None):
-        raise TypeError
-    return {str(name): option for name, option in (parsed or {}).items()}
-
-
 _PLACE = (
     Option("path", place(), "the folder. Driver and executors must reach the same disk or store by it", needed=True),
     Option(
         "storage_options",
-        Kind("mapping, or JSON as text", "a mapping, or the text of a JSON object", _storage_options),
+        mapping(),
         "what fsspec needs for the URL, such as credentials",
     ),
 )
@@ -46,7 +38,7 @@ class FileOptions:
     """The options, checked.
 
     Attributes:
-        store: where committed files appear; absolute, so that it means the same on every participant.
+        store: the store of the folder of committed files; absolute, so that it is the same for every participant.
         format: the format of the files.
         layout: which records go into which file.
         batch_logs: the logs of complete batches that the sink keeps.

@@ -1,15 +1,15 @@
-"""ORC files, through pyarrow's writer.
+"""ORC files, written by pyarrow.
 
-A format of few types: what it can't hold, or what Spark would read otherwise than it was written, is refused.
-Measured with pyarrow 26 and Spark 4.2:
+ORC has few types. Values that it can't hold, or that Spark would read back differently, are refused. Measured with
+pyarrow 26 and Spark 4.2:
 
 | column | what Spark reads |
 | --- | --- |
-| timestamp without a zone | a moment, taken as of UTC; asked for as TIMESTAMP_NTZ it fails |
-| a fraction of a second before 1970 | nothing: it fails for the whole file |
-| a day before 15 October 1582 | another day, as the file does not name its calendar, the Gregorian one |
+| timestamp without a zone | a moment in UTC; reading it as TIMESTAMP_NTZ fails |
+| a fraction of a second before 1970 | nothing: reading the file fails |
+| a day before 15 October 1582 | another day, as the file does not name its (Gregorian) calendar |
 
-Nullability of columns is not kept: ORC has no word for it.
+The nullability of columns is lost, because ORC does not record it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from twopc_files.formats import Lent, Output
 COMPRESSIONS = ("none", "snappy", "zlib", "zstd", "lz4")
 
 COLUMN_BYTES = 3 * 1024 * 1024
-"""What an encoder takes for each column besides the records: 0.4 MiB at first, and several times that in a task that
-has closed many, as C's memory is not given back in pieces. Measured with pyarrow 26."""
+"""An encoder's memory per column, without the records. It is 0.4 MiB at first, and several times that in a task that
+has closed many encoders, because the C allocator does not return fragmented memory. Measured with pyarrow 26."""
 
 GREGORIAN = dt.date(1582, 10, 15)
 """The first day of the Gregorian calendar."""
@@ -41,11 +41,11 @@ EPOCH = dt.date(1970, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Orc:
-    """ORC.
+    """The ORC format.
 
     Attributes:
         compression: one of ``COMPRESSIONS``; the default is Spark's.
-        stripe_bytes: encoded bytes that make one stripe, which a task holds in memory until it is full.
+        stripe_bytes: the encoded size of a stripe, which a task holds in memory until it is full.
     """
 
     compression: str = "zstd"
@@ -53,11 +53,12 @@ class Orc:
 
     @property
     def extension(self) -> str:
-        """What every reader of ORC looks for."""
+        """The ending that all readers of ORC expect."""
         return ".orc"
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Asks pyarrow itself, by writing no record to nowhere. Raises TypeError for what Spark reads otherwise."""
+        """Write an empty table with pyarrow, as its releases support different types. Raises TypeError for a type that
+        Spark would read back differently."""
         for field in schema:
             for type_ in _parts(field.type):
                 if types.is_timestamp(type_) and type_.tz is None:
@@ -69,17 +70,17 @@ class Orc:
         writer.close()
 
     def open(self, file: Output, schema: pa.Schema) -> OrcRecords:
-        """A writer of records of ``schema`` into ``file``."""
+        """Return a writer of records of ``schema`` into ``file``."""
         return OrcRecords(self, file, schema)
 
     def writer(self, file: io.IOBase) -> Any:
-        """pyarrow's, with what was asked for."""
+        """Return pyarrow's writer with these settings."""
         compression = "uncompressed" if self.compression == "none" else self.compression
         return orc.ORCWriter(file, compression=compression, stripe_size=self.stripe_bytes)
 
 
 class OrcRecords:
-    """Writes record batches at once; the encoder holds them until a stripe is full."""
+    """Passes record batches to the encoder immediately, which holds them until a stripe is full."""
 
     def __init__(self, kind: Orc, file: Output, schema: pa.Schema) -> None:
         self._temporal = [field.name for field in schema if any(map(_is_temporal, _parts(field.type)))]
@@ -90,7 +91,7 @@ class OrcRecords:
         self.held_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Raises ValueError for a day or a moment that Spark would not read as it is."""
+        """Encode ``batch``. Raises ValueError for a day or a moment that Spark would misread."""
         for name in self._temporal:
             for leaf in _leaves(batch.column(name)):
                 _check_calendar(name, leaf)
@@ -101,7 +102,7 @@ class OrcRecords:
         self.held_bytes = 0 if grown else self.held_bytes + batch.nbytes
 
     def flush(self) -> None:
-        """Does nothing: pyarrow offers no way to end a stripe early."""
+        """Do nothing: pyarrow has no way to end a stripe early."""
 
     def finish(self) -> None:
         """Write the last stripe and the footer."""
@@ -110,21 +111,21 @@ class OrcRecords:
         self.held_bytes = 0
 
     def discard(self) -> None:
-        """Let go of what is held."""
+        """Release held records."""
         self._lent.end()
         with contextlib.suppress(Exception):
             self._writer.close()
 
 
 def _parts(type_: pa.DataType) -> Iterator[pa.DataType]:
-    """``type_`` and all that it is made of."""
+    """Yield ``type_`` and all types nested in it."""
     yield type_
     for number in range(type_.num_fields):
         yield from _parts(type_.field(number).type)
 
 
 def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """The columns without fields that make up a nested one, without what its nulls hide."""
+    """Yield the leaf columns of a nested column, without the values under its nulls."""
     if types.is_struct(column.type):
         children = column.flatten()
     elif types.is_map(column.type):
@@ -139,7 +140,8 @@ def _leaves(column: pa.Array) -> Iterator[pa.Array]:
 
 
 def _unsliced(column: pa.Array) -> pa.Array:
-    """Works around pyarrow 26: of a slice with null structs its ORC writer writes other records than the slice's."""
+    """Copy columns with structs, to work around a bug of pyarrow 26: for a slice with null structs, its ORC writer
+    writes records from outside the slice."""
     if any(map(types.is_struct, _parts(column.type))):
         return pa.concat_arrays([column, column.slice(0, 0)])
     return column
@@ -150,9 +152,9 @@ def _is_temporal(type_: pa.DataType) -> bool:
 
 
 def _check_calendar(name: str, column: pa.Array) -> None:
-    """Raises ValueError for a value of the column ``name`` that Spark would not read as it is."""
+    """Raise ValueError for a value of the column ``name`` that Spark would misread."""
     if types.is_timestamp(column.type):
-        # Not in its own zone, whose rules don't matter here.
+        # In UTC, as the rules of the column's zone don't matter here.
         moments = column.cast(pa.timestamp(column.type.unit, "UTC"))
         days = moments.cast(pa.date32(), safe=False)
         early = pc.and_(pc.less(days, EPOCH), pc.not_equal(pc.floor_temporal(moments, unit="second"), moments))
@@ -165,6 +167,6 @@ def _check_calendar(name: str, column: pa.Array) -> None:
 def _refuse(name: str, wrong: pa.Array, what: str) -> None:
     if pc.any(wrong).as_py():
         raise ValueError(
-            f"column {name!r} has {what}, which Spark can't read from an ORC file as they are. Cast the column to"
-            " a string, or take Parquet."
+            f"column {name!r} has {what}, which Spark can't read back correctly from an ORC file. Cast the column to a"
+            " string, or use Parquet."
         )

@@ -1,4 +1,4 @@
-"""Parquet files, through pyarrow's writer."""
+"""Parquet files, written by pyarrow."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from twopc_files.formats import Lent, Output, memory_bytes
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
 
 _CODECS = {"gzip": "gzip", "zstd": "zstd", "lz4": "lz4_raw", "brotli": "brotli"}
-"""Those that have levels, as pyarrow calls them."""
+"""The compressions with levels → pyarrow's names for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parquet:
-    """Parquet, compressed alike in every column.
+    """The Parquet format, with one compression for all columns.
 
     Attributes:
         compression: one of ``COMPRESSIONS``.
-        compression_level: as the compression counts it; None is pyarrow's own choice.
-        row_group_bytes: bytes of Arrow that make one row group. Spark's batches of 10 000 rows are too few for
-            one each: readers would pay for the metadata, and columns would hardly compress. It also bounds what
-            a task holds in memory.
+        compression_level: the level, in the codec's own range; None for pyarrow's default.
+        row_group_bytes: the size of a row group, in bytes of Arrow. It bounds what a task holds in memory. Spark's
+            batches of 10 000 rows are too small for a row group each: columns would hardly compress, and readers would
+            spend their time on metadata.
 
     Raises:
-        ConfigurationError: the compression has no such level.
+        ConfigurationError: the compression does not have this level.
     """
 
     compression: str = "snappy"
@@ -43,33 +43,35 @@ class Parquet:
             return
         if self.compression not in _CODECS:
             raise ConfigurationError(
-                f"the option 'compression_level' of the file sink goes with 'compression' ="
-                f" {' or '.join(map(repr, _CODECS))} alone, not {self.compression!r}"
+                f"the option 'compression_level' of the file sink is only for 'compression' ="
+                f" {' or '.join(map(repr, _CODECS))}, not {self.compression!r}",
+                option="compression_level",
             )
         codec = _CODECS[self.compression]
         least, most = pa.Codec.minimum_compression_level(codec), pa.Codec.maximum_compression_level(codec)
         if not least <= self.compression_level <= most:
             raise ConfigurationError(
                 "the option 'compression_level' of the file sink must be a whole number from"
-                f" {least} to {most} with 'compression' = {self.compression!r}."
+                f" {least} to {most} with 'compression' = {self.compression!r}.",
+                option="compression_level",
             )
 
     @property
     def extension(self) -> str:
-        """What every reader of Parquet looks for."""
+        """The ending that all readers of Parquet expect."""
         return ".parquet"
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Asks pyarrow itself, by writing no record to nowhere: its releases know different types."""
+        """Write an empty table with pyarrow, as its releases support different types."""
         with self.writer(io.BytesIO(), schema) as writer:
             writer.write_table(schema.empty_table())
 
     def open(self, file: Output, schema: pa.Schema) -> ParquetRecords:
-        """A writer of records of ``schema`` into ``file``."""
+        """Return a writer of records of ``schema`` into ``file``."""
         return ParquetRecords(self, file, schema)
 
     def writer(self, file: io.IOBase, schema: pa.Schema) -> Any:
-        """pyarrow's, with what was asked for."""
+        """Return pyarrow's writer with these settings."""
         return pq.ParquetWriter(file, schema, compression=self.compression, compression_level=self.compression_level)
 
 
@@ -94,7 +96,7 @@ class ParquetRecords:
             self.flush()
 
     def flush(self) -> None:
-        """Make a row group of what is held."""
+        """Write the held batches as a row group."""
         if self._held:
             self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
             self._lent.check()
@@ -108,9 +110,9 @@ class ParquetRecords:
         self._lent.check()
 
     def discard(self) -> None:
-        """Let go of what is held; no error of the file is raised."""
+        """Release the held batches. No error of the file is raised."""
         self._held.clear()
         self._lent.end()
-        # Left open, the writer would try its footer when it is collected.
+        # If it were left open, the writer would write its footer when it is garbage-collected.
         with contextlib.suppress(Exception):
             self._writer.close()

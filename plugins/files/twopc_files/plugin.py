@@ -1,4 +1,4 @@
-"""What the entry point ``files`` names: the hook implementation."""
+"""The entry point of the backend ``files``."""
 
 from __future__ import annotations
 

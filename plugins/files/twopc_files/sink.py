@@ -1,7 +1,7 @@
-"""The file sink: pending files are written where no reader looks, and published on commit, each at once.
+"""The file sink: it writes pending files where no reader looks, and publishes each of them atomically on commit.
 
-Its store (``stores/``) writes and publishes a file; ``outcomes.py`` decides what follows from what the store shows.
-This module has what is common: the transaction, its committable, and the order of the steps.
+The store (``stores/``) writes and publishes files. ``outcomes.py`` decides what to do about what the store reports.
+This module has what all stores share: the transaction, its committable, and the order of the steps.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ _BATCH_LOGS = {"spark": spark_metadata, "manifest": manifest}
 
 
 class FileTransaction(Transaction):
-    """Pending files.
+    """The pending files of one task attempt.
 
     Attributes:
-        pending: all of them, in the order in which they were created.
-        files: distributes records over them.
+        pending: all pending files, in the order in which they were created.
+        files: distributes records over the pending files.
     """
 
     def __init__(self, transaction_id: TransactionId, store: Store, format: Format, layout: Layout) -> None:
@@ -76,19 +76,21 @@ class FileTransaction(Transaction):
 
 
 class FileSink(TwoPhaseCommitSink[FileTransaction]):
-    """Writes files to a folder on a disk that every process of the query has at the same path, or in a store that all
-    of them reach.
+    """Writes files to a folder, on a disk that every process of the query has at the same path, or in a store that
+    every process reaches.
 
     Args:
-        options: ``path``: plain path or URL of the folder. ``storage_options``: what fsspec needs for a URL.
-            ``format``: ``parquet`` (default), ``json`` (JSON lines), ``csv``, ``orc`` or ``text``. ``partition_by``:
-            columns that become folders. ``batch_logs``: for readers of whole batches. The README has all of them.
+        options: ``path``: path or URL of the folder. ``storage_options``: what fsspec needs for a URL. ``format``:
+            ``parquet`` (default), ``json`` (JSON lines), ``csv``, ``orc`` or ``text``. ``partition_by``: columns that
+            become folders. ``batch_logs``: logs of complete batches, for readers of whole batches. The README lists
+            all options.
 
     Raises:
-        ConfigurationError: an option is unknown, missing or can't be.
+        ConfigurationError: an option is unknown, missing or wrong.
     """
 
     _logs: tuple[BatchLog, ...] = ()
+    _logs_have_begun = False
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         parsed = FileOptions.parse(options)
@@ -97,35 +99,44 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         self._format = parsed.format
         self._layout = parsed.layout
         self._batch_logs = parsed.batch_logs
-        # Decided files that the store hides → since when, not counting the looks: the store's client repeats by itself
-        # what gets no answer.
+        # Decided files that the store does not show → since when, without the time that the requests took: the store's
+        # client itself repeats a request that gets no answer.
         self._hidden_since: dict[FileHandle, float] = {}
 
     def __getstate__(self) -> dict[str, object]:
-        state = {name: value for name, value in super().__getstate__().items() if name != "_logs"}
+        state = {name: value for name, value in super().__getstate__().items() if not name.startswith("_logs")}
         return {**state, "_hidden_since": {}}
 
     def __repr__(self) -> str:
         return f"FileSink({self._store.url!r}, {self._format})"
 
     def validate(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatch that names a column of no use to the format or the layout."""
+        """Refuse a schema that the format or the layout can't hold. Raises SchemaMismatch, which names the column."""
         check_schema(self._format, self._layout.data_schema(schema))
 
     def open(self) -> None:
-        """Look at the store, and begin the logs of complete batches.
+        """Reach the store, and check the logs of complete batches. Writes nothing that stays.
 
         Raises:
-            ConfigurationError: it is not there or refuses us, or another writer keeps such a log there.
-            Retriable: it does not answer.
+            ConfigurationError: the store does not exist or refuses access, or another writer keeps such a log there.
+            Retriable: the store does not answer.
         """
-        self._hidden_since.clear()  # the store may have been away since the last incarnation
+        self._hidden_since.clear()  # the store may have been unreachable since the last incarnation
         with self._reaching():
             self._store.require_answer()
-        self._logs = self._located_logs()
+        self._logs, self._logs_have_begun = self._located_logs(), False
         for log in self._logs:
             with self._asking():
                 log.open()
+
+    def _begin_logs(self) -> None:
+        """Create the logs of complete batches before the first commit of an incarnation: a reader that finds no log
+        reads all files. Commits that come here at once are like two processes, which ``BatchLog.begin`` allows."""
+        if not self._logs_have_begun:
+            for log in self._logs:
+                with self._asking():
+                    log.begin()
+            self._logs_have_begun = True
 
     def _located_logs(self) -> tuple[BatchLog, ...]:
         if not self._batch_logs:
@@ -135,17 +146,17 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return tuple(_BATCH_LOGS[name](fs, folder, owner) for name in self._batch_logs)
 
     def check(self) -> Iterator[CheckResult]:
-        yield CheckResult.of(f"a file can be written, published and removed in {self._store.url}", self._try)
+        yield CheckResult.of(f"write, publish and remove a file in {self._store.url}", self._try)
         if self._batch_logs:
-            kept = f"a log of complete batches can be kept there ({', '.join(self._batch_logs)})"
-            yield CheckResult.of(kept, self._try_logs)
+            what = f"put-if-absent for the logs of complete batches ({', '.join(self._batch_logs)})"
+            yield CheckResult.of(what, self._try_logs)
         yield from self._store.check()
 
     def _try(self) -> None:
-        """Do all that a file goes through, under a hidden name.
+        """Take one file through every step, under a hidden name.
 
         Raises:
-            ConfigurationError: this process could not.
+            ConfigurationError: this process can't take one of the steps.
             Retriable: the store does not answer.
         """
         transaction_id = self.transactional_ids.allocate(Round(0, 0), partition=0)
@@ -176,23 +187,23 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
     # On a participant. --------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> FileTransaction:
-        """Without effect: the first record makes the first file."""
+        """Start a transaction, without any effect on the store: the first record creates the first file."""
         return FileTransaction(transaction_id, self._store, self._format, self._layout)
 
     def write(self, transaction: FileTransaction, batch: pa.RecordBatch) -> None:
         """Write the records of ``batch`` to pending files.
 
         Raises:
-            SchemaMismatch: it has another schema than the first one.
-            ValueError: the format, or the name of a folder, can't hold a record.
-            ConfigurationError: this process may not make files there.
-            OSError: any other reason why it can't, such as a full disk.
+            SchemaMismatch: the schema differs from that of the first batch.
+            ValueError: the format, or the name of a partition folder, can't hold a record.
+            ConfigurationError: this process may not create files there.
+            OSError: the store failed in another way, such as a full disk.
         """
         with self._writing(transaction.id):
             transaction.files.write(batch)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
-        """Raises OSError where any byte could not be made durable."""
+        """Make every file durable, and vote yes. Raises OSError if any byte is not durable."""
         with self._writing(transaction.id):
             transaction.files.finish()
         if not transaction.pending:
@@ -204,11 +215,11 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
     # On the coordinator. ------------------------------------------------------------------------------------
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002  # no file grows too old
-        """Vetoes what this process could not commit later, while the round can still be rolled back.
+        """Veto the batch if this process could not commit one of its files, while the round can still be rolled back.
 
         Raises:
-            Refused: a pending file is not here (participants write to another disk), is not whole, or can't be
-                published; nothing is visible.
+            Refused: a pending file does not exist here (participants write to another disk), is not whole, or can't
+                be published. Nothing is visible.
         """
         work = [(committable, file) for committable in committables for file in self._decidable(committable)]
         obstacles = self._for_each([file for _, file in work], self._obstacle)
@@ -218,10 +229,11 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                     f"{self._what(committable, file)} could not be committed, so it is rolled back, and nothing is"
                     f" visible: {obstacle}"
                 )
+        self._begin_logs()
         return committables
 
     def _obstacle(self, file: FileHandle) -> str | None:
-        """What would keep ``file`` from being committed by this process, and what to do about it."""
+        """Return what would keep this process from committing ``file``, and what to do about it; or None."""
         try:
             return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
         except OSError as error:
@@ -233,20 +245,25 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """Publish every file of the transaction, durably.
 
         Raises:
-            Retriable: the store may do it later.
-            TransactionLost: a pending file is gone, and no target is there.
-            OutcomeUnknown: the store does not report it, or the file has another length.
-            OperatorRequired: a foreign file has the target's name, or a right is missing; not committed.
+            Retriable: the store may publish the file later.
+            TransactionLost: neither the pending file nor the target exists.
+            OutcomeUnknown: the store does not report the outcome, or the file has another length.
+            OperatorRequired: a foreign file has the target's name, or a right is missing.
             CorruptLog: the committable is not of this sink.
         """
-        answers = self._for_each(self._decidable(committable), partial(self._failure, committable))
+        files = self._decidable(committable)
+        self._begin_logs()  # the batch was sealed by another process, or a log was removed since
+        answers = self._for_each(files, partial(self._failure, committable))
         failures = [failure for failure in answers if failure]
         if failures:
-            # A file that can't be published keeps no other one back: the repeat comes first, and then the operator.
+            # One file that can't be published must not hold back the others: repeat first, then call the operator.
             raise min(failures, key=lambda failure: not isinstance(failure, Retriable))
 
     def _failure(self, committable: Committable, file: FileHandle) -> TwoPhaseCommitError | None:
-        """Upholds: the target was seen, is this transaction's file, whole and durable; or an error."""
+        """Publish one file, and return the error, or None on success.
+
+        Upholds: on success the target has been seen, and is this transaction's file, whole and durable.
+        """
         what = self._what(committable, file)
         published = False
         try:
@@ -266,7 +283,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return None
 
     def _look(self, file: FileHandle, what: str) -> Sight:
-        """Look at a decided file. A store that does not answer is not hiding it, so the wait for it begins anew."""
+        """Look at a decided file. A store that does not answer is not hiding the file, so its wait starts over."""
         began_s = time.monotonic()
         try:
             seen = self._store.look(file)
@@ -278,8 +295,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return seen
 
     def _may_appear(self, file: FileHandle, seen: Sight) -> bool:
-        """Whether the store shows neither the target nor the whole pending file, and may be publishing it just now, for
-        this process or another one."""
+        """Whether the store shows neither the target nor the whole pending file, and may be publishing the file at this
+        moment, for this process or another one."""
         if seen.target_bytes is not None or seen.pending_bytes == file.size_bytes:
             self._hidden_since.pop(file, None)
             return False
@@ -295,7 +312,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """Remove the pending files, never a target.
 
         Raises:
-            Retriable: the store may do it later.
+            Retriable: the store is busy or does not answer.
         """
         files = self._owned(committable, open_files(committable))
         with self._asking():
@@ -307,15 +324,16 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             for committable in committables
             for file in self._decidable(committable)
         ]
+        self._begin_logs()  # for a batch without transactions, which no commit precedes
         for log in self._logs:
             with self._asking():
                 log.complete(batch_id, files)
 
     def recover(self) -> Iterable[Committable]:
-        """Return the pending files of this sink's pool, and nothing else in the store.
+        """Return the pending files whose names are of this sink's pool, and no other file.
 
         Raises:
-            Retriable: the store may answer later.
+            Retriable: the store is busy or does not answer.
         """
         with self._asking():
             owns = self.transactional_ids.owns_exact
@@ -327,7 +345,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         ]
 
     def _for_each(self, files: Sequence[FileHandle], ask: Callable[[FileHandle], ResultT]) -> list[ResultT]:
-        """What the store answers, of as many files at once as it is good for."""
+        """Return ``ask`` of each file, in order. The store is asked about up to ``asks_at_once`` files in parallel."""
         if self._store.asks_at_once == 1 or len(files) <= 1:
             return [ask(file) for file in files]
         with ThreadPoolExecutor(self._store.asks_at_once, thread_name_prefix="twopc-files") as pool:
@@ -337,7 +355,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return self._owned(committable, decidable_files(committable))
 
     def _owned(self, committable: Committable, files: list[FileHandle]) -> list[FileHandle]:
-        """Raises CorruptLog where one of them can't be of this transaction in this store, or it is another sink's."""
+        """Return ``files``. Raises CorruptLog if the transaction is another sink's, or if a file can't be one of this
+        transaction in this store."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
             raise corrupt(committable, "transaction_id", committable.transaction_id)
         for file in files:
@@ -347,7 +366,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
-        """Names the batch and the transaction in an error of the store."""
+        """Add the batch and the transaction to an error of the store."""
         try:
             yield
         except OSError as error:
@@ -356,7 +375,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Has the coordinator repeat what a busy store did not answer."""
+        """Turn errors of a busy store into Retriable, so that the coordinator repeats the call."""
         try:
             yield
         except TwoPhaseCommitError:

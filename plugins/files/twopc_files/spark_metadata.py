@@ -1,6 +1,6 @@
-"""The log of complete batches as Spark's own file sink keeps it, so that ``spark.read`` needs no option at all.
+"""The log of complete batches in the format of Spark's own file sink, so that ``spark.read`` needs no option.
 
-Where a folder has ``_spark_metadata``, Spark reads what that log lists and nothing else (MetadataLogFileIndex).
+If a folder has ``_spark_metadata``, Spark reads only the files that this log lists (MetadataLogFileIndex).
 """
 
 from __future__ import annotations
@@ -18,38 +18,45 @@ from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile
 _VERSION = b"v1"
 
 _SCHEMES = {"s3": "s3a"}
-"""fsspec's name of a store → Hadoop's, where they differ. Spark opens a file by the URL that the log has."""
+"""fsspec's scheme of a store → Hadoop's, if they differ. Spark opens a file by the URL in the log."""
 
-# What java.net.URI leaves as it is in a path, beside letters and digits.
+# The characters of a path that java.net.URI does not encode, besides letters and digits.
 _SAFE = "/-_.!~'()*,;:$&+=@"
 
 
 @dataclass(frozen=True, slots=True)
 class SparkMetadata:
-    """Spark's format: ``v1``, then a SinkFileStatus a line.
+    """Spark's format: ``v1``, then one SinkFileStatus per line.
 
     Attributes:
-        url: of the sink's folder, as Spark writes it: a path is percent-encoded, but for what is not ASCII.
+        url: the URL of the sink's folder, as Spark writes it: the path is percent-encoded, except for non-ASCII
+            characters.
     """
 
     url: str
 
     @property
     def folder(self) -> str:
-        """Where Spark looks for it."""
+        """The folder in which Spark looks for the log."""
         return "_spark_metadata"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
-        """The owner is a field that Spark does not know, in a line about a folder, which Spark drops."""
+        """Return the bytes of an entry. The owner is in a field that Spark does not know, on a line about a folder,
+        which Spark ignores."""
         lines = [_status(f"{self.url}/{self.folder}", 0, 0, is_dir=True, owner=owner)]
         lines += [_status(f"{self.url}/{_quoted(file.path)}", file.size_bytes, file.listed_ms) for file in files]
         return b"\n".join([_VERSION, *lines])
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
-        """Raises ValueError also for a file of another folder: Spark would look for it there."""
+        """Return the owner and the files of an entry.
+
+        Raises:
+            ValueError, LookupError, TypeError: the data is not such an entry, or it lists a file of another folder, in
+                which Spark would look for the file.
+        """
         version, *lines = data.split(b"\n")
         if version != _VERSION:
-            raise ValueError(f"it begins with {version!r} and not with {_VERSION!r}")
+            raise ValueError(f"it begins with {version!r}, not with {_VERSION!r}")
         statuses = [orjson.loads(line) for line in lines]
         owners = [status.get("owner") for status in statuses if status["isDir"]]
         files = [
@@ -66,7 +73,7 @@ class SparkMetadata:
 
 
 def spark_metadata(fs: Any, folder: str, owner: str, kept_for_s: float = KEPT_FOR_S) -> BatchLog:
-    """The log from which Spark reads ``folder``. The arguments are those of ``BatchLog``."""
+    """Return the log that Spark reads for ``folder``. The arguments are those of ``BatchLog``."""
     return BatchLog(fs, folder, SparkMetadata(_url(fs, folder.rstrip("/"))), owner, kept_for_s)
 
 
@@ -79,13 +86,13 @@ def _url(fs: Any, folder: str) -> str:
 
 def _status(path: str, size_bytes: int, time_ms: int, is_dir: bool = False, **more: str) -> bytes:
     status = {"path": path, "size": size_bytes, "isDir": is_dir, "modificationTime": time_ms}
-    # Spark plans no split by these two: they are what a disk without replication has.
+    # Spark does not plan splits by these two. The values are those of a disk without replication.
     block = {"blockReplication": 1, "blockSize": 32 * 1024 * 1024}
     return orjson.dumps({**status, **block, "action": "add", **more})
 
 
 def _quoted(path: str) -> str:
-    """As java.net.URI does it: Spark compares such text when it looks for partition columns."""
+    """Quote ``path`` as java.net.URI does: Spark compares the text when it looks for partition columns."""
     if path.isascii():
-        return quote(path, safe=_SAFE)  # a hundred times as fast, and a compact entry may list very many
+        return quote(path, safe=_SAFE)  # a hundred times as fast: a compact entry may list very many files
     return "".join(c if ord(c) > 127 and c.isprintable() else quote(c, safe=_SAFE) for c in path)

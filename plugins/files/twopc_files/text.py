@@ -1,4 +1,4 @@
-"""Lines of text: one column, one line a record, in UTF-8."""
+"""Lines of text: one column, one line per record, in UTF-8."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from twopc_files.lines import EXTENSIONS, Lines
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text. ``compression`` is one of ``lines.EXTENSIONS``."""
+    """The text format. ``compression`` is one of ``lines.EXTENSIONS``."""
 
     compression: str = "none"
 
     @property
     def extension(self) -> str:
-        """What Spark calls its text files, too."""
+        """The ending that Spark uses for text files, too."""
         return ".txt" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raises TypeError but for one column of strings."""
+        """Raise TypeError unless there is a single column, of strings."""
         if len(schema) != 1:
-            raise TypeError("a line of text is one column")
+            raise TypeError("text files have exactly one column")
         if not (types.is_string(schema[0].type) or types.is_large_string(schema[0].type)):
-            raise TypeError("a line of text is a string")
+            raise TypeError("the column of a text file must be a string")
 
-    def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # one schema is like the other
-        """A writer of lines into ``file``."""
+    def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # there is only one schema
+        """Return a writer of lines into ``file``."""
         return Lines(file, self.compression, _encode)
 
 
 def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Raises ValueError for a record that is null, or more than one line: it would be read as another one."""
+    """Yield the lines of ``batch``. Raises ValueError for a null or a line break, which readers would misread."""
     [column], [name] = batch.columns, batch.schema.names
     if column.null_count:
         raise ValueError(f"column {name!r} has a null, and a line of text can't be one. Write an empty string for it.")
-    # Hadoop's reader, and so Spark, ends a line at either.
+    # Hadoop's reader, and therefore Spark, ends a line at either character.
     if pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py():
         raise ValueError(f"column {name!r} has a line break in a record, which would be read as two")
     if batch.num_rows:

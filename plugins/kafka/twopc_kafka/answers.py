@@ -1,13 +1,14 @@
-"""What Kafka's answers mean, as tables. No I/O: each row was measured on a broker (4.3.1) or read in its source.
+"""The meaning of Kafka's error codes and transaction states, as tables. No I/O. Each row was measured on a broker
+(4.3.1) or read in Kafka's source.
 
-An error code means one thing to a request that writes, and may mean another to EndTxn. A writer may repeat a request
-for two reasons only. Either the broker refused it before it did anything, or the same sequence numbers make the next
-leader take the records once, whether or not it has them already. EndTxn may always be repeated, as an epoch names
-exactly one transaction. But an error alone does not distinguish a rollback from a commit whose id was used again, so
-the transaction is described before its outcome is judged.
+An error code means one thing to a request that writes, and may mean another to EndTxn. A writer may repeat a request in
+two cases only. Either the broker rejected it before it had any effect, or the sequence numbers ensure that the next
+leader appends the records once, whether or not it has them already. EndTxn may always be repeated, because an epoch
+names exactly one transaction. But an error alone does not distinguish a rollback from a commit whose id has been used
+again, so the transaction is described before its outcome is judged.
 
 An EndTxn of version 5 or later (Kafka 4.0, ``transaction.version`` 2) raises the producer's epoch by one when it ends
-the transaction. Up to version 4 it leaves the epoch alone. A rollback by timeout always raises it.
+the transaction. Up to version 4 it leaves the epoch unchanged. A rollback by timeout always raises it.
 """
 
 from __future__ import annotations
@@ -29,17 +30,26 @@ from twopc.errors import (
 EPOCH_BUMPING_END_TXN = 5
 
 
-class Answer(Enum):
-    """What to do about an error code."""
+class WriteAnswer(Enum):
+    """What a writer does about an error code. A writer's requests begin a transaction and add partitions, records and
+    offsets to it."""
 
     DONE = "done"
-    REPEAT = "repeat"  # the same request, after asking again who leads or coordinates
-    RUN_AGAIN = "run again"  # the task has failed, and the batch may be run again
-    CORRECT = "correct"  # an option or a broker's setting: the query would fail again
-    REFUSED = "refused"  # these records, or the topic's settings: they would be refused again
+    REPEAT = "repeat"  # the same request, after a new lookup of the leader or the coordinator
+    RUN_AGAIN = "run again"  # the task has failed, and the batch can be run again
+    CORRECT = "correct"  # an option or a broker setting is wrong: the query would fail again
+    REFUSED = "refused"  # the brokers would reject these records again
     DENIED = "denied"  # a right is missing: the query would fail again
-    DESCRIBE = "describe"  # of EndTxn alone: the code leaves open what became of the transaction
-    STUCK = "stuck"  # of EndTxn alone: the coordinator can't end the transaction before an operator acts
+
+
+class EndTxnAnswer(Enum):
+    """What to do about an error code of EndTxn, the request that commits or aborts a transaction."""
+
+    DONE = "done"
+    REPEAT = "repeat"  # the same request, after a new lookup of the coordinator
+    DENIED = "denied"  # a right is missing: the query would fail again
+    DESCRIBE = "describe"  # the code leaves the outcome open: describe the transaction
+    STUCK = "stuck"  # the coordinator can't end the transaction until an operator acts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,28 +57,32 @@ class Meaning:
     """The meaning of an error code.
 
     Attributes:
-        name: Kafka's.
+        name: Kafka's name of the error.
         answer: what a writer does about it.
-        advice: where a user should look.
-        to_end: what to do about it when EndTxn was asked for.
+        advice: what a user should check or change.
+        to_end: what to do about it in response to EndTxn.
     """
 
     name: str
-    answer: Answer
+    answer: WriteAnswer
     advice: str = "The batch can be run again."
-    to_end: Answer = Answer.DESCRIBE
+    to_end: EndTxnAnswer = EndTxnAnswer.DESCRIBE
 
 
-_NEWER_WRITER = "A newer attempt has taken over this transactional id; it is the one that counts."
-_NO_LEADER = "Has the partition a leader, on a broker that is up? 'message.timeout.ms' bounds the wait."
+_NEWER_WRITER = "A newer attempt has taken over this transactional id, and only that attempt counts."
+_NO_LEADER = "Does the partition have a leader, and is that broker up? 'message.timeout.ms' bounds the wait."
 _COORDINATOR = "Are the brokers of __transaction_state up? 'message.timeout.ms' bounds the wait."
-_REPLICAS = "The topic's min.insync.replicas are not in sync: are all brokers up? 'message.timeout.ms' bounds the wait."
+_REPLICAS = (
+    "Fewer replicas than the topic's min.insync.replicas are in sync: are all brokers up? 'message.timeout.ms' bounds"
+    " the wait."
+)
 _NOT_OPEN = (
-    "The transaction was ended by another process, or by its timeout: a longer 'transaction.timeout.ms' helps then."
+    "The transaction was ended by another process or by its timeout. If it timed out, a longer 'transaction.timeout.ms'"
+    " helps."
 )
 _TOO_LARGE = (
-    "A batch is too large for the topic. Raise the topic's max.message.bytes; or lower the sink's 'batch.size', which"
-    " helps where a batch has several records, or 'message.max.bytes', which refuses large records earlier."
+    "A batch is too large for the topic. Raise the topic's max.message.bytes. Or lower the sink's 'batch.size', which"
+    " helps if the batch has several records, or 'message.max.bytes', which rejects large records earlier."
 )
 
 UNKNOWN_TOPIC = 3
@@ -81,82 +95,94 @@ OPERATION_NOT_ATTEMPTED = 55
 TRANSACTIONAL_ID_NOT_FOUND = 105
 
 MEANINGS: dict[int, Meaning] = {
-    0: Meaning("NO_ERROR", Answer.DONE, to_end=Answer.DONE),
-    # Before anything was done, or once for all by the sequence numbers.
-    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", Answer.REPEAT, "The topic does not exist: create it with the partitions"
-               " that you want."),
-    5: Meaning("LEADER_NOT_AVAILABLE", Answer.REPEAT, _NO_LEADER),
-    6: Meaning("NOT_LEADER_OR_FOLLOWER", Answer.REPEAT, _NO_LEADER),
-    14: Meaning("COORDINATOR_LOAD_IN_PROGRESS", Answer.REPEAT, _COORDINATOR, to_end=Answer.REPEAT),
-    15: Meaning("COORDINATOR_NOT_AVAILABLE", Answer.REPEAT, _COORDINATOR, to_end=Answer.REPEAT),
-    16: Meaning("NOT_COORDINATOR", Answer.REPEAT, _COORDINATOR, to_end=Answer.REPEAT),
-    19: Meaning("NOT_ENOUGH_REPLICAS", Answer.REPEAT, _REPLICAS),
-    51: Meaning("CONCURRENT_TRANSACTIONS", Answer.REPEAT, "The id's earlier transaction is still being ended."
-                " 'message.timeout.ms' bounds the wait.", to_end=Answer.REPEAT),
-    89: Meaning("THROTTLING_QUOTA_EXCEEDED", Answer.REPEAT, "The client's quota is used up: raise it."),
-    # Unclear, or certain to fail again in this transaction.
-    -1: Meaning("UNKNOWN_SERVER_ERROR", Answer.RUN_AGAIN, "The broker's log has the reason.", to_end=Answer.REPEAT),
-    2: Meaning("CORRUPT_MESSAGE", Answer.RUN_AGAIN, "A batch was changed on its way, or the topic needs keys (it is"
-               " compacted) and a record has none."),
-    7: Meaning("REQUEST_TIMED_OUT", Answer.RUN_AGAIN, "The replicas did not follow in time: are all brokers up?",
-               to_end=Answer.REPEAT),
-    10: Meaning("MESSAGE_TOO_LARGE", Answer.REFUSED, _TOO_LARGE),
-    13: Meaning("NETWORK_EXCEPTION", Answer.RUN_AGAIN, to_end=Answer.REPEAT),
-    18: Meaning("RECORD_LIST_TOO_LARGE", Answer.REFUSED, "A batch is larger than the topic's segment.bytes. Raise that;"
-               " or lower the sink's 'batch.size', which helps where a batch has several records."),
-    20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", Answer.RUN_AGAIN, "The topic's min.insync.replicas fell out of sync"
-                " while it was written: are all brokers up?"),
-    32: Meaning("INVALID_TIMESTAMP", Answer.REFUSED, "Column 'timestamp' is too far from the broker's clock: see the"
-                " topic's message.timestamp.before.max.ms and message.timestamp.after.max.ms."),
-    42: Meaning("INVALID_REQUEST", Answer.RUN_AGAIN, "Is 'transactional.id.prefix' used by producers of another kind?"),
-    45: Meaning("OUT_OF_ORDER_SEQUENCE_NUMBER", Answer.RUN_AGAIN, "The broker lacks records that it had acknowledged:"
-                " was the topic deleted and created again? Else look at unclean.leader.election.enable."),
-    46: Meaning("DUPLICATE_SEQUENCE_NUMBER", Answer.RUN_AGAIN),
-    47: Meaning("INVALID_PRODUCER_EPOCH", Answer.RUN_AGAIN, _NEWER_WRITER),
-    48: Meaning("INVALID_TXN_STATE", Answer.RUN_AGAIN, _NOT_OPEN),
-    49: Meaning("INVALID_PRODUCER_ID_MAPPING", Answer.RUN_AGAIN, _NEWER_WRITER),
-    52: Meaning("TRANSACTION_COORDINATOR_FENCED", Answer.RUN_AGAIN),
-    55: Meaning("OPERATION_NOT_ATTEMPTED", Answer.RUN_AGAIN),
-    56: Meaning("KAFKA_STORAGE_ERROR", Answer.RUN_AGAIN, "A broker's disk has failed: see its log."),
-    59: Meaning("UNKNOWN_PRODUCER_ID", Answer.RUN_AGAIN),
-    87: Meaning("INVALID_RECORD", Answer.REFUSED, "The topic does not take such records: one that is compacted needs"
-                " keys, and column 'timestamp' must be near the broker's clock."),
-    90: Meaning("PRODUCER_FENCED", Answer.RUN_AGAIN, _NEWER_WRITER),
-    100: Meaning("UNKNOWN_TOPIC_ID", Answer.RUN_AGAIN, "The topic was deleted and made again meanwhile."),
-    105: Meaning("TRANSACTIONAL_ID_NOT_FOUND", Answer.RUN_AGAIN),
-    120: Meaning("TRANSACTION_ABORTABLE", Answer.RUN_AGAIN),
+    0: Meaning("NO_ERROR", WriteAnswer.DONE, to_end=EndTxnAnswer.DONE),
+    # The request had no effect, or the sequence numbers make a repeat safe.
+    3: Meaning("UNKNOWN_TOPIC_OR_PARTITION", WriteAnswer.REPEAT,
+               "The topic does not exist: create it with the partitions that you want."),
+    5: Meaning("LEADER_NOT_AVAILABLE", WriteAnswer.REPEAT, _NO_LEADER),
+    6: Meaning("NOT_LEADER_OR_FOLLOWER", WriteAnswer.REPEAT, _NO_LEADER),
+    14: Meaning("COORDINATOR_LOAD_IN_PROGRESS", WriteAnswer.REPEAT, _COORDINATOR, to_end=EndTxnAnswer.REPEAT),
+    15: Meaning("COORDINATOR_NOT_AVAILABLE", WriteAnswer.REPEAT, _COORDINATOR, to_end=EndTxnAnswer.REPEAT),
+    16: Meaning("NOT_COORDINATOR", WriteAnswer.REPEAT, _COORDINATOR, to_end=EndTxnAnswer.REPEAT),
+    19: Meaning("NOT_ENOUGH_REPLICAS", WriteAnswer.REPEAT, _REPLICAS),
+    51: Meaning("CONCURRENT_TRANSACTIONS", WriteAnswer.REPEAT,
+                "Kafka is still ending the id's previous transaction. 'message.timeout.ms' bounds the wait.",
+                to_end=EndTxnAnswer.REPEAT),
+    89: Meaning("THROTTLING_QUOTA_EXCEEDED", WriteAnswer.REPEAT, "The client's quota is used up: raise it."),
+    # The effect is unknown, or a repeat in this transaction is certain to fail.
+    -1: Meaning("UNKNOWN_SERVER_ERROR", WriteAnswer.RUN_AGAIN, "The broker's log has the reason.",
+                to_end=EndTxnAnswer.REPEAT),
+    2: Meaning("CORRUPT_MESSAGE", WriteAnswer.RUN_AGAIN,
+               "A batch was changed in transit, or the topic is compacted and a record has no key."),
+    7: Meaning("REQUEST_TIMED_OUT", WriteAnswer.RUN_AGAIN,
+               "The replicas did not follow in time: are all brokers up?", to_end=EndTxnAnswer.REPEAT),
+    10: Meaning("MESSAGE_TOO_LARGE", WriteAnswer.REFUSED, _TOO_LARGE),
+    13: Meaning("NETWORK_EXCEPTION", WriteAnswer.RUN_AGAIN, to_end=EndTxnAnswer.REPEAT),
+    18: Meaning("RECORD_LIST_TOO_LARGE", WriteAnswer.REFUSED,
+                "A batch is larger than the topic's segment.bytes. Raise that. Or lower the sink's 'batch.size', which"
+                " helps if the batch has several records."),
+    20: Meaning("NOT_ENOUGH_REPLICAS_AFTER_APPEND", WriteAnswer.RUN_AGAIN,
+                "Too few of the topic's replicas (min.insync.replicas) stayed in sync during the write: are all brokers"
+                " up?"),
+    32: Meaning("INVALID_TIMESTAMP", WriteAnswer.REFUSED,
+                "Column 'timestamp' is too far from the broker's clock: see the topic's message.timestamp.before.max.ms"
+                " and message.timestamp.after.max.ms."),
+    42: Meaning("INVALID_REQUEST", WriteAnswer.RUN_AGAIN,
+                "Do producers of another kind use this 'transactional.id.prefix'?"),
+    45: Meaning("OUT_OF_ORDER_SEQUENCE_NUMBER", WriteAnswer.RUN_AGAIN,
+                "The broker lacks records that it had acknowledged: was the topic deleted and created again? If not,"
+                " check unclean.leader.election.enable."),
+    46: Meaning("DUPLICATE_SEQUENCE_NUMBER", WriteAnswer.RUN_AGAIN),
+    47: Meaning("INVALID_PRODUCER_EPOCH", WriteAnswer.RUN_AGAIN, _NEWER_WRITER),
+    48: Meaning("INVALID_TXN_STATE", WriteAnswer.RUN_AGAIN, _NOT_OPEN),
+    49: Meaning("INVALID_PRODUCER_ID_MAPPING", WriteAnswer.RUN_AGAIN, _NEWER_WRITER),
+    52: Meaning("TRANSACTION_COORDINATOR_FENCED", WriteAnswer.RUN_AGAIN),
+    55: Meaning("OPERATION_NOT_ATTEMPTED", WriteAnswer.RUN_AGAIN),
+    56: Meaning("KAFKA_STORAGE_ERROR", WriteAnswer.RUN_AGAIN, "A broker's disk has failed: see the broker's log."),
+    59: Meaning("UNKNOWN_PRODUCER_ID", WriteAnswer.RUN_AGAIN),
+    87: Meaning("INVALID_RECORD", WriteAnswer.REFUSED,
+                "The topic rejects such records: a compacted topic needs keys, and column 'timestamp' must be near the"
+                " broker's clock."),
+    90: Meaning("PRODUCER_FENCED", WriteAnswer.RUN_AGAIN, _NEWER_WRITER),
+    100: Meaning("UNKNOWN_TOPIC_ID", WriteAnswer.RUN_AGAIN, "The topic was deleted and created again meanwhile."),
+    105: Meaning("TRANSACTIONAL_ID_NOT_FOUND", WriteAnswer.RUN_AGAIN),
+    120: Meaning("TRANSACTION_ABORTABLE", WriteAnswer.RUN_AGAIN),
     # Wrong until an operator acts.
-    17: Meaning("INVALID_TOPIC_EXCEPTION", Answer.REFUSED, "The topic does not exist and could not by its name, or it"
-                " is internal: give another, as the option or in column 'topic'."),
-    21: Meaning("INVALID_REQUIRED_ACKS", Answer.CORRECT, "The broker does not take acks=all: is it a Kafka?"),
-    35: Meaning("UNSUPPORTED_VERSION", Answer.CORRECT, "The brokers are too old: Kafka 3.0 or later is needed.",
-                to_end=Answer.STUCK),
-    43: Meaning("UNSUPPORTED_FOR_MESSAGE_FORMAT", Answer.CORRECT, "The topic's message.format.version is too old for"
-                " transactions."),
-    50: Meaning("INVALID_TRANSACTION_TIMEOUT", Answer.CORRECT, "'transaction.timeout.ms' is more than the broker's"
-                " transaction.max.timeout.ms: set the one lower or the other higher."),
-    76: Meaning("UNSUPPORTED_COMPRESSION_TYPE", Answer.CORRECT, "The broker does not know this 'compression.type'."),
-    29: Meaning("TOPIC_AUTHORIZATION_FAILED", Answer.DENIED),
-    30: Meaning("GROUP_AUTHORIZATION_FAILED", Answer.DENIED),
-    31: Meaning("CLUSTER_AUTHORIZATION_FAILED", Answer.DENIED, to_end=Answer.DENIED),
-    53: Meaning("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", Answer.DENIED, to_end=Answer.DENIED),
+    17: Meaning("INVALID_TOPIC_EXCEPTION", WriteAnswer.REFUSED,
+                "The topic is internal, or does not exist and can't, because its name is invalid. Give another topic,"
+                " as the option or in column 'topic'."),
+    21: Meaning("INVALID_REQUIRED_ACKS", WriteAnswer.CORRECT, "The broker rejects acks=all: is it Kafka?"),
+    35: Meaning("UNSUPPORTED_VERSION", WriteAnswer.CORRECT,
+                "The brokers are too old: Kafka 3.0 or later is needed.", to_end=EndTxnAnswer.STUCK),
+    43: Meaning("UNSUPPORTED_FOR_MESSAGE_FORMAT", WriteAnswer.CORRECT,
+                "The topic's message.format.version is too old for transactions."),
+    50: Meaning("INVALID_TRANSACTION_TIMEOUT", WriteAnswer.CORRECT,
+                "'transaction.timeout.ms' is longer than the broker's transaction.max.timeout.ms: lower the former or"
+                " raise the latter."),
+    76: Meaning("UNSUPPORTED_COMPRESSION_TYPE", WriteAnswer.CORRECT,
+                "The broker does not support this 'compression.type'."),
+    29: Meaning("TOPIC_AUTHORIZATION_FAILED", WriteAnswer.DENIED),
+    30: Meaning("GROUP_AUTHORIZATION_FAILED", WriteAnswer.DENIED),
+    31: Meaning("CLUSTER_AUTHORIZATION_FAILED", WriteAnswer.DENIED, to_end=EndTxnAnswer.DENIED),
+    53: Meaning("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", WriteAnswer.DENIED, to_end=EndTxnAnswer.DENIED),
 }  # fmt: skip
 """Error code → its meaning. The codes are those of Produce, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn,
-TxnOffsetCommit, DescribeTransactions and EndTxn. Source: Kafka's ``Errors``, and what ``ReplicaManager`` and
-``TransactionCoordinator`` answer with them (4.3)."""
+TxnOffsetCommit, DescribeTransactions and EndTxn. Source: Kafka's ``Errors``, and the responses of ``ReplicaManager``
+and ``TransactionCoordinator`` (4.3)."""
 
 _BY_NAME = {meaning.name: meaning for meaning in MEANINGS.values()}
 
 
 def meaning(code: int) -> Meaning:
-    """The meaning of ``code``. One that is not in the table, such as a newer broker's, leaves all open: it fails the
-    task, and the batch is run again."""
-    return MEANINGS.get(code) or Meaning(f"{kafka.errors.for_code(code).message} (error code {code})", Answer.RUN_AGAIN)
+    """Return the meaning of ``code``. A code that is not in the table, such as a newer broker's, leaves the effect
+    unknown: it fails the task, and the batch is run again."""
+    unknown = f"{kafka.errors.for_code(code).message} (error code {code})"
+    return MEANINGS.get(code) or Meaning(unknown, WriteAnswer.RUN_AGAIN)
 
 
-def to_end(name: str) -> Answer:
-    """What to do about the error of that ``name`` (see ``Meaning.name``) when EndTxn was asked for."""
-    return _BY_NAME[name].to_end if name in _BY_NAME else Answer.DESCRIBE
+def to_end(name: str) -> EndTxnAnswer:
+    """Return what to do about the error of that ``name`` (see ``Meaning.name``) in response to EndTxn."""
+    return _BY_NAME[name].to_end if name in _BY_NAME else EndTxnAnswer.DESCRIBE
 
 
 # The errors that follow. ----------------------------------------------------------------------------------------------
@@ -165,9 +191,10 @@ def to_end(name: str) -> Answer:
 class NotCommitted(RoundAborted):
     """The last transaction of an id that is to be used again was not committed, or no broker reports that it was.
 
-    The id is given up. Kafka may leave out a marker when it rolls a transaction back (KAFKA-20734), wherever that wrote
-    and whoever ends it, and what hangs then becomes visible with the next commit of its producer. What is committed is
-    not reported as complete before all its markers are there. Upholds: nothing undecided is ever visible.
+    The id is given up. Kafka may omit a marker when it rolls a transaction back (KAFKA-20734), in any partition that
+    the transaction wrote to and whoever ends it. The hanging records become visible with the next commit of the same
+    producer. A commit, in contrast, is reported as complete only when all its markers are written. Upholds: nothing
+    undecided is ever visible.
     """
 
     def __init__(self, transactional_id: str, state: str) -> None:
@@ -175,50 +202,58 @@ class NotCommitted(RoundAborted):
 
 
 def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
-    """The error for an answer that ends the task."""
+    """Return the error for an answer that ends the task."""
     match what.answer:
-        case Answer.DENIED:
+        case WriteAnswer.DENIED:
             return denied(f"{happened}: {what.name}")
-        case Answer.CORRECT | Answer.REFUSED:
+        case WriteAnswer.CORRECT | WriteAnswer.REFUSED:
             return ConfigurationError(f"{happened}: {what.name}. {what.advice}")
         case _:
             return RoundAborted(f"{happened}: {what.name}. {what.advice}")
 
 
 def records_refused(what: Meaning, servers: str, topic: str, partition: int | None) -> RecordRefused:
-    """The error for records that the brokers refuse. Their own message is left out, as it may show a value."""
+    """Return the error for records that the brokers reject. The brokers' own message is left out, as it may show a
+    value."""
     return RecordRefused(
         f"the brokers at {servers} refuse records: {what.name}. {what.advice}", topic=topic, partition=partition
     )
 
 
 def timeout_refused(timeout_ms: int) -> ConfigurationError:
-    """The error for a transaction timeout that is longer than the broker grants."""
+    """Return the error for a transaction timeout that is longer than the broker grants."""
     return ConfigurationError(
-        f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is more than the broker's"
-        " transaction.max.timeout.ms. Set the sink's option lower, or the broker's setting higher."
+        f"the broker refuses 'transaction.timeout.ms' = {timeout_ms}: it is longer than the broker's"
+        " transaction.max.timeout.ms. Lower the sink's option, or raise the broker's setting.",
+        option="transaction.timeout.ms",
     )
 
 
 def denied(reason: str) -> OperatorRequired:
-    """The error for what the brokers' access control refuses."""
+    """Return the error for a request that the brokers' access control denies."""
     return OperatorRequired(
         f"the brokers deny what the sink needs: {reason}. Grant this principal WRITE and DESCRIBE on the transactional"
-        " ids that start with the sink's 'transactional.id.prefix', WRITE and DESCRIBE on its topics, a kafka-offsets"
-        " sink READ on its group and on the topics that are read, and start again: recovery goes on where this stopped."
+        " ids that start with the sink's 'transactional.id.prefix', and WRITE and DESCRIBE on its topics. For a"
+        " kafka-offsets sink, grant READ on its group and on the topics that the query reads. Then start again:"
+        " recovery continues where it stopped."
+    )
+
+
+def login_refused(reason: str) -> OperatorRequired:
+    """Return the error for a login that the brokers refuse."""
+    return OperatorRequired(
+        f"the brokers refuse the login: {reason}. Correct 'sasl.username' and 'sasl.password' (for OAUTHBEARER:"
+        " what the issuer grants, or which principals the brokers accept), or this user's credentials at the"
+        " brokers, and start again: recovery continues where it stopped."
     )
 
 
 def lasting(error: BaseException) -> TwoPhaseCommitError | None:
-    """The error for what kafka-python raised, if the same would be raised again until somebody acts; None for what may
-    pass, such as a lost connection."""
+    """Return the error for an exception of kafka-python that would recur until somebody acts. Return None for one that
+    may pass, such as a lost connection."""
     match error:
         case kafka.errors.SaslAuthenticationFailedError():
-            return OperatorRequired(
-                f"the brokers refuse the login: {error}. Correct 'sasl.username' and 'sasl.password' (of OAUTHBEARER:"
-                " what the issuer grants, or whom the brokers expect), or what the brokers know of this user, and start"
-                " again: recovery goes on where this stopped."
-            )
+            return login_refused(str(error))
         case kafka.errors.AuthorizationError():
             return denied(str(error))
         case kafka.errors.InvalidTopicError():
@@ -236,7 +271,7 @@ def lasting(error: BaseException) -> TwoPhaseCommitError | None:
 
 
 class Outcome(Enum):
-    """What is known of a transaction that should be committed."""
+    """What is known about a transaction that should be committed."""
 
     COMMITTED = "committed"
     ONGOING = "ongoing"
@@ -247,7 +282,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdentity:
-    """What names a transaction at the broker, besides its transactional id."""
+    """The producer id and epoch, which with the transactional id name a transaction at the broker."""
 
     producer_id: int
     producer_epoch: int
@@ -264,21 +299,21 @@ class TransactionState:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the id may be used again: its last transaction was committed. "Empty" leaves open what was before: it
-        follows whenever a client initializes the id, such as an operator's tool."""
+        """Whether the id may be used again: its last transaction was committed. "Empty" does not show what came before:
+        any client that initializes the id, such as an operator's tool, leads to this state."""
         return self.state == "CompleteCommit"
 
     def precedes(self, producer_id: int, producer_epoch: int) -> bool:
-        """Whether no other transaction lies between this one and the answer of InitProducerId. A new producer id leaves
-        behind whatever hangs."""
+        """Return whether no other transaction lies between this one and the response of InitProducerId. A new producer
+        id leaves behind whatever hangs."""
         return producer_id != self.producer_id or producer_epoch == self.producer_epoch + 1
 
 
 def outcome(described: TransactionState | None, producer_id: int, epoch: int, end_txn_version: int) -> Outcome:
-    """Judge what became of the transaction ``(producer_id, epoch)``, which was to be ended by ``end_txn_version``, or
-    was ended by 4 as ``transaction.version`` had been lowered.
+    """Return what became of the transaction ``(producer_id, epoch)``, which was to be ended by ``end_txn_version``, or
+    was ended by version 4 because ``transaction.version`` had been lowered.
 
-    ``described`` is the state that the id's coordinator reports now; None if it does not know the id.
+    ``described`` is the state that the id's coordinator reports now, or None if it does not know the id.
     """
     if described is None or described.producer_id != producer_id:
         return Outcome.UNKNOWN  # expired, or the epochs ran out and the id has another producer
@@ -291,21 +326,21 @@ def outcome(described: TransactionState | None, producer_id: int, epoch: int, en
         case "CompleteCommit", at if at in (epoch, ended_by_us):
             return Outcome.COMMITTED
         case "CompleteAbort", at if at in (epoch, epoch + 1):
-            return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch alone; by timeout or by us
+            return Outcome.ROLLED_BACK  # by its own writer, which leaves the epoch unchanged; or by timeout or by us
         case _:
             return Outcome.UNKNOWN  # the id was initialized again since
 
 
 def hangs(described: TransactionState, epoch: int, end_txn_version: int) -> bool:
-    """Whether ``(described.producer_id, epoch)`` was rolled back, given that a partition has it open *after* it was
-    described like this. A commit by ``end_txn_version`` does not count: ``complete`` sees to its markers.
+    """Return whether ``(described.producer_id, epoch)`` was rolled back, given that a partition has it open *after*
+    this description. A commit by ``end_txn_version`` does not count, because ``complete`` takes care of its markers.
     """
     since = described.producer_epoch - epoch
     match described.state:
         case "CompleteAbort":
             return since >= 0
         case "Empty" | "Ongoing":
-            return since >= 1  # its id was initialized again, for which it must have ended
+            return since >= 1  # the id was initialized again, so the transaction must have ended before
         case "CompleteCommit":
             return since > (1 if end_txn_version >= EPOCH_BUMPING_END_TXN else 0)  # a later one
         case _:

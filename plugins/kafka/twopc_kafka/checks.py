@@ -18,7 +18,8 @@ from twopc_kafka.options import DEFAULTS, KafkaOptions
 TRANSACTION_LOG = "__transaction_state"
 
 LARGEST_SKEW_S = 5.0
-"""More than a usable network delays an answer. A smaller skew has no consequence, as no clock decides anything."""
+"""The largest clock skew without a warning: longer than a usable network delays a response. The protocol relies on no
+clock."""
 
 
 def of_sink(
@@ -42,7 +43,7 @@ def of_sink(
         yield result
         is_usable &= result.result is not CheckStatus.FAILED
     if trial is None:
-        advice = "A crash then doubles or loses records. The right to write can't be tried without a transaction."
+        advice = "A crash can then duplicate or lose records. The right to write can't be tried without a transaction."
         yield CheckResult.warned(f"'delivery' is {options().delivery!r}", advice)
     elif is_usable:
         yield timeout(options())
@@ -65,7 +66,9 @@ def _before_the_trial(
 def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
     """Check the topic of the sink's options, if they have one."""
     if topic is None:
-        advice = "Their existence and the right to write to them show when records are written. Create them before."
+        advice = (
+            "Whether the topics exist and may be written to shows only when records are written. Create them first."
+        )
         yield CheckResult.warned("records name their topics in the column 'topic'", advice)
         return
     exists = CheckResult.of(f"topic {topic!r}: existence", require_topic)
@@ -213,6 +216,6 @@ def clock(ahead_s: float) -> CheckResult:
     slow = "this machine's is slow" if ahead_s > 0 else "this machine's is fast"
     return CheckResult.warned(
         what,
-        f"Seen from the broker, {slow}. Times in records and in the log are off as much, and brokers refuse records"
-        " that are an hour ahead. Have both machines ask a time server.",
+        f"Seen from the broker, {slow}. Timestamps in records and in the log are off by as much, and brokers refuse"
+        " records that are an hour ahead. Synchronize both machines with a time server.",
     )

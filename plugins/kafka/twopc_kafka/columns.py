@@ -1,12 +1,12 @@
-"""The columns that a Kafka record is made of: Spark's own conventions, and ``timestamp``.
+"""The columns of a Kafka record: those of Spark's own Kafka sink, and ``timestamp``.
 
 =========  ======================================================  =========================================
 column     Arrow type                                              meaning
 =========  ======================================================  =========================================
 value      string, binary                                          required; null is a tombstone
 key        string, binary                                          null: no key
-topic      string                                                  needed unless the sink has the option
-partition  int32                                                   null: by the key
+topic      string                                                  required unless the option is set
+partition  int32                                                   null: chosen by the key
 headers    list<struct<key: string, value: binary>>                null: none
 timestamp  timestamp                                               null: the time of sending
 =========  ======================================================  =========================================
@@ -32,24 +32,24 @@ _NOW = 0
 
 
 def check_columns(schema: pa.Schema, topic: str | None) -> None:
-    """Refuse what can't be written.
+    """Refuse a schema that can't be written.
 
     Raises:
-        SchemaMismatch: names the column, its type and what is needed.
+        SchemaMismatch: a column does not fit. The error names the column, its type and the type that is needed.
     """
     names = schema.names
     for name in names:
         if name not in COLUMNS:
             raise SchemaMismatch(
-                f"the kafka sink has no column {name!r}; it takes {', '.join(COLUMNS)}. Project what you have, such"
-                f" as 'to_json(struct(*)) AS value'."
+                f"the kafka sink has no column {name!r}; it takes {', '.join(COLUMNS)}. Convert your columns, for"
+                f" example with 'to_json(struct(*)) AS value'."
             )
         if names.count(name) > 1:
-            raise SchemaMismatch(f"column {name!r} is there {names.count(name)} times")
+            raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
         if not _fits(name, schema.field(name).type):
             raise SchemaMismatch(
-                f"column {name!r} is {schema.field(name).type}, and the kafka sink needs {_NEEDED[name]}. Cast it,"
-                f" such as 'CAST({name} AS STRING) AS {name}' or 'to_json({name}) AS {name}'."
+                f"column {name!r} is {schema.field(name).type}, but the kafka sink needs {_NEEDED[name]}. Cast it,"
+                f" for example with 'CAST({name} AS STRING) AS {name}' or 'to_json({name}) AS {name}'."
             )
     if "value" not in names:
         raise SchemaMismatch(f"the kafka sink needs a column 'value' (string or binary); it got {', '.join(names)}")
@@ -93,23 +93,23 @@ def _fits(name: str, kind: pa.DataType) -> bool:
 
 
 def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
-    """A batch that ``check_values`` let through as positional arguments of ``confluent_kafka.Producer.produce``, a
-    record each."""
+    """Yield the positional arguments of ``confluent_kafka.Producer.produce`` for each record of a batch that has passed
+    ``check_values``."""
     present = set(batch.schema.names)
     columns: list[Iterable[Any]] = [
         repeat(topic) if topic is not None else batch.column("topic").to_pylist(),
-        binary(batch.column("value")).to_pylist(),  # as bytes: text from Spark may be no UTF-8
+        binary(batch.column("value")).to_pylist(),  # as bytes: text from Spark may be invalid UTF-8
         binary(batch.column("key")).to_pylist() if "key" in present else repeat(None),
     ]
-    if present & {"partition", "headers", "timestamp"}:  # each column costs time on every record
+    if present & {"partition", "headers", "timestamp"}:  # a longer tuple costs time per record
         columns += [
             _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
-            repeat(None),  # no delivery callback of its own,
-            repeat(None),  # by neither of its two names
+            repeat(None),  # no delivery callback per record,
+            repeat(None),  # under neither of its two names
             _or(_epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
-    return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' has one for each record
+    return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' ends
 
 
 def _or(column: pa.Array, default: int) -> list[int]:
@@ -119,7 +119,7 @@ def _or(column: pa.Array, default: int) -> list[int]:
 
 def _epoch_ms(column: pa.Array) -> pa.Array:
     unit = pa.timestamp("ms", tz=column.type.tz)
-    return column.cast(unit, safe=False).cast(pa.int64())  # Kafka has no finer time than a millisecond
+    return column.cast(unit, safe=False).cast(pa.int64())  # Kafka's timestamps are milliseconds
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:

@@ -1,4 +1,4 @@
-"""Transactions that Kafka is ending: it answers EndTxn before it has written its markers, and may get stuck."""
+"""Transactions that Kafka is ending. Kafka answers EndTxn before it has written the markers, and may get stuck."""
 
 from __future__ import annotations
 
@@ -12,41 +12,48 @@ from twopc_kafka.client.control import Control
 from twopc_kafka.handles import identity_of, version_of
 
 MARKERS_TIMEOUT_S = 1.0
-"""Markers take 1 to 3 ms. A wait of this long is reported to the operator, and the call repeated."""
+"""How long to wait for markers before the call fails and is reported. Callers repeat it. Markers take 1 to 3 ms."""
 
 MARKERS_INTERVAL_S = 0.001
 
 STUCK_S = 10.0
-"""How long a transaction that may never end is watched. Then an operator is called, who must act before its timeout."""
+"""How long to watch a transaction that may be stuck before the query stops with ``OperatorRequired``. The operator must
+act before the transaction times out."""
 
 _MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
-IF_IT_STAYS = f"If it stays so: if transaction.version was lowered below 1 lately, {_MEND}"
+ADVICE = (
+    "If this persists, are all brokers up? A transaction ends only while each partition that it wrote to, and its"
+    " partition of __transaction_state, has a leader and as many replicas in sync as min.insync.replicas asks for: see"
+    " kafka-topics.sh --describe with --unavailable-partitions and --under-min-isr-partitions. If transaction.version"
+    f" was lowered below 1 recently, {_MEND}"
+)
+"""What to do about a transaction that Kafka does not end. It ends the error's message."""
 
 
 def outcome_of(described: TransactionState | None, committable: Committable, version_now: int | None = None) -> Outcome:
-    """Return what became of the transaction. ``version_now`` is the version of EndTxn that would end it now, for one
-    that has none recorded.
+    """Return what became of the transaction. ``version_now`` is the version of EndTxn that would end it now. It is used
+    if the transaction's record has no version.
 
     Raises:
-        OutcomeUnknown: the record of the transaction lacks its producer id, its epoch, or the version without a
+        OutcomeUnknown: the transaction's record lacks the producer id, the epoch, or the version while there is no
             ``version_now``.
     """
     return outcome(described, *identity_of(committable), version_of(committable, version_now))
 
 
 def wait_for_markers(control: Control, ended: Sequence[Committable]) -> None:
-    """Return when the coordinators have written the markers of these transactions, or have left some out.
+    """Wait until the coordinators have finished ending these transactions. They may have left out markers.
 
     Raises:
-        Retriable: they have not yet.
-        OperatorRequired: they never will.
+        Retriable: a coordinator has not finished yet.
+        OperatorRequired: a coordinator can't finish.
     """
     deadline = time.monotonic() + MARKERS_TIMEOUT_S
     while ended := _without_markers(control, ended):
         if time.monotonic() > deadline:
             refuse_stuck(control, ended[0])
             name = ended[0].transaction_id
-            raise Retriable(f"Kafka has not written the markers of {name} yet. {IF_IT_STAYS}")
+            raise Retriable(f"Kafka has not written the markers of transaction {name} yet. {ADVICE}")
         time.sleep(MARKERS_INTERVAL_S)
 
 
@@ -58,12 +65,12 @@ def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Com
 
 
 def refuse_stuck(control: Control, committable: Committable) -> None:
-    """Find out whether ``transaction.version`` was lowered to 0 while Kafka was ending a transaction by a version of
-    EndTxn that needs more. Its coordinator then stays where it was: before the end, or with all markers written and
-    unable to note it.
+    """Raise if the transaction is stuck: ``transaction.version`` was lowered to 0 while Kafka was ending the
+    transaction by a version of EndTxn that needs a higher one. The coordinator can then proceed no further: the
+    transaction stays ongoing, or stays in its "Prepare" state although all markers are written.
 
     Raises:
-        OperatorRequired: it was. Only what the message advises helps, and the transaction may time out.
+        OperatorRequired: the transaction is stuck. Only the message's advice helps, and the transaction may time out.
     """
     if version_of(committable, 0) < EPOCH_BUMPING_END_TXN or control.transaction_version > 0:
         return
@@ -85,9 +92,9 @@ def _is_stuck(control: Control, committable: Committable, state: TransactionStat
 
 
 def stuck(name: str) -> OperatorRequired:
-    """The error for a transaction that its coordinator can't end."""
+    """Return the error for a transaction that its coordinator can't end."""
     return OperatorRequired(
-        f"Kafka can't end transaction {name}: transaction.version was lowered below 1 meanwhile, and its coordinator"
-        f" does not get over that. Nothing is lost yet. Before the transaction times out, {_MEND}, one after the other;"
-        " then start again: recovery goes on where this stopped."
+        f"Kafka can't end transaction {name}: transaction.version was lowered below 1 meanwhile, and the coordinator"
+        f" can't recover from that by itself. Nothing is lost yet. Before the transaction times out, {_MEND}, one after"
+        " the other. Then start again: recovery continues where it stopped."
     )

@@ -1,4 +1,4 @@
-"""The handle of a committable, by which any process can commit or abort exactly this transaction. No I/O.
+"""The handle of a committable, with which any process can commit or abort exactly this transaction. No I/O.
 
 ===================  =======================================================================
 key                  content
@@ -26,29 +26,29 @@ _LARGEST = {"producer_id": 2**63 - 1, "producer_epoch": 2**15 - 1, "end_txn_vers
 
 
 def identity_of(committable: Committable) -> tuple[int, int]:
-    """Producer id and epoch."""
+    """Return the producer id and epoch."""
     return _number(committable, "producer_id"), _number(committable, "producer_epoch")
 
 
 def version_of(committable: Committable, default: int | None = None) -> int:
-    """The version of EndTxn that ends the transaction. A repeat must use the same one."""
+    """Return the version of EndTxn that ends the transaction. A repeat must use the same version."""
     is_known = "end_txn_version" in committable.handle
     return default if default is not None and not is_known else _number(committable, "end_txn_version")
 
 
 def has_timeout(committable: Committable) -> bool:
-    """Whether Kafka rolls the transaction back if its commit takes too long."""
+    """Return whether Kafka rolls the transaction back if its commit takes too long."""
     return committable.handle.get("has_timeout") is not False
 
 
 def topic_ids_of(committable: Committable) -> dict[str, str]:
-    """Kafka's ids of the topics that the transaction wrote to, where they are known."""
+    """Return Kafka's ids of the topics that the transaction wrote to, as far as they are known."""
     known = committable.handle.get("topic_ids")
     return {topic: str(id) for topic, id in known.items()} if isinstance(known, dict) else {}
 
 
 def partitions_of(committables: Iterable[Committable]) -> dict[str, Collection[int]]:
-    """Topic → all partitions that any of the transactions wrote to.
+    """Return topic → all partitions that any of the transactions wrote to.
 
     Raises:
         OutcomeUnknown: the record of a transaction has no partitions.
@@ -64,7 +64,7 @@ def partitions_of(committables: Iterable[Committable]) -> dict[str, Collection[i
 
 
 def is_ongoing(state: TransactionState | None, committable: Committable) -> bool:
-    """Whether its coordinator has this very transaction open."""
+    """Return whether the coordinator's ``state`` is that of this very transaction, still ongoing."""
     return state == TransactionState("Ongoing", *identity_of(committable))
 
 

@@ -1,7 +1,8 @@
-"""How far a query has read its topics, as a consumer group's offsets, in the decision of what it made of them.
+"""The sink of a consumer group's offsets: how far a query has read its topics, decided together with its output.
 
-A transaction of offsets is one like any other: sealed, decided, ended by producer id and epoch, found by recovery. An
-offset committed without one would have no such condition, and an old driver that wakes up could set the group back.
+A transaction of offsets is handled like any other: it is sealed, decided, ended by producer id and epoch, and found by
+recovery. Offsets that were committed without a transaction would lack these conditions, and an old driver that wakes up
+could set the group back.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMBERS_INTERVAL_S = 60.0
-"""How often a running query looks whether its group has got members."""
+"""How often a running query checks whether its group has members."""
 
 _OF_RECORDS = ("topic", "delivery", "writer")
 
 
 class KafkaProgressSink(KafkaSink):
-    """Commits offsets to a consumer group: of each partition the next one to read, in columns ``topic``, ``partition``
-    and ``offset``.
+    """Commits offsets to a consumer group. The columns are ``topic``, ``partition`` and ``offset``, the next offset to
+    read in the partition.
 
     Args:
-        options: those of a ``KafkaSink`` with the Arrow writer, but for ``topic``, ``delivery`` and ``writer``; and
-            ``group.id``, a group of the query's own, on the cluster that it reads from.
+        options: those of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery`` and ``writer``; and
+            ``group.id``, a group that only this query uses, on the cluster that the query reads from.
 
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.
@@ -47,8 +48,8 @@ class KafkaProgressSink(KafkaSink):
 
     commits_last = True
     if_lost = (
-        "All other sinks have their part of the batch; the group stays where it was before, until the next batch takes"
-        " it on. Give the transaction up with 'twopc abandon' and start the query again."
+        "All other sinks have their part of the batch. The group stays at its earlier offsets until the next batch"
+        " commits new ones. Give the transaction up with 'twopc abandon' and start the query again."
     )
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -57,7 +58,9 @@ class KafkaProgressSink(KafkaSink):
         del given["group.id"]
         for name in _OF_RECORDS:
             if name in given:
-                raise ConfigurationError(f"{name!r} can't be set on a kafka-offsets sink, which writes no records")
+                raise ConfigurationError(
+                    f"{name!r} can't be set on a kafka-offsets sink, which writes no records", option=name
+                )
         super().__init__({**given, "writer": ARROW})
         self._looked_for_members_at = -math.inf
         self._has_members = False
@@ -71,7 +74,7 @@ class KafkaProgressSink(KafkaSink):
         self._require_own_group()
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        """Like any other, and warn of members that have joined the group since the query started."""
+        """Seal as ``KafkaSink`` does, and warn of members that have joined the group since the query started."""
         self._look_for_members()
         return super().seal(committables, age_s)
 
@@ -83,24 +86,25 @@ class KafkaProgressSink(KafkaSink):
         try:
             has_members = self._control.has_members(self._group)
         except TwoPhaseCommitError as error:  # no reason to stop a batch
-            logger.debug("consumer group %s could not be looked at: %s", self._group, error)
+            logger.debug("could not check consumer group %s for members: %s", self._group, error)
             return
         if has_members and not self._has_members:
             logger.warning(
-                "consumer group %r (the option 'group.id') has got members since the query started. This query goes on"
-                " to commit its own offsets to it, so that they lose their place. Give those readers, or this query, a"
-                " group of their own.",
+                "consumer group %r (the option 'group.id') has gained members since the query started. This query still"
+                " commits its own offsets to the group, so these readers lose their position. Give the readers or this"
+                " query another group.",
                 self._group,
             )
         elif self._has_members and not has_members:
-            logger.info("consumer group %r has no members any more", self._group)
+            logger.info("consumer group %r no longer has members", self._group)
         self._has_members = has_members
 
     def _require_own_group(self) -> None:
         if self._control.has_members(self._group):
             raise ConfigurationError(
-                f"consumer group {self._group!r} (the option 'group.id') has members: it belongs to an application that"
-                " reads by it, whose place would be lost. Nothing was written. Name a group of the query's own."
+                f"consumer group {self._group!r} (the option 'group.id') has members: an application reads with this"
+                " group, and would lose its position. Nothing was written. Name a group that only this query uses.",
+                option="group.id",
             )
 
     def _check_target(self) -> Iterator[CheckResult]:
@@ -110,4 +114,4 @@ class KafkaProgressSink(KafkaSink):
         yield checks.clock(checks.try_to_progress(self._control, name, producer, self._group))
 
     def _refuse_too_old(self, age_s: float) -> None:
-        """Its transaction is begun when those of the output are pre-committed, however long these took."""
+        """Accept any age: this sink's transaction begins only after those of the output are pre-committed."""

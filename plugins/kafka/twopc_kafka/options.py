@@ -1,7 +1,8 @@
-"""The sink's own options, and librdkafka's, which pass through and are translated for the control connection.
+"""The sink's own options, and librdkafka's, which are passed on and translated for kafka-python.
 
-Data goes through librdkafka, control (describe, list and end transactions) through kafka-python. Both must reach the
-same brokers as the same principal, so an option that only one of them could honour is refused, not ignored.
+Two clients use the options: librdkafka, if it is the writer, and kafka-python for the Arrow writer and for the control
+connection, which describes, lists and ends transactions. Both must reach the same brokers as the same principal, so an
+option of the connection that only one of them could honor is refused, not ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from twopc.errors import ConfigurationError
 from twopc.options import Kind, Option, choice, flag, names, parse, text, unknown, whole_number, wrong_value
 from twopc_kafka.client.tokens import OAUTHBEARER, check_tokens, token_provider
 from twopc_kafka.client.tokens import OPTIONS as TOKEN_OPTIONS
-from twopc_kafka.writers.settings import HONOURED, MESSAGE_BYTES, settings
+from twopc_kafka.writers.settings import HONORED, MESSAGE_BYTES, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
 DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
@@ -54,11 +55,11 @@ _INTERNAL = (b"__consumer_offsets", b"__transaction_state", b"__share_group_stat
 
 
 def wrong_topic(name: bytes) -> str:
-    """Return why nothing can be written to a topic of this name; empty where records can."""
+    """Return why no record can be written to a topic of this name, or an empty string if the name is allowed."""
     if name not in _INTERNAL and _TOPIC.fullmatch(name):
         return ""
-    wrong = "it is a topic of Kafka's own" if name in _INTERNAL else "no topic can have this name"
-    return f"{wrong}. Others have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
+    wrong = "it is one of Kafka's internal topics" if name in _INTERNAL else "no topic can have this name"
+    return f"{wrong}. A name has 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"
 
 
 def _topic(given: Any) -> str:
@@ -92,7 +93,7 @@ OPTIONS = (
             " Leave it out if the records have a column 'topic'",
             _topic,
         ),
-        "or the column of that name. The topic must exist: the sink creates none",
+        "the topic of all records; without it, records need a column `topic`. Topics must exist: the sink creates none",
     ),
     Option(
         "delivery",
@@ -103,7 +104,7 @@ OPTIONS = (
     Option(
         "writer",
         choice(*WRITERS),
-        f"`{ARROW}` is the sink's own and the faster one, for `{EXACTLY_ONCE}` alone: the section Writers",
+        f"`{ARROW}` is the sink's own, faster writer, for `{EXACTLY_ONCE}` only: the section Writers",
         default_text=f"`{ARROW}` with `delivery` = `{EXACTLY_ONCE}`, else `{LIBRDKAFKA}`",
     ),
     Option(
@@ -115,64 +116,63 @@ OPTIONS = (
     Option(
         "transactional.id.prefix",
         text(),
-        "the start of all transactional ids, on which rights are granted. A commit log keeps it: with another prefix,"
-        " open transactions would not be found, so the query does not start",
+        "the prefix of all transactional ids, on which rights are granted. The commit log records it: with another"
+        " prefix, open transactions would not be found, so the query does not start",
         default=PREFIX,
     ),
     Option(
         "transaction.timeout.ms",
         _ms(1000),
-        "how long a decided batch may wait for its commit before Kafka aborts it. The longer, the less can be lost;"
-        f" {DEFAULTS['transaction.timeout.ms']} (the brokers' own default) where they don't report theirs to this"
-        " principal",
-        default_text="the most that the brokers grant",
+        "how long a decided batch may wait for its commit before Kafka aborts it. A longer timeout loses"
+        f" less. {DEFAULTS['transaction.timeout.ms']}, the brokers' default, if this principal can't read the maximum",
+        default_text="the brokers' maximum",
     ),
     Option(
         "commit.margin.ms",
         _ms(0),
-        "a batch is decided only while this much of that time is left; else it is rolled back and run again. A driver"
-        " that dies after the decision must be restarted within it",
+        "how much of `transaction.timeout.ms` must be left when a batch is decided; with less, the batch is rolled back"
+        " and run again. A driver that dies after the decision must be restarted within this time",
         default_text="a third of `transaction.timeout.ms`",
     ),
     Option(
         "message.timeout.ms",
-        _ms(1, ": without a limit, a task would wait for a lost broker forever"),
+        _ms(1, ": without a limit, a task would wait forever for a lost broker"),
         "how long a task waits for a lost broker",
-        default_text=f"{DEFAULTS['message.timeout.ms']}, or the transaction's if shorter",
+        default_text=f"{DEFAULTS['message.timeout.ms']}, or `transaction.timeout.ms` if shorter",
     ),
     Option(
         "topic.metadata.propagation.max.ms",
         _ms(0),
-        "how long a topic that a column names may be unknown. The sink creates none, so a topic that is unknown by then"
-        " does not exist; librdkafka's own default is 30000",
+        "how long a topic may be unknown before it counts as nonexistent; librdkafka's own default is 30000",
         default_text=f"{DEFAULTS['topic.metadata.propagation.max.ms']}",
     ),
     Option(
         "partitioner",
         text(values="librdkafka's"),
-        "keys land where Spark and Java put them; librdkafka's own default is CRC-32",
+        "how a key selects the partition. The default matches Spark and Java; librdkafka's own is based on CRC-32",
         default_text=f"`{DEFAULTS['partitioner']}`",
     ),
     Option(
         "queue.buffering.max.kbytes",
         whole_number(1, _MOST, values="KiB"),
-        "what an executor holds in memory, by the records in flight and not by the size of the batch",
+        "how much memory a task uses for records in flight, whatever the size of its batch",
         default_text=f"{DEFAULTS['queue.buffering.max.kbytes']}",
     ),
     Option(
         "enable.idempotence",
         flag(),
-        "librdkafka's own retries duplicate no record and keep the order",
+        "whether librdkafka's own retries keep the order and duplicate no record",
         default_text=f"`true`; `false` with `delivery` = `{NONE}`",
     ),
     Option(
         "enable.sparse.connections",
         flag(),
-        "connections are made at once: a producer is ready in 3 ms and not in 500",
+        "whether librdkafka connects to a broker only when it needs one. With `false` a producer is ready in 3 ms, not"
+        " 500",
         default_text=f"`{DEFAULTS['enable.sparse.connections']}`".lower(),
     ),
 )
-"""The sink's own, and those of librdkafka's whose defaults are the sink's."""
+"""The sink's own options, and those options of librdkafka for which the sink has its own default."""
 
 PROGRESS_OPTIONS = (
     Option(
@@ -185,19 +185,19 @@ PROGRESS_OPTIONS = (
 """The further options of the backend ``kafka-offsets``."""
 
 _OWN = ("topic", "delivery", "writer", "two.phase.commit", "transactional.id.prefix", "commit.margin.ms")
-"""Those that librdkafka does not get."""
+"""The options that are not passed on to librdkafka."""
 
 _PASSED_ON_AS_GIVEN = ("partitioner", "enable.idempotence", "enable.sparse.connections")
-"""Those that librdkafka alone checks: it takes more spellings."""
+"""The options that only librdkafka checks, because it accepts more spellings."""
 
 _MESSAGE_BYTES = Option("message.max.bytes", whole_number(1, _MOST, values="bytes"), "")
 _READ_HERE = (*(option for option in OPTIONS if option.name not in _PASSED_ON_AS_GIVEN), _MESSAGE_BYTES)
 """The options that the sink itself reads."""
 
 _OURS = {
-    "metadata.broker.list": "it is librdkafka's other name of 'bootstrap.servers': use that one",
-    "transactional.id": "it comes from the sink's pool; to set what it starts with, use 'transactional.id.prefix'",
-    "allow.auto.create.topics": "the sink creates no topic",
+    "metadata.broker.list": "it is librdkafka's other name for 'bootstrap.servers': use the latter",
+    "transactional.id": "the sink leases ids from its own pool; to set their prefix, use 'transactional.id.prefix'",
+    "allow.auto.create.topics": "the sink creates no topics",
     "logger": "librdkafka logs to the logger 'twopc_kafka.writers.librdkafka'",
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
@@ -222,26 +222,27 @@ _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "socket.timeout.ms": ("request_timeout_ms", int),
 }
 CONNECTION = tuple(_CONTROL)
-"""What both clients have."""
+"""The options of the connection that both clients support."""
 
 _WITHOUT_MEANING_FOR_CONTROL = {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list"}
 
 
 @dataclass(frozen=True)
 class KafkaOptions:
-    """A checked set of options. Its repr shows no property, as some are secrets.
+    """A checked set of options. The repr does not show the properties, because some are secrets.
 
     Attributes:
-        topic: where records go that name no topic of their own, or None: then the column ``topic`` is needed. As with
-            Spark's own sink, the option wins over the column.
-        delivery: ``exactly-once``, ``at-least-once`` (flushed, no transaction) or ``none`` (not even flushed).
-        writer: ``arrow``: the sink's own, faster one, for ``exactly-once``; or ``librdkafka``.
-        two_phase_commit: whether transactions are to have no timeout (KIP-939): ``auto``, ``require`` or ``off``.
-        prefix: what transactional ids start with; rights are granted on it.
+        topic: the topic of all records, or None if the records have a column ``topic``. As with Spark's own sink, the
+            option takes precedence over the column.
+        delivery: ``exactly-once``, ``at-least-once`` (flushed, without a transaction) or ``none`` (not flushed).
+        writer: ``arrow`` (the sink's own, faster writer, for ``exactly-once`` only) or ``librdkafka``.
+        two_phase_commit: transactions without a timeout (KIP-939): ``auto`` if granted, ``require`` or ``off``.
+        prefix: the prefix of transactional ids, on which rights are granted.
         commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
-        asks_for_most: ``transaction.timeout.ms`` is not the user's: the most that the broker grants is best.
-        properties: librdkafka's.
-        has_timeout: whether transactions have a timeout, by the brokers' answer. Not the user's.
+        asks_for_most: whether to use the longest timeout that the brokers grant, because the user gave no
+            ``transaction.timeout.ms``.
+        properties: librdkafka's options.
+        has_timeout: whether transactions have a timeout. This depends on the brokers, not on the user.
     """
 
     topic: str | None
@@ -260,7 +261,7 @@ class KafkaOptions:
 
     @property
     def message_bytes(self) -> int:
-        """The most that a record may take, alone in a batch."""
+        """The largest size in bytes of a batch that consists of one record."""
         return int(self.properties.get("message.max.bytes", MESSAGE_BYTES))
 
     @property
@@ -269,11 +270,11 @@ class KafkaOptions:
 
     @property
     def timeout_to_begin_with_ms(self) -> int | None:
-        """The timeout that a transaction is begun with, or None for none."""
+        """The timeout with which a transaction begins, or None for no timeout."""
         return self.transaction_timeout_ms if self.has_timeout else None
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
-        """The same with another ``transaction.timeout.ms``, and all that may not be longer."""
+        """Return the options with another ``transaction.timeout.ms``, and with what it limits lowered to fit."""
         message_ms = min(int(self.properties["message.timeout.ms"]), timeout_ms)
         timeouts = {"transaction.timeout.ms": timeout_ms, "message.timeout.ms": message_ms}
         margin_ms = min(self.commit_margin_ms, timeout_ms // 3)
@@ -281,7 +282,7 @@ class KafkaOptions:
 
     @property
     def control(self) -> dict[str, Any]:
-        """The same connection for kafka-python."""
+        """The options of the connection, as kafka-python's."""
         control = {
             name: convert(str(self.properties[source]))
             for source, (name, convert) in _CONTROL.items()
@@ -293,10 +294,11 @@ class KafkaOptions:
 
 
 def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
-    """Check what a user gave.
+    """Check a user's options.
 
     Raises:
-        ConfigurationError: names the option, and never its value, but for a choice's.
+        ConfigurationError: an option is wrong or missing. The error names the option. It never shows the value, except
+            that of an option with a fixed set of values.
     """
     given = {name: value for name, value in options.items() if not (name == "topic" and value is None)}
     _refuse_other_types(given)
@@ -311,18 +313,19 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     two_phase_commit = own.get("two.phase.commit", AUTO if writer == ARROW else OFF)
     if two_phase_commit != OFF and writer != ARROW:
         raise ConfigurationError(
-            f"'two.phase.commit' = {two_phase_commit!r} goes with 'writer' = 'arrow' alone: librdkafka can't ask for it"
+            f"'two.phase.commit' = {two_phase_commit!r} is only for 'writer' = 'arrow': librdkafka does not support it",
+            option="two.phase.commit",
         )
     for name in properties:
         if name in _OURS:
-            raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}")
-        _refuse_what_control_cannot_honour(name)
+            raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}", option=name)
+        _refuse_what_control_cannot_honor(name)
     _refuse_two_names(properties, "sasl.mechanism", "sasl.mechanisms")
     check_tokens(properties.get("sasl.mechanism", properties.get("sasl.mechanisms")), properties)
     merged = _with_defaults(properties, delivery)
     _refuse_what_librdkafka_does_not_know(merged, delivery)
     if writer == ARROW:
-        _refuse_what_the_arrow_writer_cannot_honour(merged, delivery)
+        _refuse_what_the_arrow_writer_cannot_honor(merged, delivery)
     return KafkaOptions(
         topic=own.get("topic"),
         delivery=delivery,
@@ -337,24 +340,25 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
 
 def _margin_ms(margin_ms: int | None, timeout_ms: int) -> int:
     if margin_ms is None:
-        return timeout_ms // 3  # a driver that dies after the decision has that long to be restarted
+        return timeout_ms // 3  # the time for restarting a driver that dies after the decision
     if margin_ms >= timeout_ms:
         raise wrong_value(OWNER, "commit.margin.ms", f"a whole number below 'transaction.timeout.ms' ({timeout_ms})")
     return margin_ms
 
 
 def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, Any]:
-    # librdkafka's own retries then duplicate no record and keep the order; a transaction has that anyhow.
+    # With idempotence, librdkafka's retries duplicate no record and keep the order. A transaction implies it.
     idempotence = {} if delivery == EXACTLY_ONCE else {"enable.idempotence": delivery != NONE}
     merged = {**DEFAULTS, **idempotence, **properties}
     if "message.timeout.ms" not in properties:
-        # librdkafka refuses one that is longer than the transaction's.
+        # librdkafka refuses a message timeout that is longer than the transaction's.
         merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
     return merged
 
 
 def _refuse_other_types(options: Mapping[str, Any]) -> None:
-    """What else confluent-kafka takes (callbacks, bytes) has no translation and may not travel to a participant."""
+    """Refuse values that are neither text nor numbers. confluent-kafka also takes callbacks and bytes, but these have
+    no translation for kafka-python, and may not travel to a participant."""
     for name, value in options.items():
         if not isinstance(value, str | int | float):
             raise wrong_value(OWNER, name, "text or a number")
@@ -364,43 +368,50 @@ def _refuse_spellings_of_spark(options: Mapping[str, Any]) -> None:
     for name in options:
         if name.startswith("kafka."):
             raise ConfigurationError(
-                f"{OWNER} has no option {name!r}, which is the spelling of Spark's own sink. Did you mean"
-                f" {name.removeprefix('kafka.')!r}?"
+                f"{OWNER} has no option {name!r}, which is the spelling in Spark's own sink. Did you mean"
+                f" {name.removeprefix('kafka.')!r}?",
+                option=name,
             )
 
 
 def _refuse_two_names(options: Mapping[str, Any], one: str, other: str) -> None:
     if one in options and other in options:
-        raise ConfigurationError(f"{one!r} and {other!r} are two names of one option of {OWNER}: give one")
+        raise ConfigurationError(
+            f"{one!r} and {other!r} are two names of the same option of {OWNER}: set only one", option=other
+        )
 
 
-def _refuse_what_control_cannot_honour(name: str) -> None:
+def _refuse_what_control_cannot_honor(name: str) -> None:
     security = name.startswith(("ssl.", "sasl.", "enable.ssl.", "https."))
     if security and name not in (*_CONTROL, *TOKEN_OPTIONS, *_WITHOUT_MEANING_FOR_CONTROL):
         options = (*_CONTROL, *TOKEN_OPTIONS)
         known = ", ".join(sorted(known for known in options if known.startswith(("ssl.", "sasl.", "https."))))
         raise ConfigurationError(
-            f"{name!r} can't be used: the sink's control connection would not honour it. Use one of {known}."
+            f"{name!r} can't be used, because the sink's control connection does not support it. Use one of {known}.",
+            option=name,
         )
 
 
-def _refuse_what_the_arrow_writer_cannot_honour(properties: Mapping[str, Any], delivery: str) -> None:
+def _refuse_what_the_arrow_writer_cannot_honor(properties: Mapping[str, Any], delivery: str) -> None:
     if delivery != EXACTLY_ONCE:
-        raise ConfigurationError(f"'writer' = 'arrow' goes with 'delivery' = 'exactly-once' alone, not {delivery!r}")
+        raise ConfigurationError(
+            f"'writer' = 'arrow' is only for 'delivery' = 'exactly-once', not {delivery!r}", option="writer"
+        )
     for name in properties:
-        if name not in (*HONOURED, *_CONTROL, *TOKEN_OPTIONS):
+        if name not in (*HONORED, *_CONTROL, *TOKEN_OPTIONS):
             raise ConfigurationError(
-                f"{name!r} is an option of librdkafka that the arrow writer does not honour. Leave it out, or set"
-                " 'writer' = 'librdkafka'."
+                f"{name!r} is an option of librdkafka that the arrow writer does not support. Leave it out, or set"
+                " 'writer' = 'librdkafka'.",
+                option=name,
             )
     settings(properties)
 
 
 def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], delivery: str) -> None:
-    """Have librdkafka check names and values, without its connecting anywhere."""
-    online = ("bootstrap.servers", "sasl.oauthbearer.method")  # with a method it fetches a token
+    """Have librdkafka check names and values without connecting to a broker."""
+    online = ("bootstrap.servers", "sasl.oauthbearer.method")  # with this option, librdkafka fetches a token
     offline = {name: value for name, value in properties.items() if name not in online}
-    if delivery == EXACTLY_ONCE:  # some values don't go together with a transaction
+    if delivery == EXACTLY_ONCE:  # some values are not allowed with a transaction
         offline["transactional.id"] = "offline"
     try:
         confluent_kafka.Producer(offline, logger=_SILENT)
@@ -410,24 +421,24 @@ def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], deliver
         refusal = str(error)
     else:
         return
-    raise wrong_options(refusal)  # not from within, where the error that quotes values would be its context
+    raise wrong_options(refusal)  # outside the handlers: librdkafka's error, which quotes values, would be its context
 
 
 def wrong_options(message: str) -> ConfigurationError:
-    """Return the error for what librdkafka refuses. It quotes some values, and one may be a secret given to the wrong
-    option: they are left out, and librdkafka's own error must not be the cause."""
+    """Return the error for options that librdkafka refuses. librdkafka quotes some values, and a value may be a secret
+    that was given to the wrong option. So the values are left out, and librdkafka's own error must not be the cause."""
     message = message.strip()
     if stranger := re.fullmatch(r'No such configuration property: "(.*)"', message):
-        return unknown(OWNER, stranger[1], names(OPTIONS), _PASSED_ON, [*HONOURED, *_CONTROL, *TOKEN_OPTIONS])
+        return unknown(OWNER, stranger[1], names(OPTIONS), _PASSED_ON, [*HONORED, *_CONTROL, *TOKEN_OPTIONS])
     if named := re.search(r'(?:property|for) "([^"]*)"', message):
         allowed = re.search(r"allowed range (\S+)", message)
-        return wrong_value(OWNER, named[1], f"within {allowed[1]}" if allowed else "a value that librdkafka takes")
+        return wrong_value(OWNER, named[1], f"within {allowed[1]}" if allowed else "a value that librdkafka accepts")
     without_values = re.sub(r'value "[^"]*"', "value", message)
     return ConfigurationError(f"librdkafka refuses the options of {OWNER}: {without_values}")
 
 
 class _Silent:
-    """A logger for a producer that is made only to check its options."""
+    """A logger for a producer that exists only to check its options. It drops every message."""
 
     def log(self, *_: object) -> None:
         pass

@@ -20,7 +20,7 @@ from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_kafka import checks, hanging, topics
 from twopc_kafka.answers import (
-    Answer,
+    EndTxnAnswer,
     NotCommitted,
     Outcome,
     ProducerIdentity,
@@ -29,10 +29,10 @@ from twopc_kafka.answers import (
     timeout_refused,
     to_end,
 )
-from twopc_kafka.client.control import Control, connect
-from twopc_kafka.client.leaders import RECENT_S, Leaders
+from twopc_kafka.client.control import Control, control_of
+from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
 from twopc_kafka.columns import check_columns
-from twopc_kafka.ending import IF_IT_STAYS, outcome_of, refuse_stuck, stuck, wait_for_markers
+from twopc_kafka.ending import ADVICE, outcome_of, refuse_stuck, stuck, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.values import no_such_topic
@@ -51,7 +51,7 @@ UNKNOWN_TOPIC_S = 2.0
 
 
 class KafkaTransaction(Transaction):
-    """A live transaction and its producer. The producer is dropped, not closed: the commit comes from elsewhere."""
+    """A live transaction and its producer. The producer is dropped, not closed: another process commits."""
 
     def __init__(
         self,
@@ -92,14 +92,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._forget()
 
     def _forget(self) -> None:
-        """Begin without any memory of what this process has seen."""
+        """Forget all that this process has observed."""
         self._hanging = hanging.Hanging(self._options.topic)
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
 
     def unbound(self) -> Self:
         twin = super().unbound()
-        twin._forget()  # noqa: SLF001  # of another query, or under another name: what one has seen says nothing of the other
+        twin._forget()  # noqa: SLF001  # the twin serves another query or name
         return twin
 
     @property
@@ -108,7 +108,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     @property
     def _control(self) -> Control:
-        return connect(self._options.control)  # kept by the process, not by the sink, which is pickled
+        return control_of(self._options.control)  # kept by the process, not by the sink, which is pickled
 
     @property
     def _leaders(self) -> Leaders:
@@ -125,7 +125,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             try:
                 writer = self._writer(lease.name, lease.was_used)
             except NotCommitted as error:
-                lease.release()  # unanswered, so the name is not given out again
+                lease.release()  # not answered, so the name is not leased again
                 logger.info("%s. Another id is used instead", error)
             except BaseException:
                 lease.release()
@@ -163,7 +163,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:
             handle["has_timeout"] = False
-        transaction.lease.answered()  # else the name is not given out again
+        transaction.lease.answered()  # otherwise the name is not leased again
         transaction.lease.release()
         transaction.is_pre_committed = self._is_transactional
         return Committable(transaction.lease.name, handle, transaction.records)
@@ -204,7 +204,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 " 'two.phase.commit' = 'require' asks for. Set transaction.two.phase.commit.enable=true and"
                 " unstable.api.versions.enable=true on each; with access control, grant this principal"
                 f" TWO_PHASE_COMMIT and WRITE on the transactional ids that start with '{self.prefix}.'. Nothing was"
-                " written."
+                " written.",
+                option="two.phase.commit",
             )
         return False
 
@@ -260,7 +261,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         with topics.looked_up_meanwhile(self._leaders, committables, started_s):
             described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
-        since_s = max(started_s, time.monotonic() - RECENT_S)  # looked up again if describing took long
+        since_s = max(started_s, time.monotonic() - METADATA_MAX_AGE_S)  # looked up again if describing took long
         topic_ids = topics.ids_to_seal(self._leaders, committables, described.values(), since_s)
         sealed = []
         for committable in committables:
@@ -292,7 +293,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
 
     def _refuse_too_old(self, age_s: float) -> None:
-        """Raise if Kafka may roll back the batch before its commit is through: it is better run again than decided."""
+        """Raise if Kafka may roll the batch back before its commit completes: such a batch is better run again."""
         timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
         left_ms = timeout_ms - age_s * 1000
         if left_ms < margin_ms:
@@ -312,22 +313,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             return  # delivered without a transaction
         identity, version = identity_of(committable), version_of(committable)
         name = self._name(committable)
-        self._roll_back_if_topic_is_gone(committable, time.monotonic() - RECENT_S)
+        self._roll_back_if_topic_is_gone(committable, time.monotonic() - METADATA_MAX_AGE_S)
         is_first = identity not in self._asked_to_commit
         self._asked_to_commit.add(identity)
         error = self._control.end(name, *identity, commit=True, version=version)
         match to_end(error):
-            case Answer.DONE:
+            case EndTxnAnswer.DONE:
                 self._asked_to_commit.discard(identity)
                 return
-            case Answer.REPEAT:
+            case EndTxnAnswer.REPEAT:
                 refuse_stuck(self._control, committable)
                 raise Retriable(f"the broker answered {error}")
-            case Answer.DENIED:
+            case EndTxnAnswer.DENIED:
                 raise denied(f"{error} for {name}")
-            case Answer.STUCK:
+            case EndTxnAnswer.STUCK:
                 raise stuck(name)
-            case Answer.DESCRIBE:
+            case EndTxnAnswer.DESCRIBE:
                 self._judge(committable, error, self._state(committable), is_first)
 
     def _roll_back_if_topic_is_gone(self, committable: Committable, since_s: float) -> None:
@@ -353,7 +354,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 answer = self._control.end(
                     self._name(committable), *identity_of(committable), commit=False, version=version_of(committable)
                 )
-                if to_end(answer) is not Answer.DONE:
+                if to_end(answer) is not EndTxnAnswer.DONE:
                     raise Retriable(f"{deleted}; to roll back what is left of {committable.transaction_id}: {answer}")
                 raise TransactionLost(f"{decided}, but {deleted}. Nothing of it is committed. {self.if_lost}")
             case Outcome.ENDING:
@@ -383,7 +384,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 return
             case Outcome.ONGOING | Outcome.ENDING:
                 refuse_stuck(self._control, committable)
-                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}")
+                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {ADVICE}")
             case Outcome.ROLLED_BACK:
                 timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
                 why = f"it waited longer for its commit than {timeout}"
@@ -445,18 +446,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         version = version_of(committable, self._control.end_txn_version)
         error = self._control.end(name, *identity_of(committable), commit=False, version=version)
         match to_end(error):
-            case Answer.DONE:
+            case EndTxnAnswer.DONE:
                 return
-            case Answer.DENIED:
+            case EndTxnAnswer.DENIED:
                 raise denied(f"{error} for {name}")
-            case Answer.STUCK:
+            case EndTxnAnswer.STUCK:
                 raise stuck(name)
-            case Answer.REPEAT | Answer.DESCRIBE:
+            case EndTxnAnswer.REPEAT | EndTxnAnswer.DESCRIBE:
                 state = self._control.describe([name]).get(name)
                 if is_ongoing(state, committable):
-                    raise Retriable(
-                        f"the broker answered {error} and describes the transaction as {state}. {IF_IT_STAYS}"
-                    )
+                    raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {ADVICE}")
 
     def _name(self, committable: Committable) -> str:
         """The transactional id. Raises ``CorruptLog`` if it is not this sink's: other queries use the same brokers."""

@@ -1,4 +1,4 @@
-"""Topics that were deleted, and maybe created again, while a transaction wrote to them. Its records there are gone.
+"""Topics that were deleted, and maybe created again, since a transaction wrote to them. Its records there are lost.
 
 Kafka commits the rest of such a transaction without an error. A topic that is created again has another id.
 """
@@ -59,12 +59,12 @@ def _deleted(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[st
 
 @contextlib.contextmanager
 def looked_up_meanwhile(leaders: Leaders, committables: Iterable[Committable], since_s: float) -> Iterator[None]:
-    """Look up the ids of the written topics in a thread meanwhile. ``leaders`` keeps them for a caller that needs them
-    afterwards. If the lookup failed, the caller's own request is sent."""
+    """Look up the ids of the written topics in a thread while the body runs. ``leaders`` caches the ids for the caller.
+    If the lookup fails, the caller's own lookup sends the request again."""
     topics = {topic for committable in committables for topic in topic_ids_of(committable)}
     with ThreadPoolExecutor(1) as thread:
         if topics:
-            with contextlib.suppress(RuntimeError):  # an interpreter that ends starts no threads
+            with contextlib.suppress(RuntimeError):  # an interpreter that is shutting down starts no threads
                 thread.submit(leaders.topic_ids, topics, since_s)
         yield
 

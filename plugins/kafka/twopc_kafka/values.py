@@ -1,5 +1,5 @@
-"""What a record may hold. Both writers have each record batch checked here before they see it, so that they refuse the
-same records in the same words. No message shows a value of a record.
+"""Checks of the values in records. Both writers call ``check_values`` before they encode a record batch, so they refuse
+the same records with the same messages. No message shows a value of a record.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from twopc_kafka.writers.encoding.records import binary, records_of
 from twopc_kafka.writers.encoding.varints import Integers
 
 Partitions: TypeAlias = Callable[[str, int], int]
-"""A topic and a partition → how many partitions the topic has, 0 if it does not exist. It is looked up again where that
-partition was not there before."""
+"""A topic and a partition → how many partitions the topic has, 0 if it does not exist. The topic is looked up again if
+it did not have that partition before."""
 
-_MOST_S = (2**63 - 1) // 1000  # Kafka has 64 bits for milliseconds
-_MOST_NUMBERS_BYTES = 32  # of a record that has no headers, or of one header: lengths, deltas, attributes
+_MOST_S = (2**63 - 1) // 1000  # Kafka's timestamps are milliseconds in 64 bits
+_MOST_NUMBERS_BYTES = 32  # per record without headers, or per header: lengths, deltas, attributes
 
 
 def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Partitions) -> None:
-    """Refuse a batch that holds a record which could never be written.
+    """Refuse a batch with a record that can never be written.
 
     Raises:
-        RecordRefused: names the record and what is wrong with it.
-        ConfigurationError: the topic of the option does not exist.
+        RecordRefused: a record can never be written. The error names the record and the reason.
+        ConfigurationError: the topic of the options does not exist.
     """
     present = set(batch.schema.names)
     if options.topic is None:
@@ -45,17 +45,18 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
 
 
 def no_such_topic(topic: str, servers: str) -> ConfigurationError:
-    """The error for the option ``topic``."""
+    """Return the error for an option ``topic`` whose topic does not exist."""
     return ConfigurationError(
         f"topic {topic!r} (the option 'topic') does not exist at {servers}. Create it with the partitions that you"
-        " want; the sink creates none."
+        " want: the sink creates no topic.",
+        option="topic",
     )
 
 
 def _check_topics(column: pa.Array) -> None:
     if column.null_count:
         raise RecordRefused(
-            "it is null, and the kafka sink has no option 'topic'. Filter such records or set the option.",
+            "it is null, and the option 'topic' is not set. Filter such records, or set the option.",
             record=_first(column.is_null()),
             column="topic",
         )
@@ -106,20 +107,20 @@ def _check_timestamps(column: pa.Array, writer: str) -> None:
         return
     if earliest < 0:
         raise RecordRefused(
-            "the time is before 1970, which Kafka can't hold. Correct or filter such records.",
+            "the time is before 1970, which Kafka can't store. Correct or filter such records.",
             record=_first(pc.less(given, 0)),
             column="timestamp",
         )
     if column.type.unit == "s" and latest > _MOST_S:
         raise RecordRefused(
-            "the time is too far ahead: Kafka has 64 bits for milliseconds. Correct or filter such records.",
+            "the time is too far in the future: Kafka stores milliseconds in 64 bits. Correct or filter such records.",
             record=_first(pc.greater(given, _MOST_S)),
             column="timestamp",
         )
     first_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
     if writer == LIBRDKAFKA and earliest < first_ms:
         raise RecordRefused(
-            "the time is 1970-01-01 00:00:00.000, for which librdkafka writes the time of sending. Correct or filter"
+            "the time is 1970-01-01 00:00:00.000, which librdkafka replaces by the time of sending. Correct or filter"
             " such records, or set 'writer' = 'arrow', which writes it.",
             record=_first(pc.less(given, first_ms)),
             column="timestamp",
@@ -143,7 +144,7 @@ def _check_sizes(batch: pa.RecordBatch, limit: int) -> None:
 
 
 def _largest_at_most(batch: pa.RecordBatch) -> int:
-    """Bytes that no record exceeds: quickly, as hardly any batch has one near the limit."""
+    """Return a rough upper bound for the bytes of the largest record. Few batches need the exact check."""
     size = OVERHEAD_BYTES + _MOST_NUMBERS_BYTES
     for name in ("value", "key"):
         if name in batch.schema.names:
@@ -155,7 +156,7 @@ def _largest_at_most(batch: pa.RecordBatch) -> int:
 
 
 def _at_most(batch: pa.RecordBatch) -> Integers:
-    """Bytes that each record takes at most."""
+    """Return an upper bound for the bytes of each record."""
     size = np.full(batch.num_rows, OVERHEAD_BYTES + _MOST_NUMBERS_BYTES)
     for name in ("value", "key"):
         if name in batch.schema.names:
@@ -182,7 +183,8 @@ def _lengths(column: pa.Array) -> Integers:
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
-    """Each topic, and the partitions that its records name: null for another's; None where no record names one."""
+    """Yield each topic and the partitions that its records name (null for another topic's record), or None if no
+    record names one."""
     named = batch.column("partition") if "partition" in batch.schema.names else None
     if named is not None and named.null_count == len(named):
         named = None
@@ -206,7 +208,7 @@ def _check_partitions(
         record = _first(pc.or_(pc.less(named, 0), pc.greater_equal(named, count)))
         raise RecordRefused(
             f"the topic does not have this partition: it has {count} (0 to {count - 1}). Correct the column, or add"
-            " partitions.",
+            " partitions to the topic.",
             record=record,
             topic=topic,
             partition=named[record].as_py(),  # type: ignore[index]
@@ -218,8 +220,8 @@ def _missing(topic: str, batch: pa.RecordBatch, options: KafkaOptions) -> Record
     if options.topic is not None:
         return no_such_topic(topic, options.bootstrap_servers)
     return RecordRefused(
-        f"the topic does not exist at {options.bootstrap_servers}: create it with the partitions that you want, or"
-        " correct the column. The sink creates none.",
+        f"the topic does not exist at {options.bootstrap_servers}. Create it with the partitions that you want, or"
+        " correct the column: the sink creates no topic.",
         record=pc.index(batch.column("topic"), topic).as_py(),
         topic=topic,
         column="topic",
@@ -227,5 +229,5 @@ def _missing(topic: str, batch: pa.RecordBatch, options: KafkaOptions) -> Record
 
 
 def _first(is_wrong: pa.Array) -> int:
-    found: int = pc.index(is_wrong, True).as_py()  # Arrow's word for it
+    found: int = pc.index(is_wrong, True).as_py()  # Arrow has no types
     return found

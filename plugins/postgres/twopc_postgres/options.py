@@ -1,4 +1,4 @@
-"""The options of the PostgreSQL sink: named, checked and given their defaults here and nowhere else."""
+"""The options of the PostgreSQL sink: their names, checks and defaults are defined here and nowhere else."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OWNER = "the postgres sink"
 
 CONNECTION_DEFAULTS: Mapping[str, str] = {
     "application_name": "twopc",
-    # Bounds how long one address may leave us without an answer; libpq itself waits for as long as TCP does.
+    # In seconds, per address. By default libpq waits for as long as TCP does.
     "connect_timeout": "10",
-    # The same for what is under way; in milliseconds. A dead host would else hold a commit for fifteen minutes.
+    # In milliseconds, for data in flight. Otherwise a dead host would block a commit for fifteen minutes.
     "tcp_user_timeout": "30000",
-    # So that it also bounds the wait for an answer, in which nothing is sent; in seconds.
+    # In seconds. Keepalives extend the timeout to the wait for an answer, while nothing else is sent.
     "keepalives_idle": "10",
     "keepalives_interval": "10",
-    # Where 'conninfo' names several servers, the one that can be written to: after a failover it is another.
+    # If 'conninfo' names several servers, use the one that accepts writes. A failover changes which one that is.
     "target_session_attrs": "read-write",
 }
 
@@ -33,9 +33,9 @@ def _conninfo(given: Any) -> str:
     try:
         parts = {name: str(part) for name, part in conninfo_to_dict(given).items()}
     except psycopg.ProgrammingError:
-        raise ValueError from None  # it quotes pieces of the string, and one may be a secret
+        raise ValueError from None  # the error quotes parts of the string, and one may be a secret
     ports = [port for port in parts.get("port", "").split(",") if port]
-    # So libpq reads a URL whose password has an '@' or a '/', which it would then repeat in its errors.
+    # libpq finds these in a URL whose password contains '@' or '/', and would repeat parts of it in its errors.
     if any("@" in parts.get(name, "") for name in ("host", "dbname")) or not all(map(str.isdecimal, ports)):
         raise ValueError
     return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts})
@@ -53,8 +53,8 @@ OPTIONS = (
         "conninfo",
         Kind(
             "text",
-            "a connection string of libpq's, such as postgresql://writer@db.example/sales. In a URL, special characters"
-            " of a password are written as percent and two digits, such as %40 for '@'",
+            "a libpq connection string, such as postgresql://writer@db.example/sales. In a URL, percent-encode special"
+            " characters of a password, such as %40 for '@'",
             _conninfo,
         ),
         "[libpq's connection string](https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING),"
@@ -63,21 +63,21 @@ OPTIONS = (
     ),
     Option(
         "table",
-        Kind("text", "a name such as orders or sales.orders, as it is in the catalog", _qualified),
-        "`name` or `schema.name`, as it is in the catalog; without a schema, `public`. It must exist: the sink creates"
-        " none",
+        Kind("text", "a name such as orders or sales.orders, spelled as in the catalog", _qualified),
+        "`name` or `schema.name`, spelled as in the catalog; the default schema is `public`. The sink does not create"
+        " the table",
         needed=True,
     ),
     Option(
         "upsert_by",
         columns(),
-        "those by which a record replaces a row, as `id,day`; without it, records are only added",
+        "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
     ),
     Option(
         "lock_timeout_s",
         seconds(least=0.001, most=86_400),
-        "how long a task waits for a lock. Then it fails, and its batch is run again. Longer than other writers hold a"
-        " row, and shorter than an operator waits for a query that stands still",
+        "how long a task waits for a lock before it fails and its batch is run again. Set it longer than other writers"
+        " hold a row, and shorter than a stalled query is acceptable",
         default=60.0,
     ),
 )
@@ -85,13 +85,13 @@ OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class PostgresOptions:
-    """The options, checked. The repr does not show the connection string, which may have a password.
+    """The checked options. The repr hides the connection string, which may contain a password.
 
     Attributes:
-        conninfo: libpq's connection string, with the defaults above.
-        schema: where the table is, and the table of markers.
+        conninfo: libpq's connection string, completed with the defaults above.
+        schema: the schema of the table and of the marker table.
         table: the table that the sink writes to.
-        upsert_by: the columns by which a record replaces a row; none where records are only added.
+        upsert_by: the columns by which a record replaces a row; empty if records are only added.
         lock_timeout_s: how long a task waits for a lock.
     """
 
@@ -103,10 +103,10 @@ class PostgresOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> PostgresOptions:
-        """Parse the options of one sink; any value may be text.
+        """Parse the options of one sink. Any value may be given as text.
 
         Raises:
-            ConfigurationError: an option is unknown, missing or wrong. No value is repeated.
+            ConfigurationError: an option is unknown, missing or wrong. The message repeats no value.
         """
         refuse_unknown(OWNER, options, OPTIONS)
         values = parse(OWNER, OPTIONS, options)

@@ -8,5 +8,5 @@ from twopc_postgres.sink import PostgresSink
 
 @hookimpl
 def twopc_sink() -> type[PostgresSink]:
-    """The sink of ``twopc.create_sink("postgres", ...)``."""
+    """Return the sink class for ``twopc.create_sink("postgres", ...)``."""
     return PostgresSink

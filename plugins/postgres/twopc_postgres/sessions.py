@@ -1,4 +1,4 @@
-"""Connections to servers. The coordinator's are kept between calls, and their waits are bounded."""
+"""Connections to servers. The coordinator's connections are kept between calls, and their waits are bounded."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import psycopg
 from psycopg.abc import PQGen
 
 ANSWER_TIMEOUT_S = 30.0
-"""How long the coordinator waits for the answer to a statement: the server may be stopped, or wait for a standby that
-is away. The statement is then in doubt and repeated, and the operator sees it in the log. No statement takes long by
-itself."""
+"""How long the coordinator waits for the answer to a statement. The server may be stopped, or may be waiting for an
+absent standby. After that the statement is in doubt: it is repeated, and the log reports it to the operator. No
+statement takes this long by itself."""
 
 LOCK_TIMEOUT_S = 10.0
-"""How long a statement of the coordinator waits for a lock. Shorter, so that the server can report the lock."""
+"""How long a coordinator's statement waits for a lock. Shorter than the above, so that the server reports the lock."""
 
 _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
-"""The function of the server that warns of a cancelled wait. The message is translated."""
+"""The server function that warns about a canceled wait for standbys. The message itself is translated."""
 
 _SETTINGS = """
     SELECT set_config('lock_timeout', %s, false),
@@ -32,12 +32,12 @@ ResultT = TypeVar("ResultT")
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """psycopg's connection, which can bound the wait for an answer.
+    """A psycopg connection that can bound the wait for an answer.
 
     Attributes:
-        answer_timeout_s: how long a statement may take; None: without limit.
-        unreplicated: the server's warning that a wait for synchronous standbys was cancelled. The statement has
-            succeeded, and a failover may take it back. Empty where no wait was cancelled.
+        answer_timeout_s: how long a statement may take; None means no limit.
+        unreplicated: the server's warning that a wait for synchronous standbys was canceled. The statement has
+            succeeded, but a failover may undo it. Empty if no wait was canceled.
     """
 
     answer_timeout_s: float | None = None
@@ -56,7 +56,7 @@ def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
     """Return a new connection.
 
     Raises:
-        psycopg.OperationalError: none can be made.
+        psycopg.OperationalError: the connection can't be made.
     """
     connection = Connection.connect(conninfo, autocommit=autocommit)
     connection.add_notice_handler(connection.note_unreplicated)
@@ -64,22 +64,23 @@ def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
 
 
 def set_up(connection: Connection, lock_timeout_s: float) -> None:
-    """Bound waits for locks, wait for synchronous standbys, and have the server report a wait that was cancelled,
-    whatever the settings of its role and database are."""
+    """Bound waits for locks, wait for synchronous standbys, and make the server report a canceled wait. Overrides the
+    settings of the role and the database."""
     connection.execute(_SETTINGS, (f"{lock_timeout_s * 1000:.0f}ms",))
 
 
 _idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
-"""Idle connections by connection string. They belong to the process, as sinks are pickled. Deques are thread-safe."""
+"""Idle connections by connection string. They belong to the process, not to the sink, because sinks are pickled. A
+deque is thread-safe."""
 
 
 @contextlib.contextmanager
 def session(conninfo: str) -> Iterator[Connection]:
-    """Lend a connection in which each statement is a transaction of its own.
+    """Lend a connection in which each statement is its own transaction.
 
     Raises:
-        psycopg.OperationalError: it can't be made, the server did not answer in time, or it no longer waited for
-            standbys.
+        psycopg.OperationalError: the connection can't be made, the server did not answer in time, or its wait for
+            standbys was canceled.
     """
     try:
         connection = _idle[conninfo].pop()
@@ -91,7 +92,7 @@ def session(conninfo: str) -> Iterator[Connection]:
             raise psycopg.OperationalError(connection.unreplicated)
     except BaseException:
         connection.close()
-        release(conninfo)  # a server that was restarted has lost the others, too
+        release(conninfo)  # if the server was restarted, the other connections are dead, too
         raise
     _idle[conninfo].append(connection)
 
@@ -108,7 +109,7 @@ def _bounded_session(conninfo: str) -> Connection:
 
 
 def release(conninfo: str) -> None:
-    """Close the connections that are kept and not in use."""
+    """Close the idle connections to a server."""
     with contextlib.suppress(IndexError):
         while True:
             _idle[conninfo].pop().close()

@@ -1,7 +1,7 @@
 """The PostgreSQL sink: one transaction per task attempt, prepared by its task and committed by the coordinator.
 
-``PREPARE TRANSACTION`` makes a transaction durable under a name, and ends its session's part in it. Any session of the
-same role and database can then commit it or roll it back. Names are exact: PostgreSQL keeps none that has ended.
+``PREPARE TRANSACTION`` makes a transaction durable under a name and detaches it from its session. Any session of the
+same role and database can then commit it or roll it back. PostgreSQL forgets the name of a transaction that has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from twopc.transactional_ids import Round, TransactionId
 from twopc_postgres import tables
 from twopc_postgres.columns import Column, check_columns, check_upsert
 from twopc_postgres.options import PostgresOptions
-from twopc_postgres.outcomes import asked_in_vain, commit_failed, write_failed
+from twopc_postgres.outcomes import commit_failed, request_failed, write_failed
 from twopc_postgres.sessions import Connection, connect, release, session, set_up
 from twopc_postgres.tables import MARKERS, Table
 
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
     from psycopg import sql
 
 LONGEST_SCOPE = 120
-"""A prepared transaction's name has at most 199 bytes. The rest is for its five numbers."""
+"""The longest scope of a sink, in bytes. PostgreSQL limits a prepared transaction's name to 199 bytes; the rest is for
+the five numbers of the name."""
 
 
 class PostgresTransaction(Transaction):
     """A live transaction and its connection.
 
     Attributes:
-        upsert_table: the table for records that are to replace rows; None where they go to the table itself.
-        columns: of the records, once there are any.
+        upsert_table: the table that collects records that replace rows; None if records go directly to the table.
+        columns: the names of the records' columns; empty before the first write.
     """
 
     def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
@@ -50,14 +51,14 @@ class PostgresTransaction(Transaction):
 
 
 class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
-    """Writes records to a table, each into the columns of the same names.
+    """Writes records to a table. A record's values go into the columns of the same names.
 
     Args:
         options: ``conninfo``: libpq's connection string. ``table``: ``name`` or ``schema.name``. ``upsert_by``: the
             columns by which a record replaces a row. ``lock_timeout_s``: how long a task waits for a lock.
 
     Raises:
-        ConfigurationError: an option is unknown, missing or wrong. No connection was made.
+        ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -93,14 +94,14 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         with self._writing(transaction.id):
             if transaction.upsert_table is not None:
                 self._table.merge(connection, transaction.upsert_table, transaction.columns)
-            # In a transaction that has failed this fails, too, where PREPARE would roll back and call it a success.
+            # This statement fails in a failed transaction. PREPARE would roll the transaction back and report success.
             self._table.mark(connection, transaction.id, self.transactional_ids.scope)
             connection.tpc_prepare()
         connection.close()
         if connection.unreplicated:
             raise RoundAborted(
-                f"transaction {transaction.id.exact} to {self._options} is prepared, perhaps not on the standbys:"
-                f" {connection.unreplicated}. The batch can be run again."
+                f"transaction {transaction.id.exact} to {self._options} is prepared, but perhaps not on the"
+                f" standbys: {connection.unreplicated}. The batch can be run again."
             )
         return Committable(transaction.id.exact, {}, transaction.records)
 
@@ -114,32 +115,32 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     # On the coordinator. ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make sure that the server prepares transactions, and make the table of markers.
+        """Make sure that the server can prepare transactions, and create the marker table.
 
         Raises:
-            ConfigurationError: the server prepares no transactions, or the names would be too long.
+            ConfigurationError: prepared transactions are disabled on the server, or the names would be too long.
             Retriable: the server does not answer.
         """
         scope = self.transactional_ids.scope
         if len(scope) > LONGEST_SCOPE:
             raise ConfigurationError(
-                f"names of transactions that start with {scope!r} exceed PostgreSQL's limit of 199 bytes: give the sink"
-                " a shorter name"
+                f"transaction names that start with {scope!r} exceed PostgreSQL's limit of 199 bytes: give the sink a"
+                " shorter name"
             )
-        with self._asking(f"the start of a query into {self._options}") as connection:
+        with self._requesting(f"opening {self._options}") as connection:
             self._require_prepared(connection)
             self._table.make_markers(connection)
 
     def _require_prepared(self, connection: Connection) -> None:
         if tables.room_for_prepared(connection) == 0:
             raise ConfigurationError(
-                f"the server of {self._options} prepares no transactions: its max_prepared_transactions is 0, which is"
-                " PostgreSQL's default. Set it to twice the tasks of a batch or more, such as 400, and restart the"
-                " server. Nothing was written."
+                f"the server of {self._options} can't prepare transactions: its max_prepared_transactions is 0,"
+                " which is PostgreSQL's default. Set it to at least twice the number of tasks of a batch, such as 400,"
+                " and restart the server. Nothing was written."
             )
 
     def validate(self, schema: pa.Schema) -> None:
-        with self._asking(f"a look at {self._options}") as connection:
+        with self._requesting(f"reading the definition of {self._options}") as connection:
             columns = self._columns(connection)
             unique = self._table.unique_indexes(connection)
         check_columns(schema, columns, str(self._options))
@@ -148,36 +149,37 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     def _columns(self, connection: Connection) -> list[Column]:
         columns = self._table.columns(connection)
         if not columns:
-            raise ConfigurationError(f"{self._options} does not exist. Create it; the sink creates none.")
+            raise ConfigurationError(f"{self._options} does not exist. Create it; the sink does not create tables.")
         if unlogged := self._table.unlogged(connection):
             raise ConfigurationError(
-                f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, together with"
-                f" prepared records. Nothing was written. ALTER TABLE {unlogged} SET LOGGED."
+                f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, including"
+                f" prepared records. Nothing was written. Run ALTER TABLE {unlogged} SET LOGGED."
             )
         return columns
 
     def check(self) -> Iterator[CheckResult]:
-        with self._asking(f"a look at {self._options}") as connection:
+        with self._requesting(f"reading the definition of {self._options}") as connection:
             self._require_prepared(connection)
-            yield CheckResult.passed(
-                f"the server prepares {tables.room_for_prepared(connection)} transactions at a time"
-            )
+            yield CheckResult.passed(f"max_prepared_transactions: {tables.room_for_prepared(connection)}")
             columns = self._columns(connection)
             names = [column.name for column in columns if not column.is_generated]
             unique = self._table.unique_indexes(connection)
             check_upsert(self._options.upsert_by, names, unique, str(self._options))
-            yield CheckResult.passed(f"{self._options} exists, with the columns {', '.join(names)}")
-            lasting = "the server keeps what it has acknowledged, also when the power fails"
+            yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(names)}")
+            durability = "durability of acknowledged commits"
             if tables.is_durable(connection):
-                yield CheckResult.passed(lasting)
+                yield CheckResult.passed(durability)
             else:
-                yield CheckResult.warned(lasting, "Its fsync or full_page_writes is off: set both on.")
+                yield CheckResult.warned(
+                    durability,
+                    "fsync or full_page_writes is off, so a power failure can lose acknowledged commits: set both on.",
+                )
         yield CheckResult.of(
-            "this role may write, prepare and end a transaction, tried without a row", lambda: self._try(names)
+            "write, prepare and roll back a transaction, tried without a row", lambda: self._try(names)
         )
 
     def _try(self, names: Sequence[str]) -> None:
-        """Prepare a transaction that changes nothing, and roll it back. Raises as the calls of a task do."""
+        """Prepare an empty transaction and roll it back. Raises the same errors as a task's calls."""
         transaction = self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))
         try:
             with self._writing(transaction.id):
@@ -186,26 +188,26 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             self.pre_commit(transaction)
         finally:
             self.discard(transaction)
-        with self._asking(f"a look at {self._options}") as connection:
+        with self._requesting(f"committing an empty transaction on the server of {self._options}") as connection:
             tables.prove_current(connection)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto the batch if a transaction is no longer prepared."""
         if committables:
-            with self._asking(f"a look at the transactions prepared for {self._options}") as connection:
+            with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
                 found = set(tables.prepared(connection, self.transactional_ids.scope))
             for committable in committables:
                 if committable.transaction_id not in found:
                     raise RoundAborted(
-                        f"transaction {committable.transaction_id} was prepared for {self._options} and is not any"
-                        " more: another session has ended it, or participants and coordinator see different servers"
+                        f"transaction {committable.transaction_id} was prepared for {self._options}, but no longer is:"
+                        " another session has ended it, or participants and coordinator connect to different servers"
                     )
         return committables
 
     def commit(self, committable: Committable) -> None:
         name = self._owned(committable)
-        what = f"transaction {name} ({committable.records} records) of {self._options} is decided"
-        with self._asking(what, commit_failed) as connection:
+        what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
+        with self._requesting(what, commit_failed) as connection:
             try:
                 connection.tpc_commit(name)
             except psycopg.errors.UndefinedObject:
@@ -217,43 +219,44 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         """Return the error for a decided transaction that is neither prepared nor has a marker."""
         batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
         is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
-        what += f", and it is neither prepared nor has {MARKERS} a marker of it"
+        what += f", but it is not prepared and has no marker in {MARKERS}"
         advice = (
-            "Was 'conninfo' or 'table' changed? Set it back. Was it rolled back by hand (ROLLBACK PREPARED), or was the"
-            " server restored, or replaced by a standby that did not have it yet? Then make sure that its records are"
-            " not in the table, write them again by other means, give the transaction up with 'twopc abandon' and start"
-            " the query again."
+            "If 'conninfo' or 'table' was changed, set it back. If the transaction was rolled back by hand (ROLLBACK"
+            " PREPARED), or the server was restored or replaced by a standby that did not have the transaction: make"
+            " sure that its records are not in the table, write them by other means, give the transaction up with"
+            " 'twopc abandon', and start the query again."
         )
         if is_rolled_back:
             return TransactionLost(f"{what}. {advice}")
         return OutcomeUnknown(
-            f"{what}, or of an older batch: it is of the first batch, or the markers were removed. See whether its"
-            f" records are in the table; if they are, only give it up. {advice}"
+            f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed."
+            f" Check whether its records are in the table. If they are, only give the transaction up. {advice}"
         )
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Remove the markers of the batches before. As this one is decided, the log has those as complete, and they are
-        not committed again."""
-        with self._asking(f"the markers of batches before {batch_id} beside {self._options}") as connection:
+        """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
+        they are not committed again."""
+        with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
 
     def discard(self, transaction: PostgresTransaction) -> None:
-        transaction.connection.close()  # the server rolls back what is not prepared
+        transaction.connection.close()  # the server rolls back a transaction that is not prepared
         super().discard(transaction)
 
     def abort(self, committable: Committable) -> None:
         name = self._owned(committable)
         gone = contextlib.suppress(psycopg.errors.UndefinedObject)
-        with self._asking(f"transaction {name} is to be rolled back") as connection, gone:
+        with self._requesting(f"rolling back transaction {name}") as connection, gone:
             connection.tpc_rollback(name)
 
     def recover(self) -> Iterable[Committable]:
-        with self._asking(f"a look at the transactions prepared for {self._options}") as connection:
+        with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
             found = tables.prepared(connection, self.transactional_ids.scope)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
 
     def _owned(self, committable: Committable) -> str:
-        """Return its name. Raises CorruptLog for one of another sink, which may be prepared in the same database."""
+        """Return the transaction's name. Raises CorruptLog if it belongs to another sink, which may have prepared it in
+        the same database."""
         if not self.transactional_ids.owns_exact(committable.transaction_id):
             raise self.transactional_ids.not_owned(committable.transaction_id)
         return committable.transaction_id
@@ -262,8 +265,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         release(self._options.conninfo)
 
     @contextlib.contextmanager
-    def _asking(
-        self, what: str, failed: Callable[[psycopg.Error, str], TwoPhaseCommitError] = asked_in_vain
+    def _requesting(
+        self, what: str, failed: Callable[[psycopg.Error, str], TwoPhaseCommitError] = request_failed
     ) -> Iterator[Connection]:
         """Lend a connection, and map its errors. ``what`` names the request."""
         try:

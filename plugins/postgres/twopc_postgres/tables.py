@@ -1,11 +1,11 @@
-"""The sink's table, and the table of markers beside it: all SQL of the sink.
+"""The sink's table and its marker table: all SQL of the sink.
 
-A marker is a row that a transaction writes about itself, under its name. It exists exactly if the transaction is
-committed, whichever process ended it. A failover or a restore from a backup takes both back together.
+A marker is a row that a transaction writes about itself, under its own name. The row exists exactly if the transaction
+is committed, whichever process ended it. A failover or a restore from a backup undoes both together.
 
-For a prepared transaction that is gone, PostgreSQL itself reports only "does not exist", both after a repeated commit
-and after a rollback by hand. ``pg_xact_status`` tells the two apart, but it names another transaction where a server
-has reused the number.
+For a prepared transaction that is gone, PostgreSQL reports only "does not exist", whether it was committed before or
+rolled back by hand. ``pg_xact_status`` distinguishes the two, but reports on a different transaction if the server has
+reused the number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MARKERS = "twopc_committed"
 _CANCEL_TIMEOUT_S = 5.0
 
 _ORDINAL = "twopc_ordinal"
-"""The column of an upsert table that has the order in which records came."""
+"""The column of an upsert table that holds the order in which records arrived."""
 
 _COLUMNS = """
     SELECT a.attname, t.typname,
@@ -69,8 +69,7 @@ _UNIQUE_INDEXES = """
 
 
 class Table:
-    """The table that ``options`` names, and the markers beside it. Each method uses the given connection, and raises
-    psycopg's errors."""
+    """The table that ``options`` names, and its markers. The methods raise psycopg's errors."""
 
     def __init__(self, options: PostgresOptions) -> None:
         self._schema, self._name = options.schema, options.table
@@ -78,15 +77,15 @@ class Table:
         self._table = sql.Identifier(self._schema, self._name)
         self._markers = sql.Identifier(self._schema, MARKERS)
 
-    # Looking. ---------------------------------------------------------------------------------------------
+    # Reading. ---------------------------------------------------------------------------------------------------------
 
     def columns(self, connection: Connection) -> list[Column]:
-        """Return the table's columns; none where there is no such table."""
+        """Return the table's columns; an empty list if the table does not exist."""
         return [Column(*row) for row in connection.execute(_COLUMNS, (self._schema, self._name))]
 
     def unlogged(self, connection: Connection) -> str | None:
-        """Return the name of the table, or of a partition of it, if it is UNLOGGED. PostgreSQL empties such
-        a table after a crash."""
+        """Return the name of an UNLOGGED table among the table and its partitions; None if there is none. PostgreSQL
+        empties an UNLOGGED table after a crash."""
         return next((name for (name,) in connection.execute(_UNLOGGED, (self._schema, self._name))), None)
 
     def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:
@@ -96,10 +95,10 @@ class Table:
     # Writing, within a transaction. -----------------------------------------------------------------------------
 
     def make_upsert_table(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
-        """Make the upsert table: a table of this transaction alone, for records that are to replace rows.
+        """Create the upsert table: this transaction's own table for records that replace rows.
 
-        A temporary table would be simpler, but PostgreSQL prepares no transaction that has touched one. The name is
-        this attempt's. A name that another open attempt has also used would wait for that attempt.
+        A temporary table would be simpler, but PostgreSQL does not prepare a transaction that has used one. Each
+        attempt has its own name for it. With a shared name, CREATE TABLE would wait for the other open attempt.
         """
         upsert_table = sql.Identifier(
             self._schema, f"twopc_{hashlib.sha256(transaction_id.exact.encode()).hexdigest()[:32]}"
@@ -111,7 +110,7 @@ class Table:
     def copy(
         self, connection: Connection, batch: pa.RecordBatch, upsert_table: sql.Identifier | None, ordinal: int
     ) -> None:
-        """Write a record batch, into the upsert table if there is one. ``ordinal``: number of its first record."""
+        """Write a record batch, to the upsert table if there is one. ``ordinal`` is its first record's number."""
         names, values = list(batch.schema.names), [column.to_pylist() for column in batch.columns]
         if upsert_table is not None:
             names, values = [*names, _ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
@@ -121,8 +120,8 @@ class Table:
                 copy.write_row(row)
 
     def merge(self, connection: Connection, upsert_table: sql.Identifier, names: Sequence[str]) -> None:
-        """Move the upsert table's records into the table: of records with one key, the last. In the order of keys, so
-        that two tasks don't wait for each other."""
+        """Move the upsert table's records into the table. Of records with the same key, the last one wins. The records
+        are sorted by key, so that two tasks don't deadlock."""
         keys = _listed(self._upsert_by)
         others = [sql.Identifier(name) for name in names if name not in self._upsert_by]
         changes = [sql.SQL("{0} = EXCLUDED.{0}").format(column) for column in others]
@@ -145,7 +144,7 @@ class Table:
     # Markers. ---------------------------------------------------------------------------------------------------
 
     def make_markers(self, connection: Connection) -> None:
-        """Make the table of markers if it is missing."""
+        """Create the marker table if it is missing."""
         [(found,)] = connection.execute(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = %s AND tablename = %s)", (self._schema, MARKERS)
         )
@@ -159,20 +158,20 @@ class Table:
         connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s)").format(self._markers), row)
 
     def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        """Whether a transaction that is no longer prepared was committed."""
+        """Return whether a transaction that is no longer prepared was committed."""
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE transaction_id = %s)").format(self._markers)
         [(found,)] = connection.execute(ask, (transaction_id,))
         return bool(found)
 
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
-        """Whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing: their
-        transactions may have been committed after the markers were removed."""
+        """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
+        because their transactions may have been committed after the markers were removed."""
         ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE scope = %s AND batch_id < %s)").format(self._markers)
         [(found,)] = connection.execute(ask, (scope, before_batch_id))
         return bool(found)
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Remove the markers of older batches, but keep the newest: they prove that the table was not emptied."""
+        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
         prune = sql.SQL(
             "DELETE FROM {markers} WHERE scope = %(scope)s AND batch_id < LEAST(%(before)s,"
             " (SELECT max(batch_id) FROM {markers} WHERE scope = %(scope)s))"
@@ -184,38 +183,39 @@ class Table:
 
 
 def prepared(connection: Connection, scope: str) -> list[str]:
-    """Return the names of the transactions that are prepared in this database and start with ``scope``."""
+    """Return the names of the transactions prepared in this database that start with ``scope``."""
     ask = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
     return [gid for (gid,) in connection.execute(ask, (scope,))]
 
 
 def room_for_prepared(connection: Connection) -> int:
-    """Return how many transactions may be prepared at a time."""
+    """Return how many transactions may be prepared at the same time."""
     [(setting,)] = connection.execute("SELECT current_setting('max_prepared_transactions')::int")
     return int(setting)
 
 
 def is_durable(connection: Connection) -> bool:
-    """Whether acknowledged commits survive a power cut."""
+    """Return whether acknowledged commits survive a power failure."""
     ask = "SELECT current_setting('fsync')::bool AND current_setting('full_page_writes')::bool"
     [(setting,)] = connection.execute(ask)
     return bool(setting)
 
 
 def prove_current(connection: Connection) -> None:
-    """Commit a transaction of no effect, which waits until the synchronous standbys have it on disk.
+    """Commit an empty transaction, and wait until the synchronous standbys have it on disk.
 
-    Then they also have everything that was committed before it, so no failover takes that back. It also proves that no
-    standby has been promoted: a server that was replaced has no standbys, and still answers queries about the past.
+    The standbys then also have everything that was committed before, so no failover can undo it. The commit also proves
+    that no standby has been promoted: a replaced server has no standbys, but still answers queries about the past.
 
-    A wait that times out is cancelled. The server would not notice, and repeated waits would use up its sessions.
+    A wait that times out is canceled. Otherwise the server would not notice, and repeated waits would use up its
+    sessions.
     """
     try:
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', true), pg_logical_emit_message(true, 'twopc', '')"
         )
     except psycopg.OperationalError:
-        if psycopg.capabilities.has_cancel_safe():  # else it may wait without limit
+        if psycopg.capabilities.has_cancel_safe():  # otherwise the cancel request may wait without limit
             with contextlib.suppress(psycopg.Error):
                 connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
         raise

@@ -32,6 +32,7 @@ from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retri
 from twopc_files import committed_files
 from twopc_files.batch_log import BatchLog, CommittedFile
 from twopc_files.manifest import manifest
+from twopc_files.sink import FileSink
 from twopc_files.spark_metadata import spark_metadata
 
 PATH_CALLS = ("iterdir", "unlink", "mkdir", "open")
@@ -105,6 +106,7 @@ class Store:
     def complete(self, *batch_ids: int) -> None:
         log = self.log()
         log.open()
+        log.begin()
         for batch_id in batch_ids:
             log.complete(batch_id, self.batch(batch_id))
 
@@ -139,6 +141,7 @@ def disk(make: Any, tmp_path: Path) -> Store:
 def test_a_batch_is_listed_when_it_is_complete_and_all_at_once(store: Store) -> None:
     log = store.log()
     log.open()
+    log.begin()
     assert store.listed() == []
     files = store.batch(0)
     assert store.listed() == []
@@ -151,6 +154,7 @@ def test_a_batch_is_listed_when_it_is_complete_and_all_at_once(store: Store) -> 
 def test_an_empty_batch_has_an_entry_too(store: Store) -> None:
     log = store.log()
     log.open()
+    log.begin()
     log.complete(0, [])
     log.complete(1, store.batch(1))
     assert store.listed() == names(1)
@@ -168,6 +172,7 @@ def test_every_tenth_entry_lists_everything_and_older_ones_are_removed(store: St
 def test_entries_stay_for_a_while_because_a_reader_may_be_at_them(store: Store) -> None:
     log = store.log(kept_for_s=600)
     log.open()
+    log.begin()
     for batch_id in range(45):
         log.complete(batch_id, store.batch(batch_id))
     assert len(store.entries()) == 46
@@ -177,6 +182,7 @@ def test_neither_the_entries_nor_the_calls_a_batch_grow_with_the_number_of_batch
     fs = stepwise(store.kind)
     log = store.log(fs=fs)
     log.open()
+    log.begin()
     calls, entries = [], []
     for batch_id in range(240):
         before = fs.steps.taken
@@ -208,7 +214,7 @@ def test_the_manifest_names_the_records(tmp_path: Path) -> None:
 
 def test_a_log_begins_with_all_files_that_the_folder_has_and_readers_see(store: Store) -> None:
     store.commit("old", "day=1/old", "_day=1/old", "_twopc/.x.staged", "_SUCCESS", ".hidden", "day=1/.hidden")
-    store.log().open()
+    store.log().begin()
     assert sorted(store.listed()) == ["_day=1/old", "day=1/old", "old"]
 
 
@@ -282,6 +288,7 @@ def prepare(store: Store, through: int | None, batch_id: int) -> list[CommittedF
 
 def run(log: BatchLog, batch_id: int, files: list[CommittedFile]) -> None:
     log.open()
+    log.begin()
     log.complete(batch_id, files)
 
 
@@ -429,6 +436,7 @@ def test_an_error_of_the_store_is_told_and_the_repeat_completes_the_batch(
 
     log, files = store.log(fs=fs), store.batch(8)
     log.open()
+    log.begin()
     fs.pipe_file = fail
     with pytest.raises(expected, match="batch 8 is committed, and can't be listed") as told:
         log.complete(8, files)
@@ -449,7 +457,7 @@ def test_the_log_of_another_query_is_refused_before_anything_is_written(store: S
 def test_a_log_of_another_program_is_refused(store: Store) -> None:
     for entries in ({"0": b"v1"}, {"4.compact": b"v1"}):
         store.restore(entries)
-        with pytest.raises((ConfigurationError, CorruptLog), match=r"another program|no entry|lacks an entry"):
+        with pytest.raises((ConfigurationError, CorruptLog), match=r"another program|not an entry|lacks an entry"):
             store.log().open()
         assert store.entries() == entries
 
@@ -475,7 +483,7 @@ def test_a_log_that_is_removed_is_begun_again_with_what_is_there(store: Store) -
 def test_an_entry_that_is_none_is_named(data: bytes, store: Store) -> None:
     store.complete(0, 1)
     store.restore({**store.entries(), "1": data})
-    with pytest.raises(CorruptLog, match="/1 is no entry of a log of complete batches"):
+    with pytest.raises(CorruptLog, match="/1 is not an entry of a log of complete batches"):
         store.log().files()
 
 
@@ -595,6 +603,7 @@ def test_an_entry_whose_name_could_not_be_synced_stops_the_query_although_the_ne
     disk.complete(0)
     log, fsync, failures = disk.log(), os.fsync, [OSError(errno.EIO, "Input/output error")]
     log.open()
+    log.begin()
 
     def fail_once(descriptor: int) -> None:
         if failures and os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
@@ -609,6 +618,7 @@ def test_an_entry_whose_name_could_not_be_synced_stops_the_query_although_the_ne
             log.complete(1, disk.batch(1))
     log = disk.log()
     log.open()
+    log.begin()
     log.complete(1, disk.batch(1))
     assert disk.listed() == names(0, 1)
 
@@ -678,7 +688,7 @@ def test_on_s3_readers_open_what_the_manifest_lists(s3: S3Server) -> None:
     pq.write_table(pa.table({"value": [1]}), content)
     for day in ("1", "2"):
         fs.pipe_file(f"{bucket}/orders/day={day}/part.parquet", content.getvalue())
-    manifest(fs, f"{bucket}/orders", "twopc.log.orders.").open()
+    manifest(fs, f"{bucket}/orders", "twopc.log.orders.").begin()
     fs.pipe_file(f"{bucket}/orders/day=3/part.parquet", content.getvalue())
     files = committed_files(f"s3://{bucket}/orders", s3.storage_options)
     assert files == [f"s3://{bucket}/orders/day={day}/part.parquet" for day in (1, 2)]
@@ -689,3 +699,18 @@ def test_on_s3_readers_open_what_the_manifest_lists(s3: S3Server) -> None:
     connection.register_filesystem(fs)
     rows = connection.execute("SELECT value, day FROM read_parquet(?, hive_partitioning = true)", [files])
     assert rows.fetchall() == [(1, 1), (1, 2)]
+
+
+def test_who_only_looks_at_a_sink_creates_no_log_and_the_first_batch_tries_no_store_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = FileSink({"path": str(tmp_path), "batch_logs": "spark,manifest"})
+    sink.bind("orders", "log")
+    sink.open()
+    assert list(sink.recover()) == []
+    assert list(tmp_path.iterdir()) == []
+    tried: list[object] = []
+    monkeypatch.setattr(BatchLog, "require_put_if_absent", tried.append)
+    sink.complete(0, [])  # a batch without transactions, decided by an earlier incarnation
+    assert {path.name for path in tmp_path.iterdir()} == {"_spark_metadata", "_manifest"}
+    assert tried == []

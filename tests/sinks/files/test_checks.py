@@ -12,9 +12,9 @@ from twopc import CheckResult, Round
 from twopc.checks import CheckStatus
 from twopc_files.stores.s3 import S3
 
-LISTED = "open uploads are listed by a part of their keys"
-SHOWN = "an object of the folder can be looked at"
-LIFECYCLE = "no lifecycle rule removes open uploads before they are 7 days old"
+LISTED = "list of open uploads in bucket "
+SHOWN = "metadata of an object in s3://"
+LIFECYCLE = "lifecycle rules of bucket "
 
 
 def examined(place: Any, result: CheckStatus, **options: str) -> list[CheckResult]:
@@ -77,14 +77,14 @@ def test_a_lifecycle_rule_that_would_take_decided_uploads_is_warned_of(rule: Any
     store: S3 = s3.store
     rules = [{"ID": "tidy", "Status": "Enabled", **rule, **days}]
     store.call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
-    found = [finding for finding in s3.sink().check() if finding.what == LIFECYCLE]
+    found = [finding for finding in s3.sink().check() if finding.what.startswith(LIFECYCLE)]
     assert [finding.result for finding in found] == [CheckStatus.WARNED if warns else CheckStatus.PASSED]
 
 
 def test_a_server_that_does_not_list_what_a_killed_writer_leaves_open_is_warned_of(
     s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [finding.result for finding in s3.sink().check() if finding.what == LISTED] == [CheckStatus.PASSED]
+    assert [finding.result for finding in s3.sink().check() if finding.what.startswith(LISTED)] == [CheckStatus.PASSED]
     call, asked = S3.call, list[str]()
 
     def by_the_exact_key(store: S3, method: str, **arguments: Any) -> dict[str, Any]:  # as MinIO does
@@ -96,7 +96,7 @@ def test_a_server_that_does_not_list_what_a_killed_writer_leaves_open_is_warned_
 
     monkeypatch.setattr(S3, "call", by_the_exact_key)
     [warned] = examined(s3, CheckStatus.WARNED)
-    assert warned.what == LISTED
+    assert warned.what.startswith(LISTED)
     assert "MINIO_API_STALE_UPLOADS_EXPIRY" in warned.advice
     assert asked.count("create_multipart_upload") == asked.count("abort_multipart_upload")
 
@@ -118,7 +118,7 @@ def test_an_object_of_the_folder_that_may_not_be_looked_at_fails(
         return call(store, method, **arguments)
 
     monkeypatch.setattr(S3, "call", refusing)
-    [found] = [finding for finding in s3.sink().check() if finding.what == SHOWN]
+    [found] = [finding for finding in s3.sink().check() if finding.what.startswith(SHOWN)]
     assert found.result is result
     assert ("s3:GetObject" in found.advice) is (result is CheckStatus.FAILED)
 

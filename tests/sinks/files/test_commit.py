@@ -175,7 +175,7 @@ def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own
     committable = pre_commit()
     foreign = b"x" * len(pending_path(folder, committable).read_bytes())
     target_path(folder, committable).write_bytes(foreign)
-    with pytest.raises(OperatorRequired, match="not the transaction's"):
+    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         make_sink().commit(committable)
     assert target_path(folder, committable).read_bytes() == foreign
 
@@ -202,14 +202,17 @@ def test_a_lost_transaction_is_named_with_its_files_its_records_and_what_to_chec
         assert part in str(error.value)
 
 
+@pytest.mark.parametrize("has_mount_point", [False, True])
 def test_a_folder_that_is_not_mounted_is_in_doubt_and_not_lost(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, has_mount_point: bool
 ) -> None:
     committable = pre_commit()
     folder.rename(folder.with_name("unmounted"))
+    if has_mount_point:
+        folder.mkdir()
     with pytest.raises(OutcomeUnknown, match="mounted"):
         make_sink().commit(committable)
-    assert not folder.exists()
+    assert not has_mount_point or list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("place", [pending_path, target_path], ids=["staged", "target"])
@@ -343,7 +346,7 @@ def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
 ) -> None:
     committable = pre_commit()
     target_path(folder, committable).touch()
-    with pytest.raises(Refused, match="never overwritten"):
+    with pytest.raises(Refused, match="never overwrites"):
         make_sink().seal([committable], age_s=0)
 
 

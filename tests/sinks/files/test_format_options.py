@@ -72,7 +72,7 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
         ({"format": "orc", "compression": "gzip"}, "'compression' of the file sink must be one of none, snappy, zlib"),
         (
             {"compression_level": 3},
-            "'compression_level' of the file sink goes with 'compression' = 'gzip' or .* alone, not 'snappy'",
+            "'compression_level' of the file sink is only for 'compression' = 'gzip' or .*, not 'snappy'",
         ),
         (
             {"compression": "gzip", "compression_level": "10"},
@@ -97,16 +97,16 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
         ),
         (
             {"format": "text", "header": "true"},
-            "'header' of the file sink goes with 'format' = 'csv' alone, not 'text'",
+            "'header' of the file sink is only for 'format' = 'csv', not 'text'",
         ),
-        ({"header": "true"}, "'header' of the file sink goes with 'format' = 'csv' alone, not 'parquet'"),
+        ({"header": "true"}, "'header' of the file sink is only for 'format' = 'csv', not 'parquet'"),
         (
             {"format": "json", "compression_level": "1"},
-            "'compression_level' of the file sink goes with 'format' = 'parquet' alone, not 'json'",
+            "'compression_level' of the file sink is only for 'format' = 'parquet', not 'json'",
         ),
         (
             {"format": "parquet", "stripe_bytes": "1"},
-            "'stripe_bytes' of the file sink goes with 'format' = 'orc' alone",
+            "'stripe_bytes' of the file sink is only for 'format' = 'orc', not",
         ),
         ({"partition_by": ""}, "'partition_by' of the file sink must be names of columns, each once, such as day,city"),
         ({"partition_by": "day,,city"}, "must be names of columns"),

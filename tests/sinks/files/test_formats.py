@@ -83,7 +83,7 @@ def test_json_loses_nothing_that_it_has_no_type_for(
 
 def test_a_map_with_one_key_twice_fails_and_loses_no_entry(pre_commit: PreCommit) -> None:
     twice = pa.array([[("k", 1), ("k", 2)]], pa.map_(pa.string(), pa.int32()))
-    with pytest.raises(ValueError, match="one key twice"):
+    with pytest.raises(ValueError, match="the same key twice"):
         pre_commit(pa.record_batch({"c": twice}), format="json")
 
 
@@ -248,7 +248,7 @@ FRACTION = NINETEEN_SIXTY.replace(microsecond=1)
     ids=lambda column: str(column.type),
 )
 def test_days_and_moments_that_spark_would_misread_in_orc_are_refused(column: pa.Array) -> None:
-    with pytest.raises(ValueError, match=r"column 'c' has .*can't read from an ORC file"):
+    with pytest.raises(ValueError, match=r"column 'c' has .*can't read back correctly from an ORC file"):
         written(Orc(), of(column))
     assert written(Orc(), of(column.slice(0, 0)))
 
@@ -366,9 +366,9 @@ def test_a_type_that_the_format_cant_write_is_refused_by_the_name_of_its_column(
 
 @pytest.mark.parametrize("kind", ["parquet", "json", "csv", "orc", "text"])
 def test_a_schema_without_columns_or_with_one_twice_is_refused(kind: str, make_sink: MakeSink) -> None:
-    with pytest.raises(SchemaMismatch, match="no column at all"):
+    with pytest.raises(SchemaMismatch, match="have no columns"):
         make_sink(format=kind).validate(pa.schema([]))
-    with pytest.raises(SchemaMismatch, match="column 'id' is there 2 times"):
+    with pytest.raises(SchemaMismatch, match="column 'id' occurs 2 times"):
         make_sink(format=kind).validate(pa.schema([("id", pa.int64()), ("x", pa.int64()), ("id", pa.int8())]))
 
 
@@ -392,5 +392,7 @@ def test_the_types_that_spark_has_are_accepted(kind: str, types: list[pa.DataTyp
 
 
 def test_text_of_two_columns_is_refused(make_sink: MakeSink) -> None:
-    with pytest.raises(SchemaMismatch, match=r"columns a, b can't be written to a .txt file \(a line of text is one"):
+    with pytest.raises(
+        SchemaMismatch, match=r"columns a, b can't be written to a .txt file \(text files have exactly one"
+    ):
         make_sink(format="text").validate(pa.schema([("a", pa.string()), ("b", pa.string())]))

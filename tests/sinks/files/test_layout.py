@@ -124,8 +124,8 @@ def test_a_batch_is_split_without_loss_and_each_part_keeps_its_order(keys: list[
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (("cty",), r"no column 'cty' to partition by. Did you mean 'City'\?.*There are: City, n, at"),
-        (("zzz",), r"no column 'zzz' to partition by. Nothing was written. There are"),
+        (("cty",), r"no column 'cty' to partition by. Did you mean 'City'\?.*The columns are: City, n, at"),
+        (("zzz",), r"no column 'zzz' to partition by. Nothing was written. The columns are"),
         (("City", "n", "at"), "type timestamp"),
         (("n", "City", "rest"), "no column 'rest'"),
     ],

@@ -110,7 +110,7 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": "hdfs:///"}, "must name a folder"),
         ({"path": "memory://"}, "must name a folder"),
         ({"path": "s3:/orders"}, "has no name of a bucket"),
-        ({"path": "/x", "storage_options": {"key": "k"}}, "'storage_options' of the file sink goes with a URL alone"),
+        ({"path": "/x", "storage_options": {"key": "k"}}, "'storage_options' of the file sink is only for URLs"),
         ({"path": "memory://x", "storage_options": "[]"}, "'storage_options' of the file sink must be a mapping"),
         ({"path": "memory://x", "storage_options": "{"}, "'storage_options' of the file sink must be a mapping"),
         ({"path": "simplecache::file:///x"}, "a URL of one of file, local"),
@@ -120,7 +120,7 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": "/x", "format": "xml"}, "'format' of the file sink must be one of parquet, json"),
         ({"path": "/x", "compression": "lzo"}, "'compression' of the file sink must be one of none, snappy"),
         ({"path": "/x", "compression": ""}, "'compression' of the file sink must be one of"),
-        ({"path": "/x", "format": "json", "header": "true"}, "'header' of the file sink goes with 'format' = 'csv'"),
+        ({"path": "/x", "format": "json", "header": "true"}, "'header' of the file sink is only for 'format' = 'csv'"),
     ],
     ids=repr,
 )  # fmt: skip

@@ -273,7 +273,7 @@ def test_a_coordinator_without_the_right_to_rename_vetoes(
     committable = pre_commit()
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode, **_: path != folder and access(path, mode))
-    with pytest.raises(Refused, match="no right to change"):
+    with pytest.raises(Refused, match="may not write to"):
         make_sink().seal([committable], age_s=0)
 
 

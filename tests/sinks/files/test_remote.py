@@ -31,7 +31,7 @@ def test_a_rename_or_copy_that_the_store_refuses_without_a_word_is_repeated(
     committable = place.pre_commit()
     with monkeypatch.context() as patched:
         patched.setattr(type(place.fs), call, lambda *_: None)  # as WebHDFS does
-        with pytest.raises(Retriable, match="not there yet"):
+        with pytest.raises(Retriable, match="has not appeared"):
             place.sink().commit(committable)
     place.sink().commit(committable)
     assert place.values() == ["a", "b"]

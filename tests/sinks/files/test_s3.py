@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import fsspec
 import pyarrow as pa
 import pytest
+from botocore.exceptions import CredentialRetrievalError
 from s3fs import S3FileSystem
 
 from tests.sinks.files.conftest import Place
@@ -193,7 +194,7 @@ def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(
     file = the_file(committable)
     s3.store.discard(file)
     s3.fs.pipe_file(s3.path(file.target), b"x" * (file.size_bytes or 0))
-    with pytest.raises(OperatorRequired, match="not the transaction's"):
+    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         s3.sink().commit(committable)
 
 
@@ -255,7 +256,7 @@ def test_a_completion_that_is_accepted_and_publishes_nothing_is_no_success_and_i
 ) -> None:
     committable = proxied.pre_commit(batch_id=7)
     proxy.disturb_next("POST", COMPLETED, "uploadId")
-    with pytest.raises(Retriable, match=r"batch 7.*not there yet"):
+    with pytest.raises(Retriable, match=r"batch 7.*has not appeared"):
         proxied.sink().commit(committable)
     assert proxied.targets() == []
     proxied.sink().commit(committable)
@@ -277,7 +278,7 @@ def test_an_upload_that_is_gone_after_a_completion_that_published_nothing_is_los
     proxy.disturb_next("POST", COMPLETED, "uploadId")
     with monkeypatch.context() as patched:
         patched.setattr(S3, "look", look_before_the_upload_is_gone)
-        with pytest.raises(Retriable, match="not there yet"):
+        with pytest.raises(Retriable, match="has not appeared"):
             proxied.sink().commit(committable)
     with pytest.raises(TransactionLost, match="2 records"):
         proxied.sink().commit(committable)
@@ -301,7 +302,7 @@ def test_an_object_that_is_not_the_transactions_does_not_prove_a_completion(
 
     seen = store.look(handle)
     monkeypatch.setattr(S3, "call", put_instead)
-    with pytest.raises(OSError, match="not there yet"):
+    with pytest.raises(OSError, match="has not appeared"):
         store.publish(handle, seen)
 
 
@@ -493,6 +494,7 @@ BAD_COMPLETIONS = [
     (s3_error(404, "NoSuchUpload"), Retriable),
     (s3_error(403, "AccessDenied"), OperatorRequired),
     (s3_error(400, "ExpiredToken"), OperatorRequired),
+    (s3_error(501, "NotImplemented"), OperatorRequired),
     (s3_error(404, "NoSuchBucket"), OutcomeUnknown),
     (s3_error(400, "InvalidPart"), OutcomeUnknown),
 ]
@@ -513,6 +515,20 @@ def test_a_completion_without_a_good_reply_is_no_success_and_a_later_commit_comp
     proxied.sink().commit(committable)
     assert proxied.values() == ["a", "b"]
     assert list(proxied.sink().recover()) == []
+
+
+def test_an_endpoint_for_credentials_that_fails_is_asked_again(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    committable = s3.pre_commit()
+
+    def fail(*_: object, **__: object) -> None:
+        raise CredentialRetrievalError(provider="iam-role", error_msg="timeout")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
+        with pytest.raises(Retriable, match="iam-role"):
+            s3.sink().commit(committable)
+    s3.sink().commit(committable)
+    assert s3.values() == ["a", "b"]
 
 
 def test_what_may_pass_is_repeated_before_a_person_is_called_for_what_will_not(

@@ -102,9 +102,9 @@ def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) ->
     committable = place.pre_commit()
     target = place.path(the_file(committable).target)
     place.fs.pipe_file(target, b"somebody else's")
-    with pytest.raises(Refused, match="never overwritten"):
+    with pytest.raises(Refused, match="never overwrites"):
         place.sink().seal([committable], age_s=0)
-    with pytest.raises(OperatorRequired, match="not the transaction's") as error:
+    with pytest.raises(OperatorRequired, match="a foreign file has the target's name") as error:
         place.sink().commit(committable)
     assert type(error.value) is OperatorRequired
     assert place.fs.cat_file(target) == b"somebody else's"
@@ -118,7 +118,7 @@ def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own
     file = the_file(committable)
     assert file.size_bytes
     place.fs.pipe_file(place.path(file.target), b"x" * file.size_bytes)
-    with pytest.raises(OperatorRequired, match="not the transaction's"):
+    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         place.sink().commit(committable)
     assert place.fs.cat_file(place.path(file.target)) == b"x" * file.size_bytes
 
@@ -126,7 +126,7 @@ def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own
 def test_what_was_removed_after_its_decision_is_lost_and_named(place: Place) -> None:
     committable = place.pre_commit(batch_id=7)
     place.sink().abort(committable)
-    with pytest.raises(Refused, match="the pending file is not here"):
+    with pytest.raises(Refused, match="the driver does not find the pending file"):
         place.sink().seal([committable], age_s=0)
     with pytest.raises(TransactionLost) as error:
         place.sink().commit(committable)

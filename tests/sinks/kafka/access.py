@@ -12,7 +12,12 @@ from confluent_kafka.admin import (
     AdminClient,
     ResourcePatternType,
     ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
 )
+
+from twopc_kafka_broker import KafkaBroker
 
 
 def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[str, str]:
@@ -62,3 +67,11 @@ def grant(second_broker: Any, user: str, topic: str, prefix: str) -> None:
     allow(second_broker, user, AclOperation.WRITE, ResourceType.TOPIC, topic)
     ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
     allow(second_broker, user, AclOperation.WRITE, *ids)
+
+
+def scram_user(broker: KafkaBroker, name: str, password: str) -> None:
+    """Give a user a password, or another one."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
+    user = UserScramCredentialUpsertion(name, mechanism, password.encode())
+    admin.alter_user_scram_credentials([user])[name].result(timeout=10)

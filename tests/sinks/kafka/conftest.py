@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pytest
 import trustme
-from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
+from tests.sinks.kafka.access import scram_user
 from tests.sinks.kafka.issuer import AUDIENCE, ISSUER, Issuer
+from tests.sinks.kafka.three_brokers import ThreeBrokers, started
 from tests.support.broker_properties import WITHOUT_TIMEOUT
 from tests.support.topic_reader import records_of
 from twopc import Committable, Participant, Round
@@ -173,9 +174,16 @@ class SecondBroker:
 
 
 @pytest.fixture(scope="session")
-def second_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
+def broker_to_kill(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondBroker]:
     with _started(tmp_path_factory.mktemp("second-broker")) as broker:
         yield broker
+
+
+@pytest.fixture
+def second_broker(broker_to_kill: SecondBroker) -> SecondBroker:
+    """The broker that tests may kill, running: a failed test may have left it dead."""
+    broker_to_kill.broker.start()
+    return broker_to_kill
 
 
 @pytest.fixture(scope="session")
@@ -183,6 +191,12 @@ def broker_without_timeouts(tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """One more, which grants transactions without a time-out to whom it is asked by."""
     with _started(tmp_path_factory.mktemp("without-timeouts"), WITHOUT_TIMEOUT) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def three_brokers() -> Iterator[ThreeBrokers]:
+    with started() as brokers:
+        yield brokers
 
 
 _OAUTHBEARER = "org.apache.kafka.common.security.oauthbearer"
@@ -246,7 +260,7 @@ def _started(folder: Path, more: Mapping[str, str | int | bool] | None = None) -
         # Kafka reads keys from where its JVM is told that it may, also when another broker is started again.
         _KEYS.append(keys.as_uri())
         patch.setenv("JAVA_TOOL_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={','.join(_KEYS)}")
-        broker = started.enter_context(KafkaBroker(folder, properties=properties))
+        broker = started.enter_context(KafkaBroker(folder, properties=properties, ready_timeout_s=180))
         scram_user(broker, "granted", passwords["granted"])
         yield SecondBroker(broker, sasl, scram, mtls, token, issuer, authority, folder, passwords)
 
@@ -256,13 +270,6 @@ def write_certificate(issued: trustme.LeafCert, file: Path) -> None:
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
     pkcs8 = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, serialization.NoEncryption())
     file.write_bytes(pkcs8 + b"".join(part.bytes() for part in issued.cert_chain_pems))
-
-
-def scram_user(broker: KafkaBroker, name: str, password: str) -> None:
-    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
-    mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
-    user = UserScramCredentialUpsertion(name, mechanism, password.encode())
-    admin.alter_user_scram_credentials([user])[name].result(timeout=10)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from twopc import Committable
 from twopc_kafka import KafkaSink
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.client.cluster import OpenTransaction, connect
+from twopc_kafka.client.cluster import OpenTransaction, cluster_of
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.sender import Lane, Sending
@@ -30,7 +30,7 @@ class _UnnoticedWriter(ArrowWriter):
     def __init__(self, options: KafkaOptions, transaction: OpenTransaction) -> None:
         self._options, self._settings = options, settings(options.properties)
         self._transaction = transaction
-        self._cluster = connect(options.control, self._settings.timeout_ms)
+        self._cluster = cluster_of(options.control, self._settings.timeout_ms)
         self._sending = _Unnoticed(self._cluster, transaction, self._settings, asked={})
         self._topics = {}
         self._sticky = self._written = 0

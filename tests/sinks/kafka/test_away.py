@@ -124,7 +124,7 @@ def test_a_batch_that_does_not_write_to_the_partition_goes_on_and_the_operator_i
 
     threading.Thread(target=run_others, daemon=True).start()
     wait.until("the batches that don't write there are through", lambda: ran == [1, 2, 3])
-    assert caplog.text.count(f"partition {away}-0 can't be asked what hangs there") == 1
+    assert caplog.text.count(f"partition {away}-0 can't be asked for hanging transactions") == 1
     brokers.other.start()
     wait.until("the partition is led", lambda: leaderless(sink, away) == 0)
     run(4, away)

@@ -51,9 +51,9 @@ def test_what_may_lose_records_is_warned_of(topic: Any, make_sink: Any) -> None:
     warned = of(CheckStatus.WARNED, list(make_sink(topic, transaction_timeout_ms=60_000).check()))
     assert "'transaction.timeout.ms'" in warned["transaction timeout: a decided batch may wait 60 s for its commit"]
     warned = of(CheckStatus.WARNED, list(make_sink(topic, delivery="at-least-once").check()))
-    assert "doubles or loses" in warned["'delivery' is 'at-least-once'"]
+    assert "duplicate or lose" in warned["'delivery' is 'at-least-once'"]
     warned = of(CheckStatus.WARNED, list(make_sink(topic, topic=None).check()))
-    assert "Create them before" in warned["records name their topics in the column 'topic'"]
+    assert "Create them first" in warned["records name their topics in the column 'topic'"]
     assert checks.clock(-4.9).result is CheckStatus.PASSED
     assert "this machine's is slow" in checks.clock(5.1).advice
     assert "this machine's is fast" in checks.clock(-5.1).advice

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,25 +16,18 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.kafka.known_topics import wait_until_known
+from tests.sinks.kafka.three_brokers import CONTROLLER, OTHERS, ThreeBrokers
 from tests.support.topic_reader import records_of
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka.options import WRITERS
-from twopc_kafka_broker import KafkaBroker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
-REPLICATED = {
-    "transaction.state.log.replication.factor": 3,
-    "transaction.state.log.min.isr": 2,
-    "offsets.topic.replication.factor": 3,
-}
 PARTITIONS = 3
-CONTROLLER, OTHERS = 1, (2, 3)
-"""While the controller is away nobody elects a leader."""
-
+CHANCES = 5
 A_FEW_SECONDS = 20.0
 """A broker that is silent is left out of the cluster after 3 s here, and this machine may be busy."""
 
@@ -65,42 +55,20 @@ class Stale:
     sealed: list[Committable]
 
 
-@dataclass(frozen=True)
-class ThreeBrokers:
-    """Node ids → brokers."""
-
-    nodes: dict[int, KafkaBroker]
-
-    def topic(self) -> On:
-        """One that outlives each of them."""
-        name = f"orders-{uuid.uuid4().hex[:8]}"
-        self.nodes[CONTROLLER].create_topic(name, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
-        servers = ",".join(broker.bootstrap_servers for broker in self.nodes.values())
-        wait_until_known(servers, name)
-        return On(servers, name)
-
-    def stand_still(self, *nodes: int) -> None:
-        """Have brokers fall silent, with their connections open."""
-        for node in nodes:
-            os.kill(self.nodes[node].pid or 0, signal.SIGSTOP)
-
-    def go_on(self, *nodes: int) -> None:
-        for node in nodes:
-            os.kill(self.nodes[node].pid or 0, signal.SIGCONT)
+@pytest.fixture
+def brokers(three_brokers: ThreeBrokers) -> ThreeBrokers:
+    """All of them are in the cluster, whichever the previous test has silenced."""
+    three_brokers.wait_for_members(*three_brokers.nodes)
+    return three_brokers
 
 
-@pytest.fixture(scope="module")
-def brokers() -> Iterator[ThreeBrokers]:
-    with contextlib.ExitStack() as ended, ThreadPoolExecutor() as pool:
-        first = ended.enter_context(KafkaBroker(properties=REPLICATED))
-        nodes = {CONTROLLER: first}
-        for node in OTHERS:
-            nodes[node] = KafkaBroker(properties={**REPLICATED, "node.id": node}, joins=first)
-            ended.callback(nodes[node].close)
-        list(pool.map(KafkaBroker.start, nodes.values()))
-        started = ThreeBrokers(nodes)
-        ended.callback(lambda: started.go_on(*nodes))
-        yield started
+@pytest.fixture
+def topic(brokers: ThreeBrokers) -> On:
+    """A topic that outlives each of the brokers."""
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    brokers.nodes[CONTROLLER].create_topic(name, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
+    wait_until_known(brokers.servers, name)
+    return On(brokers.servers, name)
 
 
 def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
@@ -130,9 +98,8 @@ def seal(sink: KafkaSink, votes: Sequence[Committable], wait: Any) -> list[Commi
 
 
 def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
-    brokers: ThreeBrokers, make_sink: Any, wait: Any
+    brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any
 ) -> None:
-    topic = brokers.topic()
     sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
     votes = pre_committed(sink, range(12))
     sink.recover()
@@ -148,11 +115,55 @@ def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
     assert topic.visible() == sorted(str(serial) for serial in range(12))
 
 
+def test_markers_that_wait_for_replicas_are_reported_with_what_to_do(
+    brokers: ThreeBrokers, make_sink: Any, wait: Any
+) -> None:
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    brokers.nodes[CONTROLLER].create_topic(name, 1, {"min.insync.replicas": "3"}, replicas=3)
+    wait_until_known(brokers.servers, name)
+    topic = On(brokers.servers, name)
+    sink = make_sink(topic)
+    sealed = seal(sink, pre_committed(sink, [0]), wait)
+
+    def reported() -> str:
+        try:
+            sink.complete(0, sealed)
+        except Retriable as error:
+            return str(error)
+        return "complete"
+
+    brokers.nodes[3].stop()
+    try:
+        wait.repeated(lambda: sink.commit(sealed[0]))
+        advice = "min.insync.replicas asks for: see kafka-topics.sh --describe"
+        wait.until(
+            "the operator is told", lambda: f"{sealed[0].transaction_id} yet" in (told := reported()) and advice in told
+        )
+    finally:
+        brokers.start()
+    wait.repeated(lambda: sink.complete(0, sealed))
+    assert topic.visible() == ["0"]
+
+
 @pytest.fixture
-def stale(brokers: ThreeBrokers, make_sink: Any, wait: Any) -> Iterator[Stale]:
+def stale(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterator[Stale]:
+    """A broker that is cut off. On a busy machine the cluster may exclude a broker just before it stands still, and the
+    broker hears of that. Then cut one off again."""
+    for _ in range(CHANCES):
+        brokers.wait_for_members(*brokers.nodes)
+        with cut_off(brokers, topic, make_sink, wait) as stale:
+            control = stale.sink._control
+            wait.repeated(lambda of_node=control: of_node.run(of_node.metadata))
+            if stale.node in control.brokers():
+                yield stale
+                return
+    pytest.fail(f"{CHANCES} times, the broker heard that it is excluded")
+
+
+@contextlib.contextmanager
+def cut_off(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterator[Stale]:
     """A broker stood still while another took over and began transactions. Now the others stand still, as if a network
     was cut between it and them, so that nothing tells it."""
-    topic = brokers.topic()
     sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
     led_by = coordinators(sink, range(40), wait)
     node = max(OTHERS, key=list(led_by.values()).count)
@@ -213,7 +224,8 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
 
     brokers.stand_still(lagging)
     try:
-        time.sleep(1.0)  # its last question to the controller is answered by then
+        # By then its last question to the controller is answered, and no client is referred to it.
+        brokers.wait_for_members(CONTROLLER, knowing)
         brokers.nodes[CONTROLLER].create_topic(topic.name)
         wait.until("another broker knows the topic", lambda: control.run(is_known))
         brokers.stand_still(CONTROLLER)  # else the lagging one learns of it at once
@@ -233,9 +245,8 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_query_runs_through_a_rolling_restart_of_all_brokers(
-    brokers: ThreeBrokers, writer: str, make_sink: Any, tmp_path: Path
+    brokers: ThreeBrokers, topic: On, writer: str, make_sink: Any, tmp_path: Path
 ) -> None:
-    topic = brokers.topic()
     sink = make_sink(topic, log_id=None, writer=writer)
     restarted = threading.Event()
 

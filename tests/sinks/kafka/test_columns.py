@@ -75,7 +75,7 @@ def test_a_missing_value_is_refused_and_the_message_says_what_is_there() -> None
 
 def test_a_column_that_is_there_twice_is_refused() -> None:
     twice = pa.schema([("value", pa.string()), ("key", pa.string()), ("key", pa.string())])
-    with pytest.raises(SchemaMismatch, match="column 'key' is there 2 times"):
+    with pytest.raises(SchemaMismatch, match="column 'key' occurs 2 times"):
         check_columns(twice, "orders")
 
 

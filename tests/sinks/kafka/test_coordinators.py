@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,12 @@ from twopc.participant import Vote
 from twopc.phases import Phase
 from twopc_kafka.client import control
 from twopc_kafka.writers import librdkafka as writer
+from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
+
+PATIENCE_S = 200.0
+"""Longer than a killed broker may take to answer again."""
 
 
 @dataclass
@@ -48,9 +52,22 @@ class Query:
 def start(make_sink: Any, tmp_path: Path) -> Callable[[Any, str], Query]:
     def make(topic: Any, value: str) -> Query:
         sink = make_sink(topic, log_id=None)
-        return Query(Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query"), sink, value)
+        coordinator = Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query", start_timeout_s=PATIENCE_S)
+        return Query(coordinator, sink, value)
 
     return make
+
+
+@contextmanager
+def restarts(broker: KafkaBroker) -> Iterator[Callable[[], None]]:
+    """A call that starts the broker again, in a thread; why a broker does not start is raised at the end."""
+    started: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            yield lambda: started.append(threads.submit(broker.start))
+        finally:
+            for start in started:
+                start.result()
 
 
 @contextmanager
@@ -146,19 +163,18 @@ def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     topic = make_topic(on=second_broker.broker)
     second_broker.broker.kill()
-    restart = threading.Thread(target=second_broker.broker.start)
     retried: list[CallRetried] = []
-
-    def restart_when_told(event: Event) -> None:
-        if isinstance(event, CallRetried):
-            retried.append(event)
-            if len(retried) == 1:
-                restart.start()
-
     query = start(topic, "a")
-    with observing(restart_when_told):
-        query.run(0)
-    restart.join()
+    with restarts(second_broker.broker) as restart:
+
+        def restart_when_told(event: Event) -> None:
+            if isinstance(event, CallRetried):
+                retried.append(event)
+                if len(retried) == 1:
+                    restart()
+
+        with observing(restart_when_told):
+            query.run(0)
     assert {event.what for event in retried} >= {"look at the target of sink 'orders'"}
     assert re.search(r"look at the target of sink 'orders': no answer for \d+ s \(no broker answered at ", caplog.text)
     topic.becomes(["a"])
@@ -187,19 +203,18 @@ def test_a_commit_is_repeated_until_the_broker_is_back_and_the_observer_is_told(
 ) -> None:
     topic = make_topic(on=second_broker.broker)
     retried: list[CallRetried] = []
-    restart = threading.Thread(target=second_broker.broker.start)
+    with restarts(second_broker.broker) as restart:
 
-    def kill_and_restart(event: Event) -> None:
-        if isinstance(event, PhaseEntered) and (event.phase, event.batch_id) == (Phase.COMMITTING, 0):
-            second_broker.broker.kill()
-        elif isinstance(event, CallRetried) and "commit of" in event.what:  # not of a restart before
-            retried.append(event)
-            if len(retried) == 1:
-                restart.start()
+        def kill_and_restart(event: Event) -> None:
+            if isinstance(event, PhaseEntered) and (event.phase, event.batch_id) == (Phase.COMMITTING, 0):
+                second_broker.broker.kill()
+            elif isinstance(event, CallRetried) and "commit of" in event.what:  # not of a restart before
+                retried.append(event)
+                if len(retried) == 1:
+                    restart()
 
-    with observing(kill_and_restart):
-        start(topic, "a").run(0)
-    restart.join()
+        with observing(kill_and_restart):
+            start(topic, "a").run(0)
     assert "batch 0 is decided; commit of " in retried[0].what
     assert [event.attempt for event in retried[:2]] == [1, 2][: len(retried)]
     topic.becomes(["a"])

@@ -15,7 +15,7 @@ import pytest
 import trustme
 from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AdminClient, ResourceType
 
-from tests.sinks.kafka.access import allow, as_user, by_token, grant
+from tests.sinks.kafka.access import allow, as_user, by_token, grant, scram_user
 from tests.sinks.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
@@ -107,7 +107,7 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
     rights = r"WRITE and DESCRIBE on the transactional ids .*'transactional.id.prefix'"
     with pytest.raises(OperatorRequired, match=rights):
         sink.validate(SCHEMA)
-    with pytest.raises(RoundAborted, match=r"Grant this principal WRITE on the 'transactional.id.prefix'"):
+    with pytest.raises(RoundAborted, match=r"Grant this principal WRITE on the transactional ids"):
         pre_committed(sink)
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
     with pytest.raises(OperatorRequired, match=rights):
@@ -162,6 +162,28 @@ def test_a_wrong_password_is_told_in_the_brokers_words_at_once(
     ):
         sink.open()
     assert time.monotonic() - began < CONNECT_TIMEOUT_MS / 1000
+
+
+@pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
+def test_a_login_that_is_revoked_while_a_query_runs_is_told_in_the_brokers_words_at_once(
+    writer: str, second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, tmp_path: Path
+) -> None:
+    """The control connection, which has logged in before, stays up."""
+    login = by_scram(second_broker, tmp_path)
+    topic = make_topic(on=second_broker.broker)
+    grant(second_broker, "granted", topic.name, prefix)
+    sink = make_sink(topic, writer=writer, client_id=topic.name, **login)  # connections of its own
+    sink.open()
+    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    scram_user(second_broker.broker, login["sasl_username"], "another")
+    try:
+        began = time.monotonic()
+        with pytest.raises(OperatorRequired, match=r"the brokers refuse the login: .*Authentication failed"):
+            pre_committed(sink)
+        assert time.monotonic() - began < 30  # and not after 'message.timeout.ms', which is 120 s
+    finally:
+        scram_user(second_broker.broker, login["sasl_username"], login["sasl_password"])
+    assert pre_committed(sink).records
 
 
 def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, make_topic: Any, make_sink: Any) -> None:
@@ -225,7 +247,7 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     errors = []
     with pytest.raises((Retriable, OperatorRequired)) as unreachable:
         list(refused.recover())
-    with pytest.raises(RoundAborted) as aborted:
+    with pytest.raises(OperatorRequired, match="refuse the login") as aborted:
         pre_committed(refused)
     chain: list[BaseException | None] = [unreachable.value, aborted.value]
     for error in chain:  # which grows by what led to each

@@ -319,9 +319,7 @@ def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str,
     writer: Any = participant._transactions["orders"].writer  # type: ignore[attr-defined]
     live, writer._producer = writer._producer, Silent()
     for call in (participant.pre_commit, lambda: participant.write("orders", text("b"))):
-        with pytest.raises(
-            RoundAborted, match=r"can't go on at .*librdkafka gave it up: .*without setting an exception"
-        ):
+        with pytest.raises(RoundAborted, match=r"can't go on at .*librdkafka gave up: .*without setting an exception"):
             call()
     if delivery == "exactly-once":
         with pytest.raises(RoundAborted, match=r"could not be rolled back by its own producer.*sweep rolls it back"):

@@ -315,7 +315,7 @@ def joined(group: Group, wait: Any) -> Callable[[], Any]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "has got members" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "has gained members" in record.getMessage()]
 
 
 def test_a_member_that_joins_while_the_query_runs_is_warned_of_once_each_time(
@@ -369,7 +369,7 @@ def test_offsets_of_a_topic_that_this_cluster_does_not_have_are_refused_by_name(
     sink = group.sink()
     participant = Participant({"progress": sink}, Round(1, 0), partition=0)
     with (
-        pytest.raises(ConfigurationError, match=rf"{group.name}.*on the one cluster that it reads from"),
+        pytest.raises(ConfigurationError, match=rf"{group.name}.*on the cluster that the query reads from"),
         participant,
     ):
         participant.write("progress", elsewhere)

@@ -63,7 +63,7 @@ def test_what_the_sink_sets_itself_is_refused_by_name_with_the_reason(name: str)
         "https.ca.pem",
     ],
 )
-def test_security_that_control_can_not_honour_is_refused_by_name(name: str) -> None:
+def test_security_that_control_can_not_honor_is_refused_by_name(name: str) -> None:
     message = refusal(**{name: SECRET})
     assert f"{name!r} can't be used" in message
     assert SECRET not in message
@@ -176,10 +176,10 @@ TOKENS = {
         ({"sasl.oauthbearer.client.secret": ""}, "needs .*'sasl.oauthbearer.client.secret'"),
         ({"sasl.oauthbearer.token.endpoint.url": "file:///etc/passwd"}, "must be a URL such as https://"),
         ({"sasl.oauthbearer.token.endpoint.url": f"https://etl:{SECRET}@issuer.example/t"}, "must be a URL such as"),
-        ({"sasl.oauthbearer.extensions": "tenant"}, "'sasl.oauthbearer.extensions' must be such as"),
-        ({"sasl.oauthbearer.extensions": "auth=other"}, "'sasl.oauthbearer.extensions' must be such as"),
-        ({"sasl.oauthbearer.extensions": "tenant=a\x01auth=other"}, "'sasl.oauthbearer.extensions' must be such as"),
-        ({"sasl.mechanism": "PLAIN"}, "goes with 'sasl.mechanism' = 'OAUTHBEARER' alone"),
+        ({"sasl.oauthbearer.extensions": "tenant"}, "'sasl.oauthbearer.extensions' must have the form"),
+        ({"sasl.oauthbearer.extensions": "auth=other"}, "'sasl.oauthbearer.extensions' must have the form"),
+        ({"sasl.oauthbearer.extensions": "tenant=a\x01auth=other"}, "'sasl.oauthbearer.extensions' must have the form"),
+        ({"sasl.mechanism": "PLAIN"}, "is only for 'sasl.mechanism' = 'OAUTHBEARER'"),
     ],
 )
 def test_options_that_give_no_token_are_refused(wrong: dict[str, str], told: str) -> None:
@@ -326,11 +326,11 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
         ),
         (
             {"two.phase.commit": "auto", "writer": "librdkafka"},
-            "'two.phase.commit' = 'auto' goes with 'writer' = 'arrow' alone",
+            "'two.phase.commit' = 'auto' is only for 'writer' = 'arrow'",
         ),
         (
             {"two.phase.commit": "require", "delivery": "none"},
-            "'two.phase.commit' = 'require' goes with 'writer' = 'arrow' alone",
+            "'two.phase.commit' = 'require' is only for 'writer' = 'arrow'",
         ),
     ],
 )

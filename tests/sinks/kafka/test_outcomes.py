@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from twopc_kafka.answers import MEANINGS, Answer, Outcome, TransactionState, hangs, meaning, outcome, to_end
+from twopc_kafka.answers import MEANINGS, EndTxnAnswer, Outcome, TransactionState, hangs, meaning, outcome, to_end
 
 PRODUCER, EPOCH = 7, 40
 STATES = (
@@ -71,36 +71,32 @@ def test_nothing_is_known_of_a_transaction_whose_id_has_expired(version: int) ->
 
 
 def test_only_no_error_ends_a_transaction_without_a_further_question() -> None:
-    assert [each.name for each in MEANINGS.values() if each.to_end is Answer.DONE] == ["NO_ERROR"]
+    assert [each.name for each in MEANINGS.values() if each.to_end is EndTxnAnswer.DONE] == ["NO_ERROR"]
 
 
 @pytest.mark.parametrize(
     "error", ["INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"]
 )
 def test_an_error_that_follows_a_roll_back_as_well_as_a_commit_means_describe(error: str) -> None:
-    assert to_end(error) is Answer.DESCRIBE
+    assert to_end(error) is EndTxnAnswer.DESCRIBE
 
 
 def test_a_version_that_kafka_began_to_end_a_transaction_by_and_could_not_leaves_it_stuck() -> None:
-    assert [each.name for each in MEANINGS.values() if each.to_end is Answer.STUCK] == ["UNSUPPORTED_VERSION"]
+    assert [each.name for each in MEANINGS.values() if each.to_end is EndTxnAnswer.STUCK] == ["UNSUPPORTED_VERSION"]
 
 
 def test_markers_that_are_being_written_mean_the_same_call_again() -> None:
-    assert to_end("CONCURRENT_TRANSACTIONS") is Answer.REPEAT
+    assert to_end("CONCURRENT_TRANSACTIONS") is EndTxnAnswer.REPEAT
 
 
 def test_an_error_that_is_not_listed_means_describe() -> None:
     # What the sink makes of it is in test_settling.py.
-    assert to_end("AN_ERROR_OF_KAFKA_9") is Answer.DESCRIBE
-    assert to_end(meaning(4242).name) is Answer.DESCRIBE
+    assert to_end("AN_ERROR_OF_KAFKA_9") is EndTxnAnswer.DESCRIBE
+    assert to_end(meaning(4242).name) is EndTxnAnswer.DESCRIBE
 
 
 def test_no_two_codes_have_one_name() -> None:
     assert len({each.name for each in MEANINGS.values()}) == len(MEANINGS)
-
-
-def test_what_only_concerns_an_end_is_no_answer_to_a_writer() -> None:
-    assert not {each.answer for each in MEANINGS.values()} & {Answer.DESCRIBE, Answer.STUCK}
 
 
 @pytest.mark.parametrize(("state", "since", "version"), list(product(STATES, EPOCHS_SINCE, VERSIONS)))

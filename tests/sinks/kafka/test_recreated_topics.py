@@ -97,7 +97,7 @@ def test_so_does_the_first_batch_that_a_query_writes_to_the_topic(
 def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
     topic: Any, make_sink: Any, recreate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twopc_kafka.sink.RECENT_S", 0.0)  # as if the query had rested
+    monkeypatch.setattr("twopc_kafka.sink.METADATA_MAX_AGE_S", 0.0)  # as if the query had rested
     sink = make_sink(topic, log_id=None)
 
     def phase_one(round: Round) -> list[Any]:

@@ -126,8 +126,9 @@ class Prepared:
 
 
 @pytest.fixture(scope="module")
-def broker_with_topic(second_broker: Any) -> KafkaBroker:
-    broker: KafkaBroker = second_broker.broker
+def broker_with_topic(broker_to_kill: Any) -> KafkaBroker:
+    broker: KafkaBroker = broker_to_kill.broker
+    broker.start()  # a failed test may have left it dead
     broker.create_topic("settling")
     return broker
 
@@ -404,9 +405,9 @@ def test_what_a_coordinator_says_is_proven_by_a_write_that_leaves_nothing_open(
 def test_threads_that_ask_at_once_share_one_connection(topic: Any) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from twopc_kafka.client.control import connect
+    from twopc_kafka.client.control import control_of
 
     properties = {"bootstrap_servers": [topic.servers], "client_id": topic.name}  # not connected before
     with ThreadPoolExecutor(8) as pool:
-        connections = list(pool.map(lambda _: connect(properties), range(8)))
+        connections = list(pool.map(lambda _: control_of(properties), range(8)))
     assert all(connection is connections[0] for connection in connections)

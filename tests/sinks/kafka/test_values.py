@@ -93,14 +93,14 @@ BY_VALUE = (
     Bad(
         "topic of Kafka's own",
         {"topic": ["{topic}", "__consumer_offsets"]},
-        "it is a topic of Kafka's own",
+        "it is one of Kafka's internal topics",
         {"column": "topic", "topic": "__consumer_offsets"},
         IN_COLUMN,
     ),
     Bad(
         "topic that is not there",
         {"topic": ["{topic}", "no-such-topic"]},
-        "does not exist at {servers}: create it",
+        "does not exist at {servers}. Create it",
         {"column": "topic", "topic": "no-such-topic"},
         {**IN_COLUMN, "topic_metadata_propagation_max_ms": 300},
     ),
@@ -121,7 +121,7 @@ BY_VALUE = (
         Bad(f"1969, {unit}", {"timestamp": times(-1, unit)}, "before 1970", {"column": "timestamp"})
         for unit in ("s", "ms", "us", "ns")
     ),
-    Bad("time beyond 64 bits", {"timestamp": times(2**60, "s")}, "too far ahead", {"column": "timestamp"}),
+    Bad("time beyond 64 bits", {"timestamp": times(2**60, "s")}, "too far in the future", {"column": "timestamp"}),
     Bad("large value", {"value": [SECRET, SECRET * 100_000]}, "it is too large: it takes 2000"),
     Bad("large key", {"key": [SECRET, SECRET * 100_000]}, "it is too large: it takes 2000"),
     Bad(
@@ -134,12 +134,12 @@ BY_VALUE = (
     }),
 )  # fmt: skip
 
-NO_ROOM = "Raise the topic's max.message.bytes; or lower the sink's 'batch.size'"
+NO_ROOM = "Raise the topic's max.message.bytes. Or lower the sink's 'batch.size'"
 
 BY_BROKER: tuple[tuple[dict[str, str], Bad], ...] = (
     (
         {"cleanup.policy": "compact"},
-        Bad("no key for a compacted topic", {"key": ["k", None]}, "INVALID_RECORD. The topic does not take such"),
+        Bad("no key for a compacted topic", {"key": ["k", None]}, "INVALID_RECORD. The topic rejects such records"),
     ),
     ({}, Bad("time too far ahead", {"timestamp": times(2**60)}, "INVALID_TIMESTAMP. Column 'timestamp' is too far")),
     ({"max.message.bytes": "2000"}, Bad("large for the topic", {"value": ["a", SECRET * 200]}, NO_ROOM)),

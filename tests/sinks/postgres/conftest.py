@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 import pytest
 from psycopg import sql
 
 from tests.support.postgres_server import PostgresServer
-from twopc import Committable, Participant, Round
+from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
+from twopc import Committable, Round
 from twopc_postgres import PostgresSink
-
-ROUND = Round(1, 0)
 
 
 @dataclass(frozen=True)
-class Place:
+class Place(SinkPlace[PostgresSink]):
     """A schema of one test, with the table that its sinks write to.
 
     Attributes:
@@ -57,22 +54,9 @@ class Place:
         sink.prefix = self.prefix
         return sink
 
-    def sink(self, log_id: str = "log", **options: Any) -> PostgresSink:
-        """A new sink, bound as a coordinator binds it: a process of its own, as far as it knows."""
-        sink = self.unbound(**options)
-        sink.bind("orders", log_id)
-        sink.open()
-        return sink
-
-    def pre_commit(
-        self, records: dict[str, Any] | Sequence[str], round: Round = ROUND, partition: int = 0, **options: Any
-    ) -> Committable:
+    def pre_commit(self, records: Written, round: Round = ROUND, partition: int = 0, **options: Any) -> Committable:
         """What a participant that is gone has pre-committed, read back from a log."""
-        batch = pa.record_batch(records if isinstance(records, dict) else {"value": list(records)})
-        with Participant({"orders": self.sink(**options)}, round, partition=partition) as participant:
-            participant.write("orders", batch)
-            vote = participant.pre_commit()
-        return Committable.from_json(json.loads(json.dumps(vote["orders"].to_json())))
+        return from_log(self.vote(records, round, partition, self.sink(**options)))
 
     def prepared(self) -> list[str]:
         """The names of all transactions of this test that are prepared."""

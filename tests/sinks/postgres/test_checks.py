@@ -33,12 +33,12 @@ def test_a_table_passes_and_the_server_is_as_it_was(upsert_by: str, place: Place
     place.create("id int PRIMARY KEY, value text NOT NULL, days int[], two int GENERATED ALWAYS AS (2) STORED")
     assert failed(examined(place, upsert_by=upsert_by)) == []
     tables = place.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s", place.schema)
-    assert tables == [("orders",)]  # and no table of markers
+    assert tables == [("orders",)]  # and no marker table
     assert place.prepared() == []
 
 
 def test_a_right_that_is_missing_is_found_by_trying(place: Place) -> None:
-    place.sink().close()  # makes the table of markers
+    place.sink().close()  # creates the marker table
     role, password = place.schema, uuid.uuid4().hex
     place.ask(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'; GRANT USAGE ON SCHEMA {place.schema} TO {role}")
     own = psycopg.conninfo.make_conninfo(place.server.conninfo, user=role, password=password)

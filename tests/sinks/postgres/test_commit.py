@@ -44,7 +44,7 @@ def test_a_transaction_that_was_rolled_back_by_hand_is_lost_and_told_with_its_re
     place.sink().commit(place.pre_commit(["before"], Round(1, 0)))
     committable = place.pre_commit(["a", "b"], Round(1, 1))
     by_hand(place, "ROLLBACK", committable)
-    with pytest.raises(TransactionLost, match=r"\(2 records\).*neither prepared nor has"):
+    with pytest.raises(TransactionLost, match=r"\(2 records\).*is not prepared and has no marker"):
         place.sink().commit(committable)
 
 
@@ -55,9 +55,9 @@ def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(sta
     for committable in committables:
         sink.commit(committable)
     place.ask(statement)
-    with pytest.raises(OutcomeUnknown, match=r"See whether its records are in|does not report whether"):
+    with pytest.raises(OutcomeUnknown, match=r"Check whether its records are in|does not report whether"):
         sink.commit(committable)
-    with pytest.raises(OutcomeUnknown, match="See whether its records are in"):
+    with pytest.raises(OutcomeUnknown, match="Check whether its records are in"):
         place.sink().commit(committable)  # a new process, which makes the table anew
 
 
@@ -91,7 +91,7 @@ def test_a_transaction_that_was_committed_by_hand_is_committed(place: Place) -> 
 def test_a_transaction_is_not_decided_when_it_is_not_prepared_any_more(place: Place) -> None:
     committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
     by_hand(place, "ROLLBACK", committables[1])
-    with pytest.raises(RoundAborted, match="is not any more"):
+    with pytest.raises(RoundAborted, match="but no longer is"):
         place.sink().seal(committables, age_s=0)
 
 
@@ -137,7 +137,7 @@ def test_what_another_role_prepared_is_neither_committed_nor_called_lost(place: 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
 def test_the_rights_of_the_readme_suffice(upsert_by: str, place: Place) -> None:
     role, password = place.schema, uuid.uuid4().hex
-    place.sink()  # makes the table of markers
+    place.sink()  # creates the marker table
     place.ask("CREATE UNIQUE INDEX ON {} (value)")
     place.ask(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
     place.ask(f"GRANT USAGE{', CREATE' if upsert_by else ''} ON SCHEMA {place.schema} TO {role}")
@@ -299,7 +299,9 @@ def test_a_server_that_prepares_no_transactions_is_refused_and_told_what_to_set(
     with PostgresServer() as server:
         sink = PostgresSink({"conninfo": server.conninfo, "table": "orders"})
         sink.bind("orders", "log")
-        with pytest.raises(ConfigurationError, match=r"max_prepared_transactions is 0.* Set it to twice the tasks"):
+        with pytest.raises(
+            ConfigurationError, match=r"max_prepared_transactions is 0.* Set it to at least twice the number of tasks"
+        ):
             sink.open()
         sink.close()
 

@@ -32,7 +32,7 @@ def test_the_backend_is_found_by_its_name() -> None:
     ("wrong", "named"),
     [
         ({"conninfo": None}, "needs the option 'conninfo'"),
-        ({"conninfo": "host=db hunter2"}, "'conninfo' of the postgres sink must be a connection string"),
+        ({"conninfo": "host=db hunter2"}, "'conninfo' of the postgres sink must be a libpq connection string"),
         ({"conninfo": "postgresql://writer:hun@ter2@db.example/sales"}, "percent"),
         ({"conninfo": "postgresql://writer:hunter2/x@db.example/sales"}, "percent"),
         ({"table": ""}, "needs the option 'table'"),

@@ -72,7 +72,7 @@ def test_keys_without_a_unique_index_on_just_them_are_refused_before_anything_is
     place.create("id int, value text")
     place.ask(f"CREATE UNIQUE INDEX ON {{}} {index}")
     schema = pa.schema([("id", pa.int32()), ("value", pa.string())])
-    with pytest.raises(ConfigurationError, match="no primary key or unique index on just the columns"):
+    with pytest.raises(ConfigurationError, match="no primary key or unique index on exactly the columns"):
         place.sink(upsert_by="id").validate(schema)
     place.ask("CREATE UNIQUE INDEX ON {} (id) INCLUDE (value)")
     place.sink(upsert_by="id").validate(schema)

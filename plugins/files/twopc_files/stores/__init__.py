@@ -1,1 +1,1 @@
-"""Where pending files are written and published: one module per kind of store."""
+"""The stores that write and publish pending files: one module per kind of store."""

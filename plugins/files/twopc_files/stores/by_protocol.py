@@ -1,13 +1,13 @@
-"""The store of a path, by its protocol. The table has only stores that are known to publish a file whole and at once.
+"""The store for a path, chosen by protocol. The table has only stores that are known to publish a file atomically.
 
 | protocol | store | why |
 | --- | --- | --- |
 | none, ``file``, ``local`` | ``Local`` | a rename is atomic, and can be synced |
-| ``s3``, ``s3a``, ``s3n`` | ``S3`` | a multipart upload can be held open, and completed by anybody |
-| ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS promises that a rename is atomic; it never replaces a file |
-| ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object is there when all of it is |
+| ``s3``, ``s3a``, ``s3n`` | ``S3`` | a multipart upload can stay open, and any process can complete it |
+| ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS guarantees atomic renames, which never replace a file |
+| ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
 
-Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), Azure (its copy goes on after the answer),
+Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), Azure (a copy continues after the reply),
 caches and archives (the file is written elsewhere, or later).
 """
 
@@ -40,34 +40,38 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 
 
 def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
-    """The store of the folder ``url``. Asks it nothing.
+    """Return the store of the folder ``url``, without a request to it.
 
     Raises:
-        ConfigurationError: the protocol is not in the table or its package is not there, or the path can't be.
+        ConfigurationError: the protocol is not in the table, its package is not installed, or the path is invalid.
     """
     protocol, rest = parsed_place("the file sink's path", url)
     if protocol is None or protocol in LOCAL:
         return _local(rest, storage_options)
     if protocol not in KNOWN:
         raise ConfigurationError(
-            f"the option 'path' of the file sink must be a plain path, or a URL of one of {', '.join(KNOWN)}: at other"
-            " stores, a file is not known to appear whole"
+            f"the option 'path' of the file sink must be a plain path, or a URL of one of {', '.join(KNOWN)}: other"
+            " stores are not known to make a file appear whole",
+            option="path",
         )
     _require_package(protocol)
     if protocol in UPLOADING:
         return _s3(rest, storage_options)
     folder = rest.rstrip("/")
     if not folder:
-        raise ConfigurationError(f"the option 'path' of the file sink must name a folder: {protocol}://...")
+        raise ConfigurationError(
+            f"the option 'path' of the file sink must name a folder: {protocol}://...", option="path"
+        )
     return Remote(f"{protocol}://{folder}", storage_options, renames=protocol in RENAMING)
 
 
 def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
     if storage_options:
         raise ConfigurationError(
-            "the option 'storage_options' of the file sink goes with a URL alone, and 'path' is a local path"
+            "the option 'storage_options' of the file sink is only for URLs, and 'path' is a local path",
+            option="storage_options",
         )
-    # Not resolved: a symbolic link in the path may be moved by its owner between two runs.
+    # Not resolved: the owner of a symbolic link in the path may change it between two runs.
     return Local(Path(LocalFileSystem._strip_protocol(path)))  # noqa: SLF001  # fsspec's documented way to a path
 
 
@@ -76,10 +80,11 @@ def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
 
     bucket, _, folder = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
-        # Not repeated in the message: some write their keys there.
+        # Not repeated in the message: it may contain credentials.
         raise ConfigurationError(
             "the option 'path' of the file sink must name a bucket: s3://bucket/folder. For an access point, give its"
-            " alias. Credentials go into 'storage_options'"
+            " alias. Credentials go into 'storage_options'",
+            option="path",
         )
     return S3(bucket, folder.strip("/"), storage_options)
 

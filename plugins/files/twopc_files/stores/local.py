@@ -1,7 +1,7 @@
 """Files on a local disk: written below the sink's folder, synced, and renamed into place.
 
-``<path>/_twopc/.<transaction id>-<number>.staged`` becomes ``<path>/part-<batch>-<partition>-....parquet``. A rename
-within one file system is atomic, so a reader of the folder sees a file whole or not at all.
+A commit renames ``<path>/_twopc/.<transaction id>-<number>.staged`` to ``<path>/part-<batch>-<partition>-….parquet``. A
+rename within one file system is atomic, so a reader of the folder sees a file whole or not at all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Local:
         return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
 
     def require_answer(self) -> None:
-        """A folder that is not there yet is made by the first transaction."""
+        """Do nothing: the first transaction creates a missing folder."""
 
     def for_a_trial(self) -> AbstractContextManager[None]:
         return folder_for_a_trial(self._pending)
@@ -70,12 +70,12 @@ class Local:
         return f"{self._pending / file.pending} to {self.folder / file.target}"
 
     def look(self, file: FileHandle) -> Sight:
-        # In this order, which upholds what the store promises of a look.
+        # The pending file first: this order upholds the guarantee of ``Store.look``.
         pending, target = _status(self._pending / file.pending), _status(self.folder / file.target)
-        if pending is None and target is None and not self.folder.is_dir():
+        if pending is None and target is None and not self._pending.is_dir():  # as in an empty mount point
             raise OSError(
                 errno.ENODEV,
-                f"the folder {self.folder} is not there. Is its disk mounted, was the option 'path' changed?",
+                f"the folder {self._pending} is not there. Is its disk mounted, was the option 'path' changed?",
             )
         is_foreign = pending is not None and target is not None and not os.path.samestat(pending, target)
         return Sight(_size(pending), _size(target), is_foreign)
@@ -86,22 +86,22 @@ class Local:
     def obstacle(self, file: FileHandle) -> str | None:
         folder = next((folder for folder in self._folders(file) if folder.is_dir()), self.folder)
         for changed in (folder, self._pending):
-            # Effective ids are the ones that count in a rename; macOS can only be asked for the real ones.
+            # A rename goes by the effective ids. macOS checks access only for the real ids.
             effective = os.access in os.supports_effective_ids
             if not os.access(changed, os.W_OK | os.X_OK, effective_ids=effective):
-                return f"this process has no right to change {changed}. Grant it."
+                return f"this process may not write to {changed}. Grant it that right."
         if (self._pending / file.pending).stat().st_dev != folder.stat().st_dev:
-            return f"{self._pending} is on another file system than {folder}. Make both plain folders of one."
+            return f"{self._pending} and {folder} are on different file systems. Put both on the same one."
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # a rename needs no more than the names
         [folder, *_] = self._folders(file)
         make_folder(folder)
-        # Not a hard link and an unlink, which could never overwrite: not every file system has hard links, and Linux
-        # refuses them on another user's file. The target's name holds an id that is never used twice.
+        # A hard link and an unlink could never overwrite, but some file systems have no hard links, and Linux refuses
+        # them on another user's file. A rename is safe, as the target's name has an id that is never used twice.
         #
-        # Not looked at afterwards: rename(2) returns when the kernel has put this very file under the target's name,
-        # and a look would ask the same kernel again. Only a sync adds to that, which is what ``settle`` does.
+        # No look afterwards: when rename(2) returns, the kernel has put this very file under the target's name, and a
+        # look would ask the same kernel. Only a sync adds to that, and ``settle`` makes it.
         (self._pending / file.pending).rename(self.folder / file.target)
 
     def rehearse(self, file: FileHandle) -> None:
@@ -110,18 +110,18 @@ class Local:
         hidden.unlink()
 
     def settle(self, file: FileHandle) -> None:
-        # Also where another call renamed it, or made a folder for it, and died before it could sync.
+        # Always: an earlier call may have renamed the file, or created a folder for it, and died before its sync.
         for folder in self._folders(file):
             sync_folder(folder)
-        with contextlib.suppress(FileNotFoundError):  # emptied and then removed by somebody tidy
+        with contextlib.suppress(FileNotFoundError):  # somebody may have removed the empty folder
             sync_folder(self._pending)
 
     def discard(self, file: FileHandle) -> None:
-        """Not synced: what a power cut brings back is swept again."""
+        """Remove the pending file, without a sync: if a power cut brings it back, it is swept again."""
         (self._pending / file.pending).unlink(missing_ok=True)
 
     def pending(self) -> Iterable[FileHandle]:
-        """Without targets: the name of a pending file has neither its folder nor its format."""
+        """List the pending files, without targets: the name of a pending file lacks its target's folder and format."""
         try:
             with os.scandir(self._pending) as entries:
                 names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
@@ -132,7 +132,7 @@ class Local:
     def sync_pending(self) -> None:
         """Make the name of a pending file survive a power cut."""
         sync_folder(self._pending)
-        # The name of the folder of pending files: its maker may have been killed before it could sync.
+        # Makes the folder of pending files durable, whose creator may have been killed before its sync.
         sync_folder(self.folder)
 
     @property
@@ -140,7 +140,7 @@ class Local:
         return self.folder / PENDING_FOLDER
 
     def _folders(self, file: FileHandle) -> list[Path]:
-        """The target's folder, and every one that it lies in, up to the sink's own."""
+        """Return the target's folder and each of its parents, up to the sink's folder."""
         folders = [self.folder]
         for name in file.target.split("/")[:-1]:
             folders.insert(0, folders[0] / name)
@@ -152,7 +152,7 @@ class LocalFile(PendingFile):
 
     def __init__(self, store: Local, handle: FileHandle, file: IO[bytes]) -> None:
         self.handle = handle
-        self.write = file.write  # type: ignore[method-assign]  # a call less for each record
+        self.write = file.write  # type: ignore[method-assign]  # saves one call per write
         self._store = store
         self._file = file
 
@@ -168,13 +168,13 @@ class LocalFile(PendingFile):
         return replace(self.handle, size_bytes=size_bytes)
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # the last bytes, which a full disk refuses once more
+        with contextlib.suppress(OSError):  # a full disk refuses the last bytes again
             self._file.close()
         self._store.discard(self.handle)
 
 
 def _status(path: Path) -> os.stat_result | None:
-    """Return None only where the system reports that there is no such file: any other error is no answer."""
+    """Return the status, or None only if the system reports that the file does not exist. Raises any other error."""
     try:
         return path.lstat()
     except FileNotFoundError:

@@ -1,7 +1,9 @@
-"""Files in a store that fsspec reaches, where a rename or a copy makes a file appear whole and at once.
+"""Files in a store that fsspec reaches, and in which a rename or a copy makes a file appear atomically.
 
-A pending file is written under ``<path>/_twopc/``. Where a rename is atomic (HDFS), it is renamed. In an object store,
-where a rename is a copy and an object appears when all of it is there, it is copied, and the pending one is removed.
+A pending file is written under ``<path>/_twopc/``. A commit renames it if the store's renames are atomic (HDFS). In an
+object store, a rename is a copy, and an object appears only when it is complete: there a commit copies the pending file
+and then removes it.
+
 These stores have no fsync, and not all have an exclusive create. A file is as durable as the store makes a closed file,
 and no other process writes a name with this exact transactional id.
 """
@@ -27,7 +29,7 @@ ResultT = TypeVar("ResultT")
 _HADOOP = ", which needs Hadoop's native client: set JAVA_HOME, HADOOP_HOME and CLASSPATH (hadoop classpath --glob)"
 
 COMPARED_BYTES = 4 * 1024 * 1024
-"""Of two files at a time, when they are compared."""
+"""How many bytes of two files are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Remote:
 
     Attributes:
         url: the folder.
-        storage_options: what fsspec needs for it; credentials among them.
-        renames: whether a rename is atomic there; else a copy is.
+        storage_options: what fsspec needs for it, including credentials.
+        renames: whether to publish by a rename, which must be atomic; otherwise by a copy.
     """
 
     url: str
@@ -89,20 +91,21 @@ class Remote:
 
     def look(self, file: FileHandle) -> Sight:
         self._fs.invalidate_cache()
-        # In this order, which upholds what the store promises of a look.
+        # The pending file first: this order upholds the guarantee of ``Store.look``.
         pending, target = self._size(self._pending_path(file.pending)), self._size(self._path(file.target))
         if pending is not None and target is not None:
-            pending = self._size(self._pending_path(file.pending))  # it may have been published between the two
+            pending = self._size(self._pending_path(file.pending))  # it may have been published meanwhile
         if self.renames and pending is None and target is None and not _ask(self._fs.isdir, self._path("")):
             raise OSError(errno.ENODEV, f"the folder {self.url} is not there. Was the option 'path' changed?")
         is_foreign = pending is not None and target is not None and not self._is_copy(file, pending, target)
         return Sight(pending, target, is_foreign)
 
-    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # what is copied stays, a rename is atomic
+    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a copied file stays, a rename is atomic
         return 0.0
 
     def _is_copy(self, file: FileHandle, pending: int, target: int) -> bool:
-        """Both are there: after a crash between a copy and the removal, or because a stranger has the name."""
+        """Whether the target is a copy of the pending file. Both exist after a crash between copy and removal, or if a
+        foreign file has the target's name."""
         if self.renames or pending != target:
             return False
         return _ask(self._have_same_contents, self._pending_path(file.pending), self._path(file.target))
@@ -125,14 +128,14 @@ class Remote:
         else:
             _ask(self._fs.cp_file, pending, target)
         self._fs.invalidate_cache()
-        # WebHDFS does not report a refused rename. Such stores have no mark: the name, with an id that is never used
-        # twice, tells whose the target is.
+        # WebHDFS does not report a refused rename. These stores have no metadata to mark a file with. The target's name
+        # identifies its transaction, as it has an id that is never used twice.
         if self._size(target) != file.size_bytes:
-            raise OSError(errno.EAGAIN, f"{target} is not there yet, though the store was asked for it")
+            raise OSError(errno.EAGAIN, f"{target} has not appeared, though the store accepted the request")
 
     def rehearse(self, file: FileHandle) -> None:
         pending, hidden = self._pending_path(file.pending), self._path(file.pending)
-        with contextlib.suppress(FileNotFoundError):  # of one that was killed
+        with contextlib.suppress(FileNotFoundError):  # a killed process may have left it
             _ask(self._fs.rm_file, hidden)
         _ask(self._fs.mv if self.renames else self._fs.cp_file, pending, hidden)
         _ask(self._fs.rm_file, hidden)
@@ -146,7 +149,7 @@ class Remote:
             _ask(self._fs.rm_file, self._pending_path(file.pending))
 
     def pending(self) -> Iterable[FileHandle]:
-        """Without targets: the name of a pending file has neither its folder nor its format."""
+        """List the pending files, without targets: the name of a pending file lacks its target's folder and format."""
         self._fs.invalidate_cache()
         try:
             entries = _ask(self._fs.ls, self._path(PENDING_FOLDER), detail=True)
@@ -156,7 +159,7 @@ class Remote:
         return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def _size(self, path: str) -> int | None:
-        """Return None only where the store reports that there is no such file: any other error is no answer."""
+        """Return the size, or None only if the store reports that the file does not exist. Raises any other error."""
         try:
             info = _ask(self._fs.info, path)
         except FileNotFoundError:
@@ -176,10 +179,12 @@ class Remote:
 
     def located(self) -> tuple[Any, str]:
         try:
-            located: tuple[Any, str] = url_to_fs(self.url, **self.storage_options)  # fsspec keeps one a process
+            located: tuple[Any, str] = url_to_fs(
+                self.url, **self.storage_options
+            )  # fsspec keeps one client per process
         except Exception as error:
-            # No repeat mends it. Of a missing library the first line has the name, and dozens follow with the places
-            # where it is not.
+            # Repeating does not help. For a missing library, the first line has its name. Dozens of lines follow with
+            # the paths that were searched.
             what = str(error).partition("\n")[0].strip()
             needs = _HADOOP if self.url.startswith("hdfs:") else ""
             raise OSError(errno.EIO, f"its client can't be made ({type(error).__name__}: {what}){needs}") from error
@@ -187,9 +192,9 @@ class Remote:
 
 
 class RemoteFile(PendingFile):
-    """A pending file in such a store."""
+    """A pending file in a remote store."""
 
-    buffer_bytes = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE  # the block that fills, and the one that goes up
+    buffer_bytes = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE  # the block being filled, and the one being uploaded
 
     def __init__(self, store: Remote, handle: FileHandle, file: Any) -> None:
         self.handle = handle
@@ -211,13 +216,13 @@ class RemoteFile(PendingFile):
         return replace(self.handle, size_bytes=self._size_bytes)
 
     def discard(self) -> None:
-        with contextlib.suppress(Exception):  # what could not be written before can't be now
+        with contextlib.suppress(Exception):  # data that could not be written before fails again
             self._file.close()
         self._store.discard(self.handle)
 
 
 def _ask(call: Callable[..., ResultT], *arguments: object, **keywords: object) -> ResultT:
-    """Call the file system, and translate its errors to an OSError whose number has the meaning."""
+    """Call the file system, and translate its errors to an OSError whose errno ``outcomes.py`` understands."""
     try:
         return call(*arguments, **keywords)
     except Exception as error:
@@ -236,7 +241,7 @@ def _translated(error: Exception) -> OSError:
         (FileNotFoundError, errno.ENOENT),
         (FileExistsError, errno.EEXIST),
         ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
-        (OSError, errno.EAGAIN),  # of no kind and no number: HTTP libraries raise it where there was no good answer
+        (OSError, errno.EAGAIN),  # no subclass, no errno: HTTP libraries raise it for a failed request
     ):
         if isinstance(error, kinds):
             return OSError(number, text)

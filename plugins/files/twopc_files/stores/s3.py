@@ -1,8 +1,8 @@
-"""Files in S3: a multipart upload that pre-commit holds open, and commit completes.
+"""Files in S3: each pending file is a multipart upload, which stays open after pre-commit and is completed on commit.
 
-Its parts are durable when they are uploaded, and its object is not there for anybody before the upload is completed.
-What any process needs to complete it is its id: S3 itself lists the parts. The client is s3fs, so that fsspec's
-options and credentials work as everywhere else.
+Parts are durable when their upload returns. No reader sees the object before the upload is completed. Any process can
+complete the upload by its id, as S3 itself lists the parts. The client is s3fs, so fsspec's options and credentials
+work as everywhere else.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
 from twopc_files.stores.store import PendingFile, Sight
 
 MARK = "twopc-transaction"
-"""The key of the object's metadata that holds the exact transactional id. By it a repeated commit knows its own object,
-whatever the bucket's encryption makes of the object's ETag."""
+"""The key of the object's metadata that holds the exact transactional id. A repeated commit recognizes its own object
+by it, however the bucket's encryption changes the object's ETag."""
 
 FIRST_PART_BYTES = 8 * 1024 * 1024
-"""S3 takes parts of 5 MiB and more, the last one aside. A part is also what a task holds in memory of a file."""
+"""S3 requires at least 5 MiB per part, except for the last one. A task holds one part of each file in memory."""
 
 FEWEST_DAYS = 7
-"""What is decided must outlive the longest outage of its query, and a long weekend is nearly that."""
+"""A decided batch must outlive the longest outage of its query. A week covers a long weekend."""
 
 HIDDEN_S = 10.0
-"""While a server assembles an object it may show neither upload nor object, or the upload without its parts: versitygw
-renames the upload first, MinIO removes the metadata of its parts. It goes on when the client is gone, so no file counts
-as lost before this time has passed. That delays only a query that is about to stop."""
+"""How long a file may be invisible before it counts as lost. While a server assembles an object, it may show neither
+upload nor object, or the upload without its parts: versitygw renames the upload first, MinIO removes the metadata of
+its parts. The server continues if the client is gone. The wait delays only a query that is about to stop."""
 
 ASSEMBLED_BYTES_PER_S = 16 * 1024 * 1024
-"""A large file gets this much longer. Less than a server copies on a slow disk."""
+"""A large file may be invisible for one more second per this many bytes. Servers copy faster, even on a slow disk."""
 
 PARTS_OF_ONE_SIZE = 1000
-"""After so many the size doubles: the 10 000 parts that S3 allows then hold more than its largest object."""
+"""After this many parts, the part size doubles. So the 10 000 parts that S3 allows exceed its largest object."""
 
 
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
 _GRANT = "Grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
-"""S3's answer to a HEAD has no body that would name what is missing."""
+"""S3's reply to a HEAD has no body that could name the missing right."""
 
-# S3 wants the checksums back that it was given, if a bucket or the option s3_additional_kwargs asks for any.
+# S3 wants each part's checksums repeated if the bucket or the option s3_additional_kwargs asks for checksums.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
 _OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
 
 
 def part_bytes(number: int) -> int:
-    """How long part ``number`` is, from 1 on, unless it is the last."""
+    """Return the size of part ``number``, counted from 1. Only the last part may be shorter."""
     return FIRST_PART_BYTES << (number - 1) // PARTS_OF_ONE_SIZE
 
 
@@ -66,9 +66,9 @@ class S3:
     """A folder of a bucket.
 
     Attributes:
-        bucket: its name.
-        folder: the key of the folder, without a slash at its ends; "" for the bucket itself.
-        storage_options: what s3fs is made with; credentials among them.
+        bucket: the bucket's name.
+        folder: the key of the folder, without leading or trailing slash; "" for the bucket itself.
+        storage_options: the arguments of s3fs, including credentials.
     """
 
     bucket: str
@@ -84,7 +84,7 @@ class S3:
         return 16
 
     def located(self) -> tuple[Any, str]:
-        fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one for each process
+        fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one client per process
         return fs, self.url.removeprefix("s3://")
 
     def meaning(self, error: Exception) -> OSError:
@@ -102,9 +102,9 @@ class S3:
         yield from self._shows_objects()
 
     def _lists_open_uploads(self) -> CheckResult:
-        """Whether the sweep can find what a killed writer leaves: MinIO lists an upload by its exact key alone, and by
-        no key at all what it has in memory since its start."""
-        what = "open uploads are listed by a part of their keys"
+        """Check whether the sweep can find the uploads that killed writers leave. MinIO lists an upload only for its
+        exact key, or, without any key, the uploads in its memory since its start."""
+        what = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
         key = self._key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}.probe")
         try:
             upload = self.call("create_multipart_upload", Key=key)["UploadId"]
@@ -113,26 +113,29 @@ class S3:
             finally:
                 self.call("abort_multipart_upload", Key=key, UploadId=upload)
         except OSError as error:
-            return CheckResult.warned(what, f"It could not be tried: {error}.")
+            return CheckResult.warned(what, f"The check failed: {error}.")
         if any(found["UploadId"] == upload for found in listed):
             return CheckResult.passed(what)
         return CheckResult.warned(
             what,
-            "They are not, as on MinIO. Uploads of killed writers are seen by no reader and found by no sweep: they"
-            " take up the server's disk until it removes them. MinIO removes every upload that is older than"
-            " MINIO_API_STALE_UPLOADS_EXPIRY, 24 hours by default, and with it a decided batch whose query was down"
-            f" for that long. Set it to more than any outage has, such as {FEWEST_DAYS * 24}h, and leave room for"
-            " uploads of that age.",
+            "The server lists uploads only by their exact keys, as MinIO does. No reader sees the uploads of killed"
+            " writers, and no sweep finds them: they take up the server's disk until it removes them. MinIO removes"
+            " every upload older than MINIO_API_STALE_UPLOADS_EXPIRY, 24 hours by default, including a decided"
+            " batch whose query was down for that long. Set it to more than any outage lasts, such as"
+            f" {FEWEST_DAYS * 24}h, and leave room for uploads of that age.",
         )
 
     def _keeps_open_uploads(self) -> CheckResult:
-        what = f"no lifecycle rule removes open uploads before they are {FEWEST_DAYS} days old"
+        what = f"lifecycle rules of bucket {self.bucket!r} for open uploads"
         try:
             rules = self.call("get_bucket_lifecycle_configuration")["Rules"]
         except FileNotFoundError:
             rules = []
         except OSError as error:
-            advice = f"They can't be seen: {error}. Grant s3:GetLifecycleConfiguration, or have a look at them."
+            advice = (
+                f"They can't be read: {error}. Grant s3:GetLifecycleConfiguration; or make sure that no rule with"
+                f" {_ENDS_UPLOADS} has fewer than {FEWEST_DAYS} days."
+            )
             return CheckResult.warned(what, advice)
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
@@ -145,23 +148,23 @@ class S3:
         return CheckResult.passed(what)
 
     def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
-        """Whether it removes uploads of this folder, or of a part of it."""
+        """Whether ``rule`` removes open uploads of this folder, or of a part of it."""
         prefix, here = rule.get("Filter", rule).get("Prefix", ""), self._key("")
         return rule["Status"] == "Enabled" and _ENDS_UPLOADS in rule and here[: len(prefix)] == prefix[: len(here)]
 
     def _shows_objects(self) -> Iterator[CheckResult]:
-        """Look at one object of the folder, as a commit looks at what it has published. A folder without objects yields
-        nothing: S3 answers 404 there, with or without s3:GetObject."""
-        what = "an object of the folder can be looked at"
+        """Look at one object of the folder, as a commit looks at the object that it has published. Yields nothing for a
+        folder without objects: there S3 answers 404 with or without s3:GetObject."""
+        what = f"metadata of an object in {self.url}"
         try:
             for listed in self.call("list_objects_v2", Prefix=self._key(""), MaxKeys=1).get("Contents", ()):
                 self._head(listed["Key"])
                 yield CheckResult.passed(what)
         except PermissionError as error:
-            advice = f"S3 refuses it: {error}. A commit looks at the object that it has published. {_GRANT}"
+            advice = f"S3 refuses it: {error}. A commit looks at the object that it has published. {_GRANT}."
             yield CheckResult.failed(what, advice)
         except OSError as error:
-            yield CheckResult.warned(what, f"It could not be tried: {error}.")
+            yield CheckResult.warned(what, f"The check failed: {error}.")
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
@@ -169,19 +172,20 @@ class S3:
         return S3File(self, FileHandle(transaction_id, upload, target))
 
     def owns(self, file: FileHandle) -> bool:
-        """An upload's id does not name its owner. It is used only together with the target's key, which does."""
+        """Whether the handle has a target and a plausible upload id. The id does not name its owner, but it is used
+        only together with the target's key, which does."""
         return bool(file.target) and file.pending.isascii() and file.pending.isprintable()
 
     def where(self, file: FileHandle) -> str:
         return f"upload {file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
-        # In this order, which upholds what the store promises of a look.
+        # The parts first: this order upholds the guarantee of ``Store.look``.
         parts, target = self._parts(file), self._object(file)
         pending_bytes = sum(part["Size"] for part in parts) if parts else None
         is_whole = target is None and pending_bytes == file.size_bytes
         if is_whole and file.parts != digest(part["ETag"] for part in parts):
-            raise OSError(errno.EIO, f"the upload has {len(parts)} parts, which are not those that were pre-committed")
+            raise OSError(errno.EIO, f"the upload's {len(parts)} parts are not those that were pre-committed")
         return Sight(
             pending_bytes=pending_bytes,
             target_bytes=None if target is None else target["ContentLength"],
@@ -202,25 +206,26 @@ class S3:
             UploadId=file.pending,
             MultipartUpload={"Parts": list(seen.parts)},
         )
-        # Only the object proves it. S3 sends 200 before it begins. versitygw 1.8.0 that was killed amid a completion
-        # answers every repeat with 200, also the client's own, and never publishes the object.
+        # Only the object proves that it was published. S3 sends 200 before it begins. A versitygw 1.8.0 that was killed
+        # during a completion answers every repeat with 200, including the client's own, and never publishes the object.
         try:
             target = self._object(file)
         except PermissionError as error:
             raise OSError(
                 errno.EIO,
-                "S3 accepted the completion, so the file is published as far as can be known, and refuses a look at"
-                f" it: {error.strerror}",
+                "S3 accepted the completion, so the file is probably published, but refuses to show it:"
+                f" {error.strerror}",
             ) from error
         if target is None or (target["ContentLength"], _mark(target)) != (file.size_bytes, file.transaction_id):
-            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} is not there yet, though S3 accepted its completion")
+            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared, though S3 accepted its completion")
 
     def rehearse(self, file: FileHandle) -> None:
-        """Completing an upload needs the same right as its parts. The look at the object needs s3:GetObject, which only
-        an object can show: ``check`` looks at one if there is one. None is made, as it might not be removed again."""
+        """Do nothing. Completing an upload needs the same right as uploading its parts. Looking at the object needs
+        s3:GetObject, which can be tested only on an object: ``check`` tests it if there is one. No object is created
+        for this, as it might be impossible to remove."""
 
     def settle(self, file: FileHandle) -> None:
-        """A completed upload is durable, and gone."""
+        """Do nothing: a completed upload is durable, and leaves no remains."""
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -234,11 +239,11 @@ class S3:
                 yield FileHandle(owner, upload["UploadId"], target)
 
     def call(self, method: str, **arguments: object) -> dict[str, Any]:
-        """Ask S3 something.
+        """Send a request to S3.
 
         Raises:
             FileNotFoundError: there is no such upload or object.
-            OSError: any other error; its number has the meaning for a commit.
+            OSError: any other error; its errno is the one that ``outcomes.py`` expects.
         """
         fs, _ = self.located()
         try:
@@ -248,8 +253,8 @@ class S3:
         return answer
 
     def _parts(self, file: FileHandle) -> list[dict[str, Any]]:
-        """The parts of an upload. None are left where it is gone, or its server has taken it apart: pre-commit uploads
-        one at least."""
+        """Return the parts of an upload. Pre-commit uploads at least one, so an empty list means that the upload is
+        gone, or that its server is assembling the object."""
         key = {"Key": self._key(file.target), "UploadId": file.pending}
         try:
             return list(self._pages("list_parts", "Parts", ("PartNumberMarker",), **key))
@@ -280,9 +285,9 @@ class S3:
 
 
 class S3File(PendingFile):
-    """An upload that grows by a part at a time."""
+    """A pending file as a multipart upload, uploaded part by part."""
 
-    buffer_bytes = 2 * FIRST_PART_BYTES  # the part that fills, and for a moment the one that goes up
+    buffer_bytes = 2 * FIRST_PART_BYTES  # the part being filled, and briefly the one being uploaded
 
     def __init__(self, store: S3, handle: FileHandle) -> None:
         self.handle = handle
@@ -328,25 +333,31 @@ class S3File(PendingFile):
 
 
 def _mark(target: Mapping[str, Any]) -> str | None:
-    """The transactional id in an object's metadata."""
+    """Return the transactional id in an object's metadata, or None."""
     mark: str | None = target["Metadata"].get(MARK)
     return mark
 
 
 def digest(etags: Iterable[str]) -> str:
-    """Tells one list of parts from any other, in a size that does not grow with the file."""
+    """Return a digest that identifies a list of parts. Its size does not grow with the file."""
     return hashlib.sha256("\n".join(etags).encode()).hexdigest()
 
 
-_ABSENT = frozenset(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration", "404"))
+_NUMBERS = {
+    **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration", "404"), errno.ENOENT),
+    "NoSuchBucket": errno.ENODEV,
+    "KeyTooLongError": errno.ENAMETOOLONG,
+}
+"""Codes with one meaning, whatever the status."""
 
 _DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"))
-"""Refusals of credentials that S3 does not answer with 401 or 403."""
+"""Codes of refused credentials that S3 may return with a status other than 401 and 403."""
 
 _BUSY = frozenset(("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "OperationAborted"))
-"""S3 returns some of them with 200, 400 or 409."""
+"""Codes of a busy server. S3 returns some of them with 200, 400 or 409."""
 
 _NO_ANSWER = (
+    boto.CredentialRetrievalError,  # of the endpoint for credentials: the request was not sent
     boto.ConnectionError,
     boto.HTTPClientError,
     boto.IncompleteReadError,
@@ -359,7 +370,7 @@ _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.P
 
 
 def translated(error: Exception) -> OSError:
-    """Translate an error of S3 or its client to one whose number has the meaning for a commit."""
+    """Translate an error of S3 or its client to one whose errno ``outcomes.py`` understands."""
     cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
     text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, boto.ClientError):
@@ -371,12 +382,10 @@ def translated(error: Exception) -> OSError:
 
 
 def _meaning(code: str, status: int) -> int:
-    if code in _ABSENT:
-        return errno.ENOENT
-    if code == "NoSuchBucket":
-        return errno.ENODEV
-    if code == "KeyTooLongError":
-        return errno.ENAMETOOLONG
+    if code in _NUMBERS:
+        return _NUMBERS[code]
+    if status == 501:  # NotImplemented: no repeat of the request will help
+        return errno.ENOSYS
     if code in _BUSY or status in (408, 429) or status >= 500:
         return errno.EBUSY
     if code in _DENIED or status in (401, 403):

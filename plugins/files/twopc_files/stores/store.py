@@ -13,15 +13,15 @@ from twopc.checks import CheckResult
 from twopc_files.file_names import FileHandle
 
 NO_FILE = -1
-"""The size of something that is no file, such as a folder or a link."""
+"""The size to report for something other than a regular file, such as a folder or a link."""
 
 
 class PendingFile(io.RawIOBase):
-    """A pending file: not yet committed, binary, written from start to end, seen by no reader.
+    """A binary file that is not yet committed. It is written from start to end, and no reader sees it.
 
     Attributes:
         handle: its entry in a committable; complete after ``close``.
-        buffer_bytes: what it holds in memory at most before it goes to the store.
+        buffer_bytes: the most that it holds in memory before the data goes to the store.
     """
 
     handle: FileHandle
@@ -32,35 +32,35 @@ class PendingFile(io.RawIOBase):
 
     @abstractmethod
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written so far."""
 
     def close(self) -> None:
-        """Make all that was written durable. Raises OSError where any of it is not."""
+        """Make everything that was written durable. Raises OSError if any of it is not."""
         if not self.closed:
             self.handle = self.made_durable()
             super().close()
 
     @abstractmethod
     def made_durable(self) -> FileHandle:
-        """Do what ``close`` promises, and return the complete handle."""
+        """Make everything durable, for ``close``, and return the complete handle."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Remove it, closed or not, or do nothing where it is gone."""
+        """Remove the file, closed or not. Succeeds if it is gone."""
 
     def __del__(self) -> None:
-        """Nothing is made durable by being forgotten."""
+        """Do nothing. The base class would call ``close``, and a forgotten file must not become durable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a store shows of one file, in bytes; None where it definitely has nothing.
+    """What a store reports of one file. A size is None if the file certainly does not exist.
 
     Attributes:
-        pending_bytes: size of the pending file.
-        target_bytes: size of the file with the target's name.
-        is_foreign: the file with the target's name is known to be another's.
-        parts: the parts of the pending file, as the store asks for them when it publishes.
+        pending_bytes: the size of the pending file.
+        target_bytes: the size of the file with the target's name.
+        is_foreign: the file with the target's name is known to be another transaction's or program's.
+        parts: the parts of the pending file, in the form in which the store wants them for publication.
     """
 
     pending_bytes: int | None
@@ -70,10 +70,11 @@ class Sight:
 
 
 class Store(Protocol):
-    """One place for files. A value: it travels to the participants with its sink, and its repr shows no credentials.
+    """A folder in one kind of store. An immutable value, which is pickled together with its sink. Its repr shows no
+    credentials.
 
-    It only acts and reports. ``outcomes.py`` decides what follows. Every method but ``owns`` and
-    ``where`` may raise OSError, whose ``errno`` has the meaning that it has in ``outcomes.py``, whatever the store.
+    A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError. Its
+    ``errno`` has the same meaning for all stores, which is defined in ``outcomes.py``.
     """
 
     @property
@@ -82,61 +83,65 @@ class Store(Protocol):
 
     @property
     def asks_at_once(self) -> int:
-        """How many questions to ask it at the same time."""
+        """How many requests to send to the store in parallel."""
 
     def located(self) -> tuple[Any, str]:
-        """Fsspec's file system, and the folder of committed files on it."""
+        """Return fsspec's file system, and the folder of committed files as one of its paths."""
 
     def meaning(self, error: Exception) -> OSError:
-        """Translate an error of its client to one whose number has the meaning."""
+        """Translate an error of the store's client to one whose errno ``outcomes.py`` understands."""
 
     def require_answer(self) -> None:
-        """Whether it is there and answers; changes nothing."""
+        """Make sure that the store exists and answers. Changes nothing."""
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        """Have the folder, and the one for pending files. Those that were missing, and are still empty, are removed
-        again."""
+        """Return a context in which the folder and the folder of pending files exist. Afterwards, those that were
+        missing before are removed if they are empty."""
 
     def check(self) -> Iterable[CheckResult]:
-        """The checks of this kind of store alone."""
+        """Make the checks that are specific to this kind of store."""
 
     def create(self, transaction_id: str, number: int, target: str) -> PendingFile:
-        """A new, empty file, the ``number``-th of its transaction, that is to be published as ``target``."""
+        """Create the empty pending file with number ``number`` of its transaction, to be published as ``target``."""
 
     def owns(self, file: FileHandle) -> bool:
-        """Whether ``file.pending`` can be one of this store and of this transaction: a wrong one would commit, or
-        remove, the file of another."""
+        """Whether ``file.pending`` can belong to this store and this transaction. A wrong one would commit or remove
+        the file of another transaction."""
 
     def where(self, file: FileHandle) -> str:
-        """Where the pending file is and where it goes, in words."""
+        """Return the places of the pending file and of the target, as text for messages."""
 
     def look(self, file: FileHandle) -> Sight:
-        """What is there. Upholds: a file that is published meanwhile is seen in both places, and never in none, or
-        in part, for longer than ``may_hide_s``."""
+        """Report whether the pending file and the target exist.
+
+        Upholds: a file that is being published is seen in at least one of the two places. A store may hide it, or show
+        only a part of it, for no longer than ``may_hide_s``.
+        """
 
     def may_hide_s(self, file: FileHandle) -> float:
-        """For how many seconds the store may show neither the target nor the whole pending file while it publishes."""
+        """Return for how many seconds the store may show neither the target nor the whole pending file while it
+        publishes the file."""
 
     def obstacle(self, file: FileHandle) -> str | None:
-        """What else would keep this process from publishing it, and what to do about it."""
+        """Return what else would keep this process from publishing the file, and what to do about it; or None."""
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
-        """Make the pending file the target, at once for every reader. Only after ``look`` has seen the first and not
-        the second.
+        """Turn the pending file into the target, atomically for every reader. Called only after ``look`` has seen the
+        pending file and no target.
 
-        Upholds: on return the target has been seen, whole and the transaction's own. What the store answers to the
+        Upholds: on return the target has been seen, and is the transaction's own, whole file. The store's reply to the
         request proves nothing.
         """
 
     def settle(self, file: FileHandle) -> None:
-        """Make the publication durable and remove its remains; also of one that another process made."""
+        """Make a publication durable and remove its remains, even if another process published the file."""
 
     def rehearse(self, file: FileHandle) -> None:
-        """Do what ``publish`` does, under a hidden name that is removed again; where that needs a right or a place that
-        writing has not shown to be there."""
+        """Do as ``publish`` does, under a hidden name that is removed again. Only if publishing needs a right or a
+        place that writing does not need."""
 
     def discard(self, file: FileHandle) -> None:
-        """Remove the pending file, never a target; or do nothing where it is gone."""
+        """Remove the pending file, never a target. Succeeds if it is gone."""
 
     def pending(self) -> Iterable[FileHandle]:
-        """Every pending file, of any sink."""
+        """List every pending file, of any sink."""

@@ -3,14 +3,14 @@
 ==============  ====================================================================================
 module          content
 ==============  ====================================================================================
-``requests``    every request, built
-``connection``  connections that survive silent brokers; a process's own, by cluster
-``control``     questions about transactions, and their end: the commit path, recovery, health checks
-``leaders``     questions to the leaders of partitions, over a control connection
-``cluster``     what a task asks before it writes, over connections of the tasks
-``retry``       repeat a request until it is accepted
-``tokens``      OAUTHBEARER
+``requests``    construction of every request
+``connection``  connections that tolerate silent brokers, cached per process and cluster
+``control``     requests that describe, list and end transactions: commit, recovery, health checks
+``leaders``     requests to the leaders of partitions, over a control connection
+``cluster``     requests that a task sends before it writes, over the tasks' own connections
+``retry``       repetition of a request until the brokers accept it
+``tokens``      tokens for SASL OAUTHBEARER
 ==============  ====================================================================================
 
-The meaning of answers is in ``twopc_kafka.answers``.
+``twopc_kafka.answers`` interprets the responses.
 """

@@ -1,10 +1,11 @@
-"""What a task asks of a cluster before it writes, over connections of this process that are kept over tasks.
+"""The requests that a task sends to a cluster before it writes, over connections that the process reuses across tasks.
 
-The connections and the questions are ``Control``'s, but this ``Control`` is another one than the commit path's: brokers
-answer the requests of a connection in order, and a commit must not wait behind records on their way. One thread drives
-them, whatever the tasks do. It cannot be the task's own: the system's socket buffers take only part of a large request
-at once, a new connection needs several round trips, and each answer has a deadline. None of that may wait until a slow
-plan has its next batch.
+The connections and most of the requests are those of a ``Control``, separate from the ``Control`` of the commit path:
+brokers answer the requests of a connection in order, and a commit must not wait behind records in flight.
+
+One thread drives the connections, whatever the tasks do. The task's own thread could not: the socket buffers take only
+part of a large request at a time, a new connection needs several round trips, and each response has a deadline. None of
+these may wait for a slow plan to produce its next batch.
 """
 
 from __future__ import annotations
@@ -36,24 +37,23 @@ from twopc_kafka.answers import (
 )
 from twopc_kafka.client import requests
 from twopc_kafka.client.connection import OfProcess
-from twopc_kafka.client.control import Control, key_of, state_of
-from twopc_kafka.client.control import connect as control_of
+from twopc_kafka.client.control import Control, control_of, key_of, state_of
 from twopc_kafka.client.leaders import topic_id
 from twopc_kafka.client.retry import NotSent, Patience, Unanswered, until_accepted
 from twopc_kafka.client.tokens import require_token
 
 CONTACT_TIMEOUT_MS = 5_000
-"""How long a kept connection may take to show that it is alive, before it is made anew."""
+"""How long a broker may take to answer on a cached connection before the connection is closed and replaced."""
 
 KNOWN_ALIVE_S = 1.0
-"""So long after an answer a connection need not show it again: a small batch is written in less."""
+"""How long after a response a connection counts as alive without another check. Writing a small batch takes less."""
 
 KNOWN_COORDINATOR_S = 10.0
-"""So long after an id was begun at a broker, the next transaction of the id begins there, too. A broker that does not
-coordinate it any more refuses."""
+"""How long the coordinator of a transactional id is remembered after a transaction of the id has begun there. A broker
+that no longer coordinates the id rejects the request."""
 
 CHECK_INTERVAL_S = 1.0
-"""How often a task that waits for the thread checks that it is alive."""
+"""How often a task that waits for the thread checks that the thread is alive."""
 
 _NONE = meaning(0)
 
@@ -62,12 +62,13 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """A transaction that may be written to.
+    """An open transaction, ready for writes.
 
     Attributes:
-        transactional_id: its name.
-        producer: of this transaction alone.
-        implicit: whether the brokers add partitions as they are written to; else the writer must.
+        transactional_id: the transaction's name.
+        producer: the producer id and epoch, which no other transaction has.
+        implicit: whether a Produce request adds its partitions to the transaction (KIP-890). If not, the writer adds
+            them first.
     """
 
     transactional_id: str
@@ -77,11 +78,12 @@ class OpenTransaction:
 
 @dataclass(frozen=True)
 class Found:
-    """A topic that was looked up.
+    """The result of a topic lookup.
 
     Attributes:
-        leaders: the broker that leads each partition, -1 for none now. Empty if the topic does not exist.
-        id: Kafka's, which changes when the topic is deleted and created again; None where the brokers have no ids.
+        leaders: the broker that leads each partition, -1 while there is no leader. Empty if the topic does not exist.
+        id: Kafka's id of the topic, which changes when the topic is deleted and created again. None if the brokers are
+            too old to have topic ids.
     """
 
     leaders: Sequence[int] = ()
@@ -89,9 +91,9 @@ class Found:
 
 
 class Cluster:
-    """The connections of this process to one cluster, and the thread that drives them.
+    """This process's connections to one cluster, and the thread that drives them.
 
-    Coroutines run in that thread. All other methods may be called from any thread.
+    The coroutines run in that thread. All other methods may be called from any thread.
     """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
@@ -102,19 +104,19 @@ class Cluster:
         self._answered_at: dict[int, float] = {}
         self._under_way: dict[int, int] = defaultdict(int)
         self._contacts: dict[int, Future] = {}
-        self._coordinators: dict[str, tuple[int, float]] = {}  # of ids that were begun there, and when
+        self._coordinators: dict[str, tuple[int, float]] = {}  # id → broker, and the time its last transaction began
 
     @property
     def is_of_use(self) -> bool:
-        """Whether the next task may use it. kafka-python does not retry a login that was refused."""
+        """Whether the next task may use these connections. kafka-python does not retry a refused login."""
         return self._control.is_of_use
 
     def close(self) -> None:
-        """Close the connections and end the thread. Tasks that wait for it fail."""
+        """Close the connections and end the thread. Tasks that wait for the thread fail."""
         self._control.close()
 
     def find_brokers(self, timeout_ms: int) -> None:
-        """Ask 'bootstrap.servers' for the list of brokers, unless it is known.
+        """Ask 'bootstrap.servers' for the list of brokers, unless the list is known already.
 
         Raises:
             RoundAborted: no broker answered in time.
@@ -133,7 +135,7 @@ class Cluster:
             ) from error
 
     def _raise_refusal(self, error: Exception) -> None:
-        """Raise what kafka-python's error means, where the same would be raised again."""
+        """Raise the matching error of this project if kafka-python's error would recur on every attempt."""
         if (refusal := lasting(error)) is not None:
             by_login = kafka.errors.AuthorizationError, kafka.errors.SaslAuthenticationFailedError
             self._control.is_refused |= isinstance(error, by_login)
@@ -163,12 +165,12 @@ class Cluster:
         """
         if not self._net.is_running:
             raise RoundAborted(
-                f"the thread that drives the connections to {self.servers} has ended (the log has the reason), or this"
-                " process was forked from the one that runs it. The batch can be run again."
+                f"the thread that drives the connections to {self.servers} has ended (see the log for the reason), or"
+                " this process was forked from the one that runs the thread. The batch can be run again."
             )
 
     def start(self, asked: Callable[..., Coroutine[Any, Any, Any]], *args: object) -> Future:
-        """Start a coroutine in the thread, for another one to await.
+        """Start a coroutine in the thread. Return a future, which another coroutine may await.
 
         Raises:
             RoundAborted: the thread has ended.
@@ -177,7 +179,7 @@ class Cluster:
         return self._net.call_soon_with_future(asked, *args)
 
     def spawn(self, asked: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        """Start a coroutine in the thread and do not wait for it.
+        """Start a coroutine in the thread without waiting for its result.
 
         Raises:
             RoundAborted: the thread has ended.
@@ -188,17 +190,17 @@ class Cluster:
     async def sleep(self, delay_s: float) -> None:
         await self._net.sleep(delay_s)
 
-    # Requests that must not be repeated, or show that a connection is alive. --------------------------------------
+    # Requests that must not be repeated, or that check a connection. -----------------------------------------------
 
     async def send(self, node: int, request: Any, timeout_ms: int | None = None) -> Any:
-        """Send ``request`` and return the broker's answer. Waits while the broker throttles this client.
+        """Send ``request`` and return the broker's response. Wait while the broker throttles this client.
 
-        Brokers answer the requests of a connection in order, so ``timeout_ms`` applies only if no other request is
-        under way. Otherwise the connection's own timeout does.
+        Brokers answer the requests of a connection in order, so ``timeout_ms`` applies only if no other request is in
+        flight. Otherwise the connection's own timeout applies.
 
         Raises:
             NotSent: the request was not sent.
-            Unanswered: the connection was lost, or the broker fell silent, after the request may have been sent.
+            Unanswered: the request may have been sent, and the connection was lost or the broker fell silent.
             OperatorRequired: the broker refuses this principal.
             ConfigurationError: the broker does not support the request.
         """
@@ -229,15 +231,18 @@ class Cluster:
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
 
     async def reach(self, node: int) -> None:
-        """``contact`` a broker, unless it answered a moment ago or is about to answer another request."""
+        """``contact`` a broker, unless it answered a moment ago or has another request to answer."""
         lately = time.monotonic() - self._answered_at.get(node, -math.inf) < KNOWN_ALIVE_S
         if node in self._contacts or not (lately or self._under_way[node]):
             await self.contact(node)
 
     async def contact(self, node: int) -> Any:
-        """Make sure that ``node`` answers on its connection, which may have died unnoticed while it was idle.
+        """Check that ``node`` answers on its connection, which may have died unnoticed while it was idle.
 
-        Callers at the same time share one request, so that none of them sends anything before it is answered.
+        Concurrent callers share one request, and none of them proceeds before the response to it.
+
+        Returns:
+            The broker's response to ApiVersions.
 
         Raises:
             NotSent: the broker did not answer. Its connection is closed.
@@ -256,13 +261,19 @@ class Cluster:
     # Questions that any broker can answer. --------------------------------------------------------------------------
 
     async def find(self, topic: str, unknown_ms: int, timeout_ms: int, asked: Awaitable[Any] | None = None) -> Found:
-        """Look a topic up. It counts as one that does not exist when it has been unknown for ``unknown_ms``, as brokers
-        learn of a new topic in their own time. ``asked``: a call of ``leaders`` that is under way already.
+        """Look up a topic. Brokers learn of a new topic with a delay, so a topic counts as nonexistent only after it
+        has been unknown for ``unknown_ms``.
+
+        Args:
+            topic: its name.
+            unknown_ms: how long the topic may be unknown.
+            timeout_ms: how long to repeat a lookup that fails.
+            asked: a call of ``leaders`` that has started already, used as the first lookup.
 
         Raises:
             RoundAborted: no broker answered for ``timeout_ms``.
-            ConfigurationError: the brokers refuse the name.
-            OperatorRequired: they deny the topic.
+            ConfigurationError: the brokers reject the name.
+            OperatorRequired: the brokers deny this principal the topic.
         """
         deadline, first = time.monotonic() + unknown_ms / 1000, [] if asked is None else [asked]
 
@@ -272,10 +283,11 @@ class Cluster:
                 return _NONE, Found()
             return answer, found
 
-        return await until_accepted(Patience(f"to find topic {topic!r} at {self.servers}", timeout_ms), ask, self.sleep)
+        patience = Patience(f"looking up topic {topic!r} at {self.servers}", timeout_ms)
+        return await until_accepted(patience, ask, self.sleep)
 
     async def leaders(self, topic: str) -> tuple[Meaning, Found]:
-        """Look a topic up once. Asking creates none.
+        """Look up a topic once. The lookup does not create the topic.
 
         Raises:
             NotSent: no broker answered.
@@ -285,7 +297,7 @@ class Cluster:
         return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
-        """An error code, and the broker that coordinates a transactional id, or a consumer group."""
+        """Return an error code, and the broker that coordinates a transactional id or a consumer group."""
         [(_, found)] = await self._answered(self._control.find([key], kind))
         return found.error_code, found.node_id
 
@@ -303,23 +315,29 @@ class Cluster:
     async def begin(
         self, transactional_id: str, was_used: bool, transaction_timeout_ms: int | None, timeout_ms: int
     ) -> OpenTransaction:
-        """Begin a transaction with a producer epoch of its own. Whatever was open under the id is rolled back. Its own
-        timeout is None where the brokers grant it to have none.
+        """Begin a transaction with a producer epoch of its own. Kafka rolls back any open transaction of the same id.
 
-        Upholds: nothing rolls back what is decided. So an answer that was lost is not asked for again: the broker may
-        still have that request before it, and would roll back what was begun by then, decided or not.
+        Upholds: nothing rolls back a decided transaction. A request whose response was lost is therefore not repeated.
+        The broker may process the lost request late, and would then roll back the transaction that was begun meanwhile,
+        even if that transaction has been decided.
+
+        Args:
+            transactional_id: the id of the transaction.
+            was_used: whether the id may have had a transaction before.
+            transaction_timeout_ms: the transaction's timeout, or None for none, which the brokers must have granted.
+            timeout_ms: how long to repeat a request that fails.
 
         Raises:
-            NotCommitted: the id ``was_used`` before, in a transaction that was not.
-            RoundAborted: the brokers could not be reached for ``timeout_ms``, refuse for now, or fell silent.
-            ConfigurationError: they refuse the transaction's timeout.
-            OperatorRequired: they deny the id.
+            NotCommitted: the id's last transaction is not known to be committed.
+            RoundAborted: the brokers were unreachable or rejected the request for ``timeout_ms``, or fell silent.
+            ConfigurationError: the brokers reject the transaction's timeout.
+            OperatorRequired: the brokers deny this principal the id.
         """
 
         async def begin() -> tuple[Meaning, OpenTransaction | None]:
             return await self._begin(transactional_id, was_used, transaction_timeout_ms)
 
-        patience = Patience(f"to begin transaction {transactional_id} at {self.servers}", timeout_ms)
+        patience = Patience(f"beginning transaction {transactional_id} at {self.servers}", timeout_ms)
         transaction = await until_accepted(patience, begin, self.sleep)
         assert transaction is not None
         return transaction
@@ -346,20 +364,20 @@ class Cluster:
             return meaning(response.error_code), None
         producer = ProducerIdentity(response.producer_id, response.producer_epoch)
         if before and not before.precedes(producer.producer_id, producer.producer_epoch):
-            raise NotCommitted(transactional_id, f"{before.state}, and another since")
+            raise NotCommitted(transactional_id, f"{before.state}, followed by another transaction")
         self._coordinators[transactional_id] = node, time.monotonic()
         return _NONE, OpenTransaction(transactional_id, producer, level >= requests.IMPLICIT_PARTITIONS)
 
     async def _last_of(self, transactional_id: str, node: int) -> tuple[int, TransactionState | None]:
-        """The last transaction of an id, None if its coordinator knows of none; and an error code, 0 for none.
+        """Return an error code, 0 for none, and the last transaction of an id, None if its coordinator knows of none.
 
         Raises:
-            NotCommitted: it was not. The answer may be out of date, from a broker that coordinated the id before.
-            NotSent: there was no answer.
+            NotCommitted: the last transaction was not committed. The response may be stale, from a former coordinator.
+            NotSent: there was no response.
         """
         try:
             response = await self.send(node, requests.describe_transactions([transactional_id]), CONTACT_TIMEOUT_MS)
-        except Unanswered as error:  # nothing can have come of it
+        except Unanswered as error:  # describing has no effect, so it may be repeated
             raise NotSent(str(error)) from error
         [found] = response.transaction_states
         if found.error_code:
@@ -371,7 +389,7 @@ class Cluster:
 
 
 def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> None:
-    """Roll back this transaction and no later one of its id, as no later one has its epoch. Raises like ``Control``."""
+    """Roll back this transaction. The epoch protects later transactions of the same id. Raises like ``Control``."""
     control, producer = control_of(properties), transaction.producer
     control.end(
         transaction.transactional_id,
@@ -385,8 +403,8 @@ def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> No
 _clusters: OfProcess[Cluster] = OfProcess()
 
 
-def connect(properties: Mapping[str, Any], timeout_ms: int) -> Cluster:
-    """The connections of this process to the cluster that ``properties`` (kafka-python's) name.
+def cluster_of(properties: Mapping[str, Any], timeout_ms: int) -> Cluster:
+    """Return this process's connections to the cluster that ``properties`` (kafka-python's) name.
 
     Raises:
         RoundAborted: no broker answered in time.

@@ -1,9 +1,13 @@
-"""kafka-python's connections to the brokers of a cluster, made robust against brokers that are silent.
+"""kafka-python's connections to the brokers of a cluster, made robust against silent brokers.
 
-kafka-python itself asks the addresses in 'bootstrap.servers' one at a time and can spend its whole timeout on one that
-accepts connections but does not answer. It sends a request that any broker could answer to a single one. It waits
-without limit for a TLS handshake. And while it still sends a large request over a slow network, it counts that time
-against the broker. And it drops an answer that arrives together with the end of the connection.
+This module corrects five behaviors of kafka-python:
+
+- It tries the addresses in 'bootstrap.servers' one at a time, and can spend its whole timeout on one that accepts
+  connections but does not answer.
+- It sends a request that any broker could answer to only one of them.
+- It waits for a TLS handshake without a limit.
+- It counts the time for sending a large request over a slow network as the broker's silence.
+- It drops a response that arrives together with the end of the connection.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
 TURN_S = 1.0
-"""How long to wait for one broker before the next one is asked as well."""
+"""How long to wait for one broker before the next one is tried as well."""
 
 SETUP_TIMEOUT_MS = 5_000
 """Timeout for a new connection, including TLS and login. Doubles with each failure, up to the maximum."""
@@ -32,22 +36,24 @@ SETUP_TIMEOUT_MS = 5_000
 _SETUP_TIMEOUT_MAX_MS = 10_000
 
 _RECONNECT_BACKOFF_MAX_MS = 1_000
-"""A decided transaction waits for its broker: kafka-python's 30 s would outlast most restarts of one."""
+"""The longest pause between attempts to connect. A decided transaction waits for its broker, and kafka-python's 30 s
+would take longer than most restarts of a broker."""
 
 _ANSWER_MAX_BYTES = 2**31 - 1
-"""kafka-python's own limit of 1 MB is too small for a list of 10 000 transactions."""
+"""The largest response. kafka-python's own limit of 1 MB is too small for a list of 10 000 transactions."""
 
 _REQUESTS_UNDER_WAY = 1_000
-"""For each connection. How many there are is bounded where they are made; kafka-python's five hold back phase two."""
+"""The limit of requests in flight per connection. The callers bound their number, and kafka-python's default of five
+would slow down phase two."""
 
 _FINAL = (
-    kafka.errors.IncompatibleBrokerVersion,  # of a controller, for example, which serves no clients
+    kafka.errors.IncompatibleBrokerVersion,  # for example from a controller, which does not serve clients
     kafka.errors.SaslAuthenticationFailedError,
 )
-"""With these errors of a broker, no other needs to be asked."""
+"""Errors of one broker after which no other broker is tried."""
 
 _NEVER_MS = 86_400_000
-"""Disables kafka-python's request timeout, where ``Connections.answer`` applies its own."""
+"""Disables kafka-python's request timeout where ``Connections.answer`` applies its own."""
 
 
 class _Kept(Protocol):
@@ -61,16 +67,16 @@ KeptT = TypeVar("KeptT", bound=_Kept)
 
 
 class Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's event loop, which also reports whether a thread still runs it."""
+    """kafka-python's event loop, extended to report whether a thread still runs it."""
 
     def __init__(self, **properties: Any) -> None:
-        super().__init__(**properties, slow_task_threshold_secs=0)  # waiting for the interpreter is no defect
+        super().__init__(**properties, slow_task_threshold_secs=0)  # a wait for the GIL would be logged as a slow task
         self._process = os.getpid()
         self._has_ended = False
 
     @property
     def is_running(self) -> bool:
-        return not self._has_ended and self._process == os.getpid()  # threads do not follow into a forked process
+        return not self._has_ended and self._process == os.getpid()  # a forked process does not inherit threads
 
     def run_forever(self) -> None:
         try:
@@ -80,7 +86,7 @@ class Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types
 
 
 def close(net: Loop, manager: KafkaConnectionManager) -> None:
-    """Close the connections, and end the thread that drives them."""
+    """Close the connections and end the thread that drives them."""
     if net.is_running:
         net.call_soon_threadsafe(manager.close)
         net.stop()
@@ -88,7 +94,7 @@ def close(net: Loop, manager: KafkaConnectionManager) -> None:
 
 
 def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> Connections:
-    """A connection to each broker, when it is needed."""
+    """Return a connection manager, which connects to each broker when the connection is first needed."""
     return Connections(
         net,
         max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
@@ -101,9 +107,10 @@ def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> Connecti
 
 
 class OfProcess(Generic[KeptT]):
-    """Connections that this process keeps, by key.
+    """A cache of this process's connections, by key.
 
-    A forked process starts with none: the threads that drive its parent's connections do not exist in it.
+    A forked process starts with an empty cache, because it does not have the threads that drive its parent's
+    connections.
     """
 
     def __init__(self) -> None:
@@ -112,7 +119,7 @@ class OfProcess(Generic[KeptT]):
         os.register_at_fork(after_in_child=self._begin_anew)
 
     def get(self, key: Hashable, make: Callable[[], KeptT]) -> KeptT:
-        """The connections kept under ``key``, made anew if there are none or they are of no more use."""
+        """Return the connections cached under ``key``. Make new ones if there are none or they are unusable."""
         with self._getting:
             kept = self._kept.get(key)
             if kept is None or not kept.is_of_use:
@@ -127,26 +134,26 @@ class OfProcess(Generic[KeptT]):
 
     def _begin_anew(self) -> None:
         self._of_parents.append(self._kept)  # freeing them would unregister sockets from the parent's epoll
-        self._begin()  # includes the lock, which a thread of the parent may have held
+        self._begin()  # replaces the lock too, which a thread of the parent may have held
 
 
 class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's connection manager with the waits of this module. Its coroutines run on its loop.
+    """kafka-python's connection manager with this module's timeouts. Its coroutines run on its loop.
 
     Attributes:
-        doubted: a broker that was silent lately, or whose answers may be stale; asked if no other answers.
+        doubted: a broker that was silent recently, or whose responses may be stale. It is tried last.
     """
 
     doubted: Any = None
 
     async def answer(self, connection: Any, request: Any, timeout_ms: float | None = None) -> Any:
-        """Send a request and return its answer.
+        """Send a request and return the response.
 
-        The timeout (by default 'request_timeout_ms') is one of silence: it starts anew with every byte that is sent or
-        received, and does not run while the broker throttles this client.
+        The timeout (by default 'request_timeout_ms') limits silence: it restarts whenever bytes are sent or received,
+        and does not run while the broker throttles this client.
 
         Raises:
-            KafkaError: the connection was lost, or the broker was silent, which closes the connection.
+            KafkaError: the connection was lost, or it was closed because the broker was silent.
         """
         patience_s = (timeout_ms or self.config["request_timeout_ms"]) / 1000
         answer = connection.send_request(request, request_timeout_ms=_NEVER_MS)
@@ -165,8 +172,10 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         return await answer
 
     def get_connection(self, node_id: Any, *arguments: Any, **options: Any) -> Any:
-        """A connection that asks its broker which versions it speaks, whatever brokers spoke when this process met the
-        cluster: they may have been upgraded since, and what is decided by a new version is committed by it."""
+        """Return a connection that asks its own broker for the versions it supports.
+
+        kafka-python would reuse the versions that it saw when this process first connected to the cluster. Brokers may
+        have been upgraded since, and a batch that was decided by a newer version must be committed by that version."""
         is_new = node_id not in self._conns
         connection = super().get_connection(node_id, *arguments, **options)
         if is_new:
@@ -174,15 +183,15 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         return connection
 
     def sends_at_once(self, node_id: Any) -> bool:
-        """Whether a request to this broker would be sent now, without waiting for a connection or a login. Then
-        kafka-python's own timeout bounds the whole wait for its answer."""
+        """Return whether a request to this broker would be sent now, without waiting for a connection or a login. In
+        that case kafka-python's own timeout covers the whole wait for the response."""
         connection = self._conns.get(node_id)
         if connection is None or not connection.connected or connection.paused or connection.transport.is_closing():
             return False
         return not connection._reauth.is_reauthenticating  # noqa: SLF001
 
     def send(self, request: Any, node_id: Any = None, request_timeout_ms: float | None = None) -> Future:
-        """Send a request to a broker. Without a ``node_id``, ask several in turn and take the first answer."""
+        """Send a request to a broker. Without a ``node_id``, try brokers in turn and take the first response."""
         if node_id is not None:
             return super().send(request, node_id, request_timeout_ms)
         return self.call_soon(self._send_to_any, request, request_timeout_ms)
@@ -198,11 +207,11 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         return await self.answer(self.get_connection(node), request)
 
     def by_load(self) -> list[Any]:
-        """The brokers that can be asked now: those with the fewest requests under way first, connected ones before
-        others, and the doubted one last.
+        """Return the brokers that can be asked now, those with the fewest requests in flight first. Among equals,
+        connected brokers come first. The doubted broker is last.
 
         Raises:
-            NodeNotReadyError: there is none.
+            NodeNotReadyError: there is no such broker.
         """
         nodes = [broker.node_id for broker in self.cluster.brokers()]
         random.shuffle(nodes)
@@ -215,18 +224,18 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
             waiting = len(connection.in_flight_requests) if connection is not None else 0
             found.append((node == self.doubted, waiting, not is_connected, node))
         if not found:
-            raise kafka.errors.NodeNotReadyError("no broker that is known can be reached")
+            raise kafka.errors.NodeNotReadyError("no known broker can be reached")
         return [node for *_, node in sorted(found, key=lambda each: each[:3])]
 
     async def _do_bootstrap(self, deadline: float | None) -> bool:
-        """Implements ``bootstrap``: ask 'bootstrap.servers' for the list of brokers."""
+        """Ask 'bootstrap.servers' for the list of brokers. Overrides kafka-python's implementation of ``bootstrap``."""
         try:
             return bool(await self._first_success(self._bootstraps(), deadline))
         except kafka.errors.KafkaTimeoutError as error:
             servers = self.config["bootstrap_servers"]
             raise kafka.errors.KafkaTimeoutError(f"Unable to bootstrap from {servers}") from error.__cause__
         finally:
-            for address in self.cluster.bootstrap_brokers():  # ends the attempts that are still under way
+            for address in self.cluster.bootstrap_brokers():  # ends the attempts that are still running
                 if (connection := self._conns.pop(address.node_id, None)) is not None:
                     connection.close()
 
@@ -265,12 +274,12 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
     async def _first_success(self, attempts: Iterator[Future], deadline: float | None) -> Any:
         """Return the result of the first attempt that succeeds.
 
-        Taking an attempt from the iterator starts it. The next one is taken when the one before has failed or its turn
-        is over. Attempts that were started go on.
+        Taking an attempt from the iterator starts it. The next attempt starts when the previous one has failed or its
+        turn (``TURN_S``) is over. Attempts that have started keep running.
 
         Raises:
-            Exception: all attempts failed; this is the error of the last.
-            KafkaTimeoutError: no attempt succeeded in time; its cause is the error of the last that failed.
+            Exception: all attempts failed. The exception is that of the last attempt.
+            KafkaTimeoutError: no attempt succeeded in time. Its cause is the error of the last failed attempt.
         """
         under_way: list[Future] = []
         error: BaseException | None = None
@@ -306,7 +315,7 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
             await self.wait_for(ended, max(0.0, timeout_s) * 1000)
 
     async def _build_transport(self, node: Any, timeout_at: float | None = None) -> Any:
-        """Connect, and do the TLS handshake, for which kafka-python itself has no timeout."""
+        """Connect and perform the TLS handshake, for which kafka-python itself has no timeout."""
         built = Future()
 
         async def build() -> None:
@@ -325,13 +334,13 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
 
 
 def _hearing_out(transport: Any) -> Any:
-    """Have kafka-python deliver what arrives together with the end of the stream, which it drops: a broker that refuses
-    a login answers and hangs up."""
+    """Have kafka-python deliver data that arrives together with the end of the stream, which it would drop. A broker
+    that refuses a login responds and closes the connection at once."""
     receive = transport._sock_recv  # noqa: SLF001
 
     def received() -> tuple[bytes, Exception | None]:
         data, error = receive()
-        return (data, None) if data else (data, error)  # the end is found once more by the next read
+        return (data, None) if data else (data, error)  # the next read finds the end again
 
     transport._sock_recv = received  # noqa: SLF001
     return transport

@@ -1,8 +1,8 @@
 """The control connection: describe, list and end transactions from any process, over kafka-python's protocol layer.
 
-librdkafka can't resume a transaction of a producer that is gone. EndTxn with the transaction's producer id and epoch
-can end it from anywhere. Every request goes to the broker that coordinates the id. A network failure is ``Retriable``:
-all requests here may be repeated, because an epoch names exactly one transaction.
+librdkafka can't resume a transaction whose producer is gone. An EndTxn request with the transaction's producer id and
+epoch ends the transaction from any process. Every request goes to the broker that coordinates the id. A network failure
+is ``Retriable``: all requests here may be repeated, because an epoch names exactly one transaction.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ PATIENCE_MS = 3_000
 """How long a broker may be silent before a call counts as unanswered. The repeated call finds its successor."""
 
 SILENCES = 3
-"""How many unanswered calls in a row count as a sign that a broker is gone. After that it may just be slow: each
-further unanswered call doubles its time, up to 'socket.timeout.ms'. By then the other brokers have removed a broker
-that is gone (broker.session.timeout.ms, 9 s by default)."""
+"""How many unanswered calls in a row count as a sign that a broker is gone. After that the broker may just be slow:
+each further unanswered call doubles the time limit, up to 'socket.timeout.ms'. By then the other brokers have removed a
+broker that is gone (broker.session.timeout.ms, 9 s by default)."""
 
 _PROOF_MS = PATIENCE_MS // 2
 """How long a coordinator may wait for its replicas to acknowledge its proof before it reports that they did not."""
 
-RECENT_S = 1.0
-"""How old a broker's answer about its features may be. No operator lowers transaction.version twice a second."""
+FEATURES_MAX_AGE_S = 1.0
+"""How long a broker's report of its features is reused. No operator lowers transaction.version twice a second."""
 
 _BUMPS_EPOCHS = 2  # from this transaction.version on, the end of a transaction raises the producer's epoch (KIP-890)
 _TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the fields that EndTxn 5 writes
@@ -77,7 +77,7 @@ class Control:
         self.manager = connections(self.net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker reported it
-        self._silences: Counter[int | None] = Counter()  # since the last answer of a broker, or of any
+        self._silences: Counter[int | None] = Counter()  # since the last response of a broker; None: of any broker
         self._knows_brokers = False
         self.is_refused = False
         """Whether a login was refused. kafka-python does not log in again after that, so no request can succeed."""
@@ -222,7 +222,7 @@ class Control:
                 self.manager.doubted = node
 
     def _patience_ms(self, node: int | None) -> int:
-        brokers = 1 if node is not None else max(1, len(self.brokers()))  # any may answer: each has its turn
+        brokers = 1 if node is not None else max(1, len(self.brokers()))  # each broker has its turn
         silences = max(0, self._silences[node] - SILENCES)
         patience_ms = (self._own_patience_ms or PATIENCE_MS) * brokers * 2**silences
         return min(patience_ms, self.manager.config["request_timeout_ms"])  # type: ignore[no-any-return]
@@ -272,7 +272,7 @@ class Control:
 
     async def _transaction_version(self, node: int | None = None) -> int:
         """Return the version that this broker, or any broker, reported recently."""
-        oldest = time.monotonic() - RECENT_S
+        oldest = time.monotonic() - FEATURES_MAX_AGE_S
         seen = [version for of, (version, at) in self._versions.items() if node in (None, of) and at > oldest]
         return min(seen) if seen else await self._ask_transaction_version(self._anybody() if node is None else node)
 
@@ -339,7 +339,7 @@ class Control:
         for name, node in coordinators.items():
             at[node].append(name)
         asked = [self.send(requests.describe_transactions(names), node) for node, names in at.items()]
-        for node in at:  # the request that ends them needs it: this saves a wait
+        for node in at:  # EndTxn needs the version: asking now saves a round trip
             self.manager.call_soon(self._transaction_version, node)
         described = {}
         for future in asked:
@@ -478,7 +478,7 @@ for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
 _controls: OfProcess[Control] = OfProcess()  # the threads of phase two share one set of connections
 
 
-def connect(properties: Mapping[str, Any]) -> Control:
+def control_of(properties: Mapping[str, Any]) -> Control:
     """Return this process's control connection to the cluster that ``properties`` (kafka-python's) name.
 
     Tasks have connections of their own: see ``twopc_kafka.client.cluster``, which explains the pair."""

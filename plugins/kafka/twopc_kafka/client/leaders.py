@@ -7,14 +7,13 @@ A transaction hangs (KIP-664) if its coordinator has ended it but a partition ha
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import kafka.errors
 from kafka.protocol.consumer.offsets import IsolationLevel
@@ -31,7 +30,9 @@ logger = logging.getLogger(__name__)
 
 TopicPartition: TypeAlias = "tuple[str, int]"
 
-RECENT_S = 1.0
+ReportT = TypeVar("ReportT")
+
+METADATA_MAX_AGE_S = 1.0
 """How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
 batch's metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
 
@@ -164,7 +165,7 @@ class Leaders:
     # The coroutines behind the requests. ------------------------------------------------------------------------
 
     async def _open_transactions(self, partitions: Partitions, topic: str | None) -> Seen:
-        led_by = await self._led_by(partitions, topic, time.monotonic() - RECENT_S)
+        led_by = await self._led_by(partitions, topic, time.monotonic() - METADATA_MAX_AGE_S)
         seen = await self._seen(led_by)
         if not seen.away:
             return seen
@@ -215,36 +216,39 @@ class Leaders:
         return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
     async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
+        most = await self._of_most(topics, _id_if_sure)
+        for name in topics:
+            if name not in most:
+                raise Retriable(f"the brokers don't agree on the id of topic {name!r}")
+            self._topics.pop(name, None)  # the kept metadata came from a single broker
+        return most
+
+    async def _is_known_to_most(self, topic: str) -> bool:
+        most = await self._of_most([topic], _exists)
+        if topic not in most:
+            raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
+        return most[topic]
+
+    async def _of_most(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
+        """Ask every broker about topics, and return what more than half of the brokers report of each. Topics without
+        such a majority are left out. ``reported`` reads the report from a broker's metadata of a topic, None for no
+        report."""
         asked = [self._control.metadata_of(node, topics) for node in self._control.brokers()]
-        told: dict[str, Counter[str]] = {name: Counter() for name in topics}
+        counted: dict[str, Counter[ReportT]] = {name: Counter() for name in topics}
         for future in asked:
             try:
                 response = await future
             except _NO_ANSWER:
                 continue
             for topic in response.topics:
-                id = topic_id(topic)
-                if id is not None and topic.error_code in _IS_SURE:
-                    told[topic.name][id] += 1
-        ids = {}
-        for name, counted in told.items():
-            [(id, brokers)] = counted.most_common(1) or [("", 0)]
-            if 2 * brokers <= len(asked):
-                raise Retriable(f"the brokers don't agree whether topic {name!r} is the one that it was")
-            ids[name] = id
-            self._topics.pop(name, None)  # it came from a single broker
-        return ids
-
-    async def _is_known_to_most(self, topic: str) -> bool:
-        asked = [self._control.metadata_of(node, [topic]) for node in self._control.brokers()]
-        told: Counter[bool] = Counter()
-        for future in asked:
-            with contextlib.suppress(*_NO_ANSWER):
-                told.update(each.error_code not in _UNKNOWN for each in (await future).topics)
-        for is_known in (True, False):
-            if 2 * told[is_known] > len(asked):
-                return is_known
-        raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
+                if (report := reported(topic)) is not None:
+                    counted[topic.name][report] += 1
+        return {
+            name: report
+            for name, reports in counted.items()
+            for report, brokers in reports.items()
+            if 2 * brokers > len(asked)
+        }
 
     async def _may_read(self, topic: str) -> bool:
         led_by = await self._led_by({}, topic)
@@ -355,7 +359,17 @@ def _may_describe(topic: Any) -> bool:
 
 
 _UNKNOWN = (UNKNOWN_TOPIC, INVALID_TOPIC)
-_IS_SURE = (0, *_UNKNOWN)
+
+
+def _exists(topic: Any) -> bool:
+    """Return whether the broker of this metadata knows the topic. A denied topic counts as known."""
+    return topic.error_code not in _UNKNOWN
+
+
+def _id_if_sure(topic: Any) -> str | None:
+    """Return the id of a topic in metadata, empty if there is no such topic. Return None if there is no id, or an error
+    leaves open whether the topic exists."""
+    return topic_id(topic) if topic.error_code in (0, *_UNKNOWN) else None
 
 
 def topic_id(topic: Any) -> str | None:
@@ -388,8 +402,8 @@ def _each(partitions: Partitions) -> Iterable[TopicPartition]:
 def _warn_of_missing_right(right: str, topic: str) -> None:
     """Log a missing right, once per process and topic."""
     logger.warning(
-        "the brokers deny %s on topic %s: whether Kafka leaves a transaction's marker out there (KAFKA-20734) can't be"
-        " seen, nor mended. Grant it to this principal.",
+        "the brokers deny %s on topic %s: a transaction's marker that Kafka leaves out there (KAFKA-20734) can't be"
+        " detected or repaired. Grant it to this principal.",
         right,
         topic,
     )

@@ -1,7 +1,7 @@
-"""Every request that this plugin sends to a broker, built in one place. No I/O.
+"""The construction of every request that this plugin sends to a broker. No I/O.
 
-A version is pinned only where another one would do something else. Otherwise each connection takes the newest version
-that it shares with its broker. Source: Kafka's protocol guide, and the improvement proposal (KIP) that a line names.
+A request's version is pinned only where another version would behave differently. Otherwise each connection uses the
+newest version that both sides support. Source: Kafka's protocol guide, and the KIPs named below.
 """
 
 from __future__ import annotations
@@ -36,61 +36,61 @@ if TYPE_CHECKING:
     from twopc_kafka.client.leaders import OpenInPartition
 
 Partitions: TypeAlias = "Mapping[str, Collection[int]]"
-"""Topic → numbers of its partitions."""
+"""Topic → numbers of partitions."""
 
 BROKER, TOPIC = 4, 2
-"""DescribeConfigs' types of resource."""
+"""The resource types of DescribeConfigs."""
 
 ALTER = 7
-"""The operation that writing a transaction's marker needs, by its number in the protocol."""
+"""The protocol's number of the ALTER operation, which writing a transaction's marker requires."""
 
 GRANTS_NO_TIMEOUT = 6
-"""The version of InitProducerId that asks for two-phase commit, which is unstable (KIP-939)."""
+"""The first version of InitProducerId that can request two-phase commit. It is unstable (KIP-939)."""
 
 FINDS_IN_BULK = 4
-"""The version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)."""
+"""The first version of FindCoordinator that takes several keys (Kafka 3.0, KIP-699)."""
 
 LISTS_BY_PATTERN = 2
-"""The version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)."""
+"""The first version of ListTransactions that filters by id (Kafka 4.1, KIP-1152)."""
 
 IMPLICIT_PARTITIONS = 2
-"""The level of ``transaction.version`` from which a Produce adds its partitions to the transaction (KIP-890)."""
+"""The first ``transaction.version`` with which a Produce adds its partitions to the transaction (KIP-890)."""
 
-_TELLS_FEATURES = 3  # the version of ApiVersions that has the cluster's finalized features (KIP-584)
-_LISTS_STATES = 4  # the version of ListGroups that has the groups' states (Kafka 2.6, KIP-518)
-_HAS_ISOLATION = 2  # the version of ListOffsets that knows isolation levels
-_END = -1  # ListOffsets' timestamp of the end that a reader of this isolation level may read to
-_BY_CLIENTS = 3  # the last version of AddPartitionsToTxn that clients use
-_AFTER_ADDING = 4  # later versions of TxnOffsetCommit add the group to the transaction themselves (KIP-890)
-_IMPLICIT_PRODUCE = 12  # from this version on, a Produce adds its partitions to the transaction (KIP-890)
-_EPOCH_OF_ITS_OWN = 2  # the version of transactions whose markers have one; older brokers accept the field, too
+_TELLS_FEATURES = 3  # the first version of ApiVersions with the cluster's finalized features (KIP-584)
+_LISTS_STATES = 4  # the first version of ListGroups with the groups' states (Kafka 2.6, KIP-518)
+_HAS_ISOLATION = 2  # the first version of ListOffsets with isolation levels
+_END = -1  # the timestamp by which ListOffsets returns the end for a reader of this isolation level
+_BY_CLIENTS = 3  # the last version of AddPartitionsToTxn for clients; later ones are for brokers
+_AFTER_ADDING = 4  # the last version of TxnOffsetCommit that needs AddOffsetsToTxn before it (KIP-890)
+_IMPLICIT_PRODUCE = 12  # the first version of Produce that adds its partitions to the transaction (KIP-890)
+_EPOCH_OF_ITS_OWN = 2  # transaction.version 2, whose markers have an epoch of their own; older brokers accept it
 _ALL_REPLICAS = -1
-_ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python waits as long for the answer
+_ACK_TIMEOUT_MS = 30_000  # how long a leader waits for its replicas; kafka-python's default for responses is the same
 
 
 # The cluster. --------------------------------------------------------------------------------------------------------
 
 
 def metadata(topics: Iterable[str] = ()) -> MetadataRequest:
-    """The brokers, and each of ``topics``, of which the request creates none."""
+    """Request the list of brokers, and the metadata of ``topics``. Creates no topic."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 
 
 def features() -> ApiVersionsRequest:
-    """The versions that a broker speaks, and the features that the cluster has finalized."""
+    """Request the versions that a broker supports, and the features that the cluster has finalized."""
     return ApiVersionsRequest(
         client_software_name="twopc-kafka", client_software_version="1", min_version=_TELLS_FEATURES
     )
 
 
 def operations() -> DescribeClusterRequest:
-    """What this principal may do to the cluster."""
+    """Request the operations that this principal may perform on the cluster."""
     return DescribeClusterRequest(include_cluster_authorized_operations=True)
 
 
 def configuration(name: str, kind: int, of: str) -> DescribeConfigsRequest:
-    """One setting of a ``BROKER`` or a ``TOPIC``."""
+    """Request one setting of a ``BROKER`` or a ``TOPIC``."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(
         resource_type=kind, resource_name=of, configuration_keys=[name]
     )
@@ -98,18 +98,18 @@ def configuration(name: str, kind: int, of: str) -> DescribeConfigsRequest:
 
 
 def coordinator(key: str, kind: CoordinatorType) -> FindCoordinatorRequest:
-    """The coordinator of one transactional id or consumer group."""
+    """Request the coordinator of one transactional id or consumer group."""
     return FindCoordinatorRequest(key_type=kind.value, key=key, max_version=FINDS_IN_BULK - 1)
 
 
 def coordinators(keys: Sequence[str], kind: CoordinatorType) -> FindCoordinatorRequest:
-    """The coordinators of several."""
+    """Request the coordinators of several transactional ids or consumer groups."""
     return FindCoordinatorRequest(key_type=kind.value, coordinator_keys=keys, min_version=FINDS_IN_BULK)
 
 
 def groups() -> ListGroupsRequest:
-    """The consumer groups of a coordinator, with their states. DescribeGroups does not know the groups of the newer
-    protocol (KIP-848)."""
+    """Request the consumer groups of a coordinator, with their states. DescribeGroups does not cover groups of the
+    newer protocol (KIP-848)."""
     return ListGroupsRequest(min_version=_LISTS_STATES)
 
 
@@ -117,7 +117,7 @@ def groups() -> ListGroupsRequest:
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProducerIdRequest:
-    """A new producer epoch. ``timeout_ms`` is that of its transaction; None asks for one without a timeout."""
+    """Request a new producer epoch. ``timeout_ms``: the transaction's timeout, None for a transaction without one."""
     common = {"transactional_id": transactional_id, "producer_id": -1, "producer_epoch": -1}
     if timeout_ms is None:  # the brokers ignore the number
         return InitProducerIdRequest(**common, transaction_timeout_ms=1, enable2_pc=True, min_version=GRANTS_NO_TIMEOUT)
@@ -125,21 +125,21 @@ def init_producer_id(transactional_id: str, timeout_ms: int | None) -> InitProdu
 
 
 def describe_transactions(transactional_ids: Sequence[str]) -> DescribeTransactionsRequest:
-    """The last transaction of each id."""
+    """Request the state of each id's last transaction."""
     return DescribeTransactionsRequest(transactional_ids=transactional_ids)
 
 
 def list_transactions(
     scope: str, states: Sequence[str], producer_ids: Sequence[int], by_pattern: bool
 ) -> ListTransactionsRequest:
-    """The transactions in these states, or of these producers. Without ``by_pattern`` the broker lists ids that do not
-    start with ``scope``, too."""
+    """Request the transactions in these states, or of these producers. Without ``by_pattern`` the response also has ids
+    that do not start with ``scope``."""
     pattern = {"transactional_id_pattern": f"{re.escape(scope)}.*"} if by_pattern else {}
     return ListTransactionsRequest(state_filters=states, producer_id_filters=producer_ids, **pattern)
 
 
 def end_transaction(transactional_id: str, producer: ProducerIdentity, commit: bool, version: int) -> EndTxnRequest:
-    """``version`` decides whether the end raises the producer's epoch, so nothing else will do."""
+    """Commit or abort a transaction. ``version`` decides whether this raises the producer's epoch, so it is pinned."""
     return EndTxnRequest(
         transactional_id=transactional_id,
         producer_id=producer.producer_id,
@@ -153,7 +153,7 @@ def end_transaction(transactional_id: str, producer: ProducerIdentity, commit: b
 def add_partitions(
     transactional_id: str, producer: ProducerIdentity, partitions: Partitions
 ) -> AddPartitionsToTxnRequest:
-    """Add partitions to the transaction."""
+    """Add partitions to a transaction."""
     of_topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=transactional_id,
@@ -165,14 +165,14 @@ def add_partitions(
 
 
 def add_offsets(transactional_id: str, producer: ProducerIdentity, group: str) -> AddOffsetsToTxnRequest:
-    """Add a consumer group to the transaction."""
+    """Add a consumer group to a transaction."""
     return AddOffsetsToTxnRequest(**_of(transactional_id, producer), group_id=group)
 
 
 def commit_offsets(
     transactional_id: str, producer: ProducerIdentity, group: str, offsets: Mapping[str, Mapping[int, int]]
 ) -> TxnOffsetCommitRequest:
-    """Put offsets into the transaction, for the group's coordinator. ``offsets``: topic → partition → offset."""
+    """Write a consumer group's offsets in a transaction. ``offsets``: topic → partition → offset."""
     of_topic = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
     of_partition = of_topic.TxnOffsetCommitRequestPartition
     topics = [
@@ -196,8 +196,13 @@ def _of(transactional_id: str, producer: ProducerIdentity) -> dict[str, Any]:
 
 
 def produce(transactional_id: str, batches: Mapping[str, Mapping[int, Any]], implicit: bool) -> Produce:
-    """``batches``: topic → partition → one encoded record batch. ``implicit``: the request also adds the partitions to
-    the transaction."""
+    """Write record batches in a transaction.
+
+    Args:
+        transactional_id: the transaction's name.
+        batches: topic → partition → one encoded record batch.
+        implicit: whether the request also adds the partitions to the transaction.
+    """
     topic = Produce.TopicProduceData
     versions = (_IMPLICIT_PRODUCE, _IMPLICIT_PRODUCE) if implicit else (FIRST_COMPACT, _IMPLICIT_PRODUCE - 1)
     return Produce(
@@ -217,7 +222,7 @@ def produce(transactional_id: str, batches: Mapping[str, Mapping[int, Any]], imp
 
 
 def end_offsets(level: IsolationLevel, partitions: Partitions) -> ListOffsetsRequest:
-    """How far readers of this isolation level may read."""
+    """Request how far readers of this isolation level may read in each partition."""
     of_topic = ListOffsetsRequest.ListOffsetsTopic
 
     def end(number: int) -> Any:
@@ -228,15 +233,15 @@ def end_offsets(level: IsolationLevel, partitions: Partitions) -> ListOffsetsReq
 
 
 def producers(partitions: Partitions) -> DescribeProducersRequest:
-    """The producers that are active in ``partitions``, with the transactions that they have open there."""
+    """Request the active producers of ``partitions``, with the transactions that they have open there."""
     of_topic = DescribeProducersRequest.TopicRequest
     topics = [of_topic(name=name, partition_indexes=list(numbers)) for name, numbers in partitions.items()]
     return DescribeProducersRequest(topics=topics)
 
 
 def marker(transaction: OpenInPartition, commit: bool) -> WriteTxnMarkersRequest:
-    """The marker that ends a transaction in one partition. It has the epoch after the transaction's, so that it ends
-    no later one."""
+    """Write the marker that ends a transaction in one partition. The marker has the epoch after the transaction's, so
+    it can't end a later transaction."""
     of_transaction = WriteTxnMarkersRequest.WritableTxnMarker
     topic = of_transaction.WritableTxnMarkerTopic(name=transaction.topic, partition_indexes=[transaction.partition])
     return WriteTxnMarkersRequest(

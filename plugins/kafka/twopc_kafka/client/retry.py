@@ -1,4 +1,4 @@
-"""Repeat a request of a task until the brokers accept it."""
+"""Repetition of a task's request until the brokers accept it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from twopc.errors import RoundAborted
-from twopc_kafka.answers import Answer, Meaning, failure
+from twopc_kafka.answers import Meaning, WriteAnswer, failure
 
 ResultT = TypeVar("ResultT")
 
 
 class NotSent(Exception):
-    """A request did not leave: it has had no effect."""
+    """A request was not sent, or has no effect at the broker: it may be repeated."""
 
 
 class Unanswered(Exception):
-    """A request may have left, and its answer did not come."""
+    """A request may have been sent, and no response arrived."""
 
 
 class Patience:
-    """How long to repeat a request, and the error for when that was in vain.
+    """How long to repeat a request, and the error when that time is over.
 
     Args:
-        what: the request, as in "to begin transaction t at broker:9092".
-        timeout_ms: how long.
-        option: the sink's option that has this timeout.
+        what: the request, for messages, such as "beginning transaction t at broker:9092".
+        timeout_ms: how long to repeat the request.
+        option: the sink's option that sets this timeout.
     """
 
     def __init__(self, what: str, timeout_ms: int, option: str = "message.timeout.ms") -> None:
@@ -38,14 +38,14 @@ class Patience:
 
     @property
     def is_over(self) -> bool:
-        """Whether the next pause would raise."""
+        """Whether the time is over, so that ``pause_s`` would raise."""
         return time.monotonic() > self._deadline
 
     def pause_s(self, reason: str) -> float:
-        """How long to wait before the next attempt, when the last one failed for this reason.
+        """Return how long to wait before the next attempt. ``reason`` is why the last one failed.
 
         Raises:
-            RoundAborted: time is up.
+            RoundAborted: the time is over.
         """
         if self.is_over:
             bound = "" if self._option in reason else f" {self._option!r} bounds the wait."
@@ -55,7 +55,8 @@ class Patience:
 
 
 def pause_s(attempts: int) -> float:
-    """How long to wait after so many attempts: from what an ending transaction takes to what an election does."""
+    """Return how long to wait after this many attempts: first as long as Kafka takes to end a transaction, at most as
+    long as an election of a leader takes."""
     return float(min(1.0, 0.01 * 2**attempts))
 
 
@@ -64,20 +65,21 @@ async def until_accepted(
     ask: Callable[[], Awaitable[tuple[Meaning, ResultT]]],
     sleep: Callable[[float], Awaitable[None]],
 ) -> ResultT:
-    """Repeat a request until its answer is a success, and return what came with that.
+    """Repeat a request until it succeeds, and return its result.
 
-    A request that was refused for now, or did not leave, is repeated. One whose answer was lost is not: the broker may
-    still have it before it, and would carry it out whenever it gets to it.
+    A request is repeated if it was not sent, or if the brokers rejected it for a reason that may pass. A request whose
+    response was lost is not repeated, because the broker may still process the first one, at any later time.
 
     Args:
-        patience: how long.
-        ask: sends the request. Returns the meaning of the answer, and what came with it.
-        sleep: lets other coroutines go on meanwhile.
+        patience: how long to repeat the request.
+        ask: sends the request, and returns the meaning of the response and the result.
+        sleep: waits while other coroutines run.
 
     Raises:
-        RoundAborted: time is up, the answer was lost, or the brokers refuse for a reason that a new attempt avoids.
-        ConfigurationError: they refuse for good.
-        OperatorRequired: they deny it.
+        RoundAborted: the time is over, the response was lost, or the brokers rejected the request for a reason that a
+            new attempt of the task avoids.
+        ConfigurationError: the brokers would reject every attempt.
+        OperatorRequired: the brokers deny this principal a right.
     """
     while True:
         try:
@@ -87,9 +89,9 @@ async def until_accepted(
         except NotSent as error:
             reason = f"{error}. Is the broker up?"
         else:
-            if answer.answer is Answer.DONE:
+            if answer.answer is WriteAnswer.DONE:
                 return result
-            if answer.answer is not Answer.REPEAT:
+            if answer.answer is not WriteAnswer.REPEAT:
                 raise failure(answer, f"{patience.what} was refused")
             reason = f"{answer.name}. {answer.advice}"
         await sleep(patience.pause_s(reason))

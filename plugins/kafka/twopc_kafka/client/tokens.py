@@ -1,6 +1,7 @@
-"""Tokens for SASL OAUTHBEARER, for the connections that are kafka-python's; librdkafka fetches its own.
+"""Tokens for SASL OAUTHBEARER on kafka-python's connections. librdkafka fetches its own.
 
-Both ask the same endpoint in the same way: by client credentials (RFC 6749, 4.4), under librdkafka's options.
+Both clients use librdkafka's options and request tokens from the same endpoint, with the client credentials grant
+(RFC 6749, 4.4).
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ _NEEDED = (_METHOD, _ENDPOINT, _CLIENT_ID, _CLIENT_SECRET)
 OPTIONS = (*_NEEDED, _SCOPE, _EXTENSIONS, _AUTHORITY)
 
 TIMEOUT_S = 10.0
-"""How long the endpoint may take. Callers that need a token repeat the call."""
+"""How long the token endpoint may take to respond. Callers that need a token repeat the call."""
 
 RENEWED_AFTER = 0.8
-"""For which part of its life a token is used. kafka-python logs a connection in again after 0.85 to 0.95 of what was
-left of that (KIP-368), so with a newer one."""
+"""The fraction of a token's lifetime after which it is renewed. kafka-python reauthenticates a connection after 0.85 to
+0.95 of the lifetime that the token had left at login (KIP-368), so the connection then gets a newer token."""
 
 _LONGEST_ANSWER = 1024 * 1024
 _PASSING = (408, 429)
-_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # with a user in it, errors of urllib would show the password
+_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # without a user: errors of urllib would show the password
 _EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[ -~]*")  # RFC 7628, 3.1
 
 _ADVICE = {
@@ -58,42 +59,46 @@ _ADVICE = {
     "unauthorized_client": "Allow this client the grant type client_credentials at the issuer",
     "unsupported_grant_type": f"Allow the grant type client_credentials at the issuer, or correct {_ENDPOINT!r}",
 }
-"""By the codes of RFC 6749, 5.2. Nothing else of an answer is shown, as it could repeat the request."""
+"""Error code of RFC 6749, 5.2 → advice. No other part of a response is shown, as it could repeat the request."""
 
 
 def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
-    """Refuse options by which no token can be fetched.
+    """Refuse options with which no token can be fetched.
 
     Raises:
-        ConfigurationError: names the option, and never its value.
+        ConfigurationError: an option is wrong or missing. The error names the option, never its value.
     """
     if mechanism != OAUTHBEARER:
         for name in properties:
             if name.startswith(_PREFIX):
-                raise ConfigurationError(f"{name!r} goes with 'sasl.mechanism' = {OAUTHBEARER!r} alone")
+                raise ConfigurationError(f"{name!r} is only for 'sasl.mechanism' = {OAUTHBEARER!r}", option=name)
         return
     for name in _NEEDED:
         if not properties.get(name):
-            raise ConfigurationError(f"'sasl.mechanism' = {OAUTHBEARER!r} needs {', '.join(map(repr, _NEEDED))}")
+            raise ConfigurationError(
+                f"'sasl.mechanism' = {OAUTHBEARER!r} needs {', '.join(map(repr, _NEEDED))}", option=name
+            )
     if properties[_METHOD] != "oidc":
-        raise ConfigurationError(f"{_METHOD!r} must be 'oidc': the token of any other comes from a callback")
+        raise ConfigurationError(
+            f"{_METHOD!r} must be 'oidc': any other method takes the token from a callback", option=_METHOD
+        )
     if not _URL.fullmatch(str(properties[_ENDPOINT])):
-        raise ConfigurationError(f"{_ENDPOINT!r} must be a URL such as https://issuer.example/token")
+        raise ConfigurationError(f"{_ENDPOINT!r} must be a URL such as https://issuer.example/token", option=_ENDPOINT)
     if not all(map(_EXTENSION.fullmatch, _parts(properties))):
-        raise ConfigurationError(f"{_EXTENSIONS!r} must be such as 'tenant=sales,region=emea'")
+        raise ConfigurationError(f"{_EXTENSIONS!r} must have the form 'tenant=sales,region=emea'", option=_EXTENSIONS)
 
 
 def token_provider(properties: Mapping[str, Any]) -> TokenProvider:
-    """The provider of tokens for these options. A process has one for all its connections."""
+    """Return the token provider for these options. All connections of a process share it."""
     return _token_provider(tuple((name, str(properties[name])) for name in OPTIONS if name in properties))
 
 
 def require_token(properties: Mapping[str, Any]) -> None:
-    """Fetch a valid token, if a connection with these properties (kafka-python's) logs in by one.
+    """Fetch a valid token, if connections with these properties (kafka-python's) log in with one.
 
     Raises:
-        Retriable: the endpoint did not answer.
-        OperatorRequired: it refuses.
+        Retriable: the token endpoint returned no token.
+        OperatorRequired: the token endpoint refuses this client.
     """
     provider = properties.get("sasl_oauth_token_provider")
     if provider is not None:
@@ -101,7 +106,7 @@ def require_token(properties: Mapping[str, Any]) -> None:
 
 
 class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """Fetches a token when there is none that is valid, and keeps it. Safe to use from several threads."""
+    """A cache of one token, which is fetched again when it is due for renewal. Safe to use from several threads."""
 
     def __init__(self, properties: Mapping[str, str]) -> None:
         self._properties = properties
@@ -110,7 +115,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         self._renewed_at_s = 0.0
 
     def token(self) -> str:
-        """For kafka-python, which takes any failure of its own kind for a connection that was lost."""
+        """Return a token to kafka-python, which treats a ``KafkaConnectionError`` as a lost connection."""
         try:
             return self.valid_token()
         except (Retriable, OperatorRequired) as error:
@@ -120,7 +125,7 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         return dict(part.split("=", 1) for part in _parts(self._properties))
 
     def valid_token(self) -> str:
-        """A token that is good for a while yet. Raises like ``require_token``."""
+        """Return a token that is not due for renewal. Raises like ``require_token``."""
         with self._fetching:
             if time.monotonic() >= self._renewed_at_s:
                 asked_at_s = time.monotonic()
@@ -132,20 +137,20 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         try:
             with self._opener().open(self._request(), timeout=TIMEOUT_S) as response:
                 answer = json.loads(response.read(_LONGEST_ANSWER))
-            return _text(answer["access_token"]), int(answer.get("expires_in", 0))  # 0: fetched for every login
+            return _text(answer["access_token"]), int(answer.get("expires_in", 0))  # 0: fetch a token for every login
         except urllib.error.HTTPError as error:
             raise self._refused(error) from None
         except (OSError, http.client.HTTPException) as error:
             raise self._unanswered(f"{type(error).__name__}: {error}") from None
         except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
-            raise self._unanswered(f"it answered with no token ({type(error).__name__})") from None
+            raise self._unanswered(f"its response has no token ({type(error).__name__})") from None
 
     def _request(self) -> urllib.request.Request:
         credentials = f"{self._properties[_CLIENT_ID]}:{self._properties[_CLIENT_SECRET]}".encode()
         form = {"grant_type": "client_credentials"}
         if _SCOPE in self._properties:
             form["scope"] = self._properties[_SCOPE]
-        return urllib.request.Request(  # noqa: S310  # check_tokens has seen the scheme
+        return urllib.request.Request(  # noqa: S310  # check_tokens has checked the scheme
             self._properties[_ENDPOINT],
             urllib.parse.urlencode(form).encode(),
             {"Authorization": f"Basic {base64.b64encode(credentials).decode()}", "Accept": "application/json"},
@@ -166,23 +171,23 @@ class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-pytho
         advice = _ADVICE[code] if code else f"Correct {_ENDPOINT!r}, {_CLIENT_ID!r} and {_CLIENT_SECRET!r}"
         return OperatorRequired(
             f"the token endpoint at {self._endpoint} refuses this client ({said}). {advice}, and start again: recovery"
-            " goes on where this stopped."
+            " continues where it stopped."
         )
 
     def _unanswered(self, reason: str) -> Retriable:
         return Retriable(
-            f"the token endpoint at {self._endpoint} gave no token: {reason}. Is {_ENDPOINT!r} right, is it up, and"
-            f" does {_AUTHORITY!r} (or the system) know who certifies it?"
+            f"the token endpoint at {self._endpoint} returned no token: {reason}. Is {_ENDPOINT!r} right,"
+            f" is the endpoint up, and does {_AUTHORITY!r} (or the system) have its certificate authority?"
         )
 
     @property
     def _endpoint(self) -> str:
-        """Its address, without the query, which may have a secret."""
+        """The endpoint's address, without the query, which may contain a secret."""
         return self._properties[_ENDPOINT].partition("?")[0]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Send the client's secret to the endpoint of the options, and nowhere else."""
+    """Ignores redirects, so that the client's secret goes only to the configured endpoint."""
 
     def redirect_request(self, *_: object) -> None:
         return None

@@ -1,1 +1,1 @@
-"""The writers of one transaction's records: librdkafka's, the Arrow writer, and that of a group's offsets."""
+"""The writers of one transaction: the Arrow writer and librdkafka for records, and the writer of a group's offsets."""

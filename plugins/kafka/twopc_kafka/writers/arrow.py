@@ -1,4 +1,4 @@
-"""The Arrow writer: one transaction per task attempt, from Arrow record batches to acknowledged ones in Kafka."""
+"""The Arrow writer: writes Arrow record batches to Kafka in one transaction per task attempt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.client.cluster import connect, roll_back
+from twopc_kafka.client.cluster import cluster_of, roll_back
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.values import check_values
 from twopc_kafka.writers.encoding.batches import Encoder, in_runs, room_for_records
@@ -25,8 +25,8 @@ from twopc_kafka.writers.settings import settings
 
 CHUNK_BYTES = 4 * 1024 * 1024
 CHUNK_RECORDS = 100_000
-"""The limits of a chunk, which is encoded as a whole. They bound the memory between Arrow's columns and the batches in
-flight. Small records reach the second limit first, because each takes room for its own overhead."""
+"""The limits of a chunk, which is encoded as a whole. They bound the memory that encoding takes in addition to the
+batches in flight. Small records reach the second limit first, because of their overhead per record."""
 
 
 class ArrowWriter:
@@ -36,22 +36,23 @@ class ArrowWriter:
         """Begin a transaction. ``was_used``: whether the id may have had a transaction before this one.
 
         Raises:
-            NotCommitted: the id has had one that was not committed.
-            ConfigurationError: the broker refuses the transaction for good.
+            NotCommitted: the id's last transaction is not known to be committed.
+            ConfigurationError: the broker would refuse every attempt to begin the transaction.
+            OperatorRequired: the broker denies this principal the login or the id.
             RoundAborted: the broker could not be reached, or the id is in use.
         """
         self._options = options
         self._settings = settings(options.properties)
-        self._cluster = connect(options.control, self._settings.timeout_ms)
+        self._cluster = cluster_of(options.control, self._settings.timeout_ms)
         topic = options.topic
         asked = {} if topic is None else {topic: self._cluster.start(self._cluster.leaders, topic)}
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._settings.timeout_ms
         )
         self._sending = Sending(self._cluster, self._transaction, self._settings, asked)
-        weakref.finalize(self, self._sending.halt)  # for a task that ends without an abort
+        weakref.finalize(self, self._sending.halt)  # in case the task ends without an abort
         self._topics: dict[str, tuple[Encoder, int]] = {}
-        self._sticky = secrets.randbelow(1 << 16)  # tasks that begin together don't all write to partition 0
+        self._sticky = secrets.randbelow(1 << 16)  # so that not all tasks begin with partition 0
         self._written = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -59,7 +60,7 @@ class ArrowWriter:
 
         Raises:
             RecordRefused: a record can never be written.
-            RoundAborted: a record was not delivered, of this batch or one before.
+            RoundAborted: a record of this batch or an earlier one was not delivered.
         """
         check_values(batch, self._options, self._partitions)
         room = room_for_records(self._settings.limits)
@@ -77,7 +78,7 @@ class ArrowWriter:
 
     @property
     def topic_ids(self) -> Mapping[str, str]:
-        """Kafka's id of each topic before it was first written to, if the brokers have ids."""
+        """The id of each topic, as looked up before the first write to it, if the brokers have topic ids."""
         return self._sending.topic_ids
 
     def finish(self) -> ProducerIdentity:
@@ -89,7 +90,7 @@ class ArrowWriter:
         self._sending.drain()
         if self._sending.acknowledged != self._written:
             raise RoundAborted(
-                f"{self._sending.acknowledged} records of {self._written} were acknowledged in transaction"
+                f"only {self._sending.acknowledged} of {self._written} records were acknowledged in transaction"
                 f" {self._transaction.transactional_id}. The batch can be run again."
             )
         return self._transaction.producer
@@ -104,7 +105,7 @@ class ArrowWriter:
         encoder, count = self._topics.get(topic, new)
         if count <= highest:
             count = self._sending.partitions(topic)
-            if 0 < count <= highest:  # the answer from before the transaction began may be old
+            if 0 < count <= highest:  # the lookup from before the transaction may be stale
                 count = self._sending.partitions(topic)
             self._topics[topic] = encoder, count
         return count
@@ -121,7 +122,7 @@ def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, p
 
 
 def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:
-    """Yield the ranges of records that fill a chunk each. A record is never split."""
+    """Yield the range of records of each chunk. A record is never split."""
     by_bytes = runs // runs_at_most
     by_number = np.arange(len(runs)) // CHUNK_RECORDS
     starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))

@@ -1,8 +1,8 @@
-"""The data plane: Arrow record batches into one Kafka transaction, through librdkafka.
+"""The data plane through librdkafka: writes Arrow record batches in one Kafka transaction.
 
-A writer serves one transaction of one task attempt and is then thrown away. Its fresh InitProducerId gives it an epoch
-of its own, so ``(producer id, epoch)`` names this transaction and no other: with an epoch that several transactions
-share, a late commit can end the wrong one (FLINK-8132).
+A writer serves one transaction of one task attempt and is then dropped. Its InitProducerId gives the transaction an
+epoch of its own, so ``(producer id, epoch)`` names exactly one transaction. If several transactions shared an epoch, a
+late commit could end the wrong one (FLINK-8132).
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ import confluent_kafka
 
 from twopc.errors import RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc_kafka.answers import (
-    Answer,
     ProducerIdentity,
+    WriteAnswer,
+    login_refused,
     meaning,
     records_refused,
     timeout_refused,
 )
-from twopc_kafka.client.cluster import connect
+from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.columns import records
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
@@ -39,28 +40,36 @@ ABORT_TIMEOUT_S = 10.0
 """How long a participant tries to roll back a failed transaction. After that the coordinator's sweep does."""
 
 IDENTITY_TIMEOUT_S = 10.0
-"""How long to wait for the statistics with the producer's epoch. librdkafka reports them every 5 ms."""
+"""How long to wait for statistics that contain the producer's epoch. librdkafka reports statistics every 5 ms."""
 
 KNOWN_TOPIC_S = 60.0
 """How long a process relies on having found a topic before it looks the topic up again."""
 
+LOGIN_LOOK_S = 1.0
+"""How often to check for a refused login while a producer waits for its transactional id."""
+
 PAUSE_S = 0.1
-"""How long to wait for room in the queue."""
+"""How long to wait for room in the queue before the next attempt to produce."""
 
 
 class _Reports:
-    """librdkafka's reports about a producer. They are not kept by the writer itself: a producer with a reference to its
-    writer would keep its threads and memory until the next garbage collection finds the cycle."""
+    """librdkafka's reports about a producer. They are kept apart from the writer: with a reference to its writer, a
+    producer would hold its threads and memory until the garbage collector finds the cycle."""
 
     def __init__(self) -> None:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
         self.statistics = ""
+        self.refused_login: str | None = None
 
     def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
             partition = message.partition()
             known = partition is not None and partition >= 0
             self.failures.append((error, str(message.topic()), partition if known else None))
+
+    def keep_error(self, error: confluent_kafka.KafkaError) -> None:
+        if error.code() == confluent_kafka.KafkaError._AUTHENTICATION:  # noqa: SLF001  # its name
+            self.refused_login = error.str()
 
     def keep_statistics(self, statistics: str) -> None:
         self.statistics = statistics
@@ -74,6 +83,7 @@ class Writer:
 
         Raises:
             ConfigurationError: the broker refuses the producer for good, or its options don't fit this machine.
+            OperatorRequired: the broker refuses the login.
             RoundAborted: the broker could not be reached, or another producer is using the id.
         """
         self._options = options
@@ -89,17 +99,32 @@ class Writer:
             raise wrong_options(error.args[0].str()) from None
         if self._transactional:
             try:
-                # Without this limit librdkafka would retry forever if the broker is gone.
-                self._producer.init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
+                self._init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
                 self._producer.begin_transaction()
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 raise self._refused(self._reason(raised)) from raised
 
+    def _init_transactions(self, timeout_s: float) -> None:
+        """Wait for the transactional id, for a limited time. librdkafka would retry forever if the broker is gone or
+        refuses the login. It reports a refused login only to a callback, so check for that regularly."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                self._producer.init_transactions(max(min(left_s, LOGIN_LOOK_S), 0.001))
+            except confluent_kafka.KafkaException as error:
+                self._producer.poll(0)  # serves the callback
+                if not error.args[0].retriable() or left_s <= LOGIN_LOOK_S or self._reports.refused_login:
+                    raise
+            else:
+                return
+
     def _properties(self) -> dict[str, Any]:
         properties = dict(self._options.properties)
+        properties |= {"error_cb": self._reports.keep_error}
         # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
         properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
-        properties |= {"allow.auto.create.topics": False}  # else looking up a misspelled topic creates it
+        properties |= {"allow.auto.create.topics": False}  # otherwise looking up a misspelled topic would create it
         if self._transactional:
             properties |= {"transactional.id": self._transactional_id}
             # The producer reports its own id and epoch only in its statistics. The broker could report the epoch of a
@@ -125,7 +150,7 @@ class Writer:
                 except BufferError:
                     self._produce_when_there_is_room(record, position)
             except confluent_kafka.KafkaException as error:
-                # After a failed record every later one fails by _STATE: report the first.
+                # After the first failed record, all later ones fail with _STATE. Report the first.
                 self._served(poll, 0)
                 self._raise_failures()
                 raise self._not_delivered(error.args[0], record[0], None) from error
@@ -140,10 +165,10 @@ class Writer:
             try:
                 self._producer.produce(*record)
             except BufferError:
-                if is_empty:  # waiting would not help
+                if is_empty:  # waiting would free no room
                     room = self._options.properties["queue.buffering.max.kbytes"]
                     raise RecordRefused(
-                        f"it is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise that option.",
+                        f"it is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise this option.",
                         record=position,
                     ) from None
             else:
@@ -152,8 +177,8 @@ class Writer:
     def _partitions(self, topic: str, highest: int) -> int:
         """Return the number of partitions of ``topic``, 0 if it does not exist.
 
-        The number that this process has kept is used, unless it is older than ``KNOWN_TOPIC_S`` or leaves out the
-        partition ``highest``. A transaction always looks a topic up at first, for its id."""
+        The number is cached per process for ``KNOWN_TOPIC_S``. The topic is looked up again if the cached number is too
+        small for the partition ``highest``, and once per transaction, for its id."""
         place = self._options.bootstrap_servers, topic
         count, known_at = _known_topics.get(place, (0, 0.0))
         is_new = self._transactional and topic not in self._looked_up
@@ -164,11 +189,11 @@ class Writer:
         return count
 
     def _look_up(self, topic: str) -> int:
-        """Look a topic up over the task's own connections, as librdkafka does not report a topic's id."""
+        """Look up a topic over the tasks' connections of kafka-python, as librdkafka does not report a topic's id."""
         unknown_ms, timeout_ms = (
             int(self._options.properties[name]) for name in ("topic.metadata.propagation.max.ms", "message.timeout.ms")
         )
-        cluster = connect(self._options.control, timeout_ms)
+        cluster = cluster_of(self._options.control, timeout_ms)
         found = cluster.run(cluster.find, topic, unknown_ms, timeout_ms)
         if self._transactional and found.id and topic not in self._looked_up:
             self.topic_ids[topic] = found.id
@@ -201,7 +226,7 @@ class Writer:
 
         Raises:
             Retriable: no broker answered in time.
-            RoundAborted: this producer is unable to. The coordinator's sweep rolls the transaction back.
+            RoundAborted: this producer can't roll it back. The coordinator's sweep does.
         """
         if self._is_ended:
             return
@@ -226,7 +251,7 @@ class Writer:
         self._is_ended = True
         self._producer.purge()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it can't abort, which is known
+            warnings.simplefilter("ignore")  # a warning that the producer can't abort, which is known
             try:
                 self._producer.close()
             except (
@@ -252,10 +277,10 @@ class Writer:
             raise self._broken(self._reason(raised)) from raised
 
     def _reason(self, raised: BaseException) -> confluent_kafka.KafkaError:
-        """Return the error that was raised, or the error that ended the producer if confluent-kafka lost it."""
+        """Return the raised error, or the fatal error of the producer if confluent-kafka has lost it."""
         if (error := _of_librdkafka(raised)).code() == _FATAL:
             try:
-                self._producer.begin_transaction()  # refused: one has begun, or the producer has ended, and why
+                self._producer.begin_transaction()  # fails, with the fatal error if there is one
             except (confluent_kafka.KafkaException, SystemError) as refused:
                 reason = _of_librdkafka(refused)
                 return reason if reason.fatal() else error
@@ -270,8 +295,10 @@ class Writer:
     ) -> TwoPhaseCommitError:
         if error.fatal() or error.code() in _FENCED:
             return self._broken(error)
-        if meaning(error.code()).answer is Answer.REFUSED:
+        if meaning(error.code()).answer is WriteAnswer.REFUSED:
             return records_refused(meaning(error.code()), self._options.bootstrap_servers, topic, partition)
+        if self._reports.refused_login:  # the record waited in vain for a connection
+            return login_refused(self._reports.refused_login)
         return RoundAborted(
             f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
             f" the first, to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
@@ -280,7 +307,7 @@ class Writer:
     def _broken(self, error: confluent_kafka.KafkaError) -> RoundAborted:
         """Return the error for a producer that is unusable."""
         what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
-        why = "another producer took over its transactional id" if error.code() in _FENCED else "librdkafka gave it up"
+        why = "another producer took over its transactional id" if error.code() in _FENCED else "librdkafka gave up"
         return RoundAborted(
             f"{what} can't go on at {self._options.bootstrap_servers}: {why}: {error.str()} ({error.name()})."
             f" {_advice(error)}"
@@ -289,6 +316,8 @@ class Writer:
     def _refused(self, error: confluent_kafka.KafkaError) -> Exception:
         if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
             return timeout_refused(self._options.transaction_timeout_ms)
+        if self._reports.refused_login:
+            return login_refused(self._reports.refused_login)
         return RoundAborted(
             f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}:"
             f" {error.str()} ({error.name()}). {_advice(error)}"
@@ -296,21 +325,21 @@ class Writer:
 
 
 _known_topics: dict[tuple[str, str], tuple[int, float]] = {}
-"""This process's cache: brokers and topic → the number of partitions, and when it was looked up."""
+"""This process's cache: brokers and topic → the number of partitions, and the time of the lookup."""
 
 _FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
 
 _FENCED = (
     confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
     confluent_kafka.KafkaError.PRODUCER_FENCED,
-    confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,  # what brokers answer to its records
+    confluent_kafka.KafkaError.INVALID_PRODUCER_EPOCH,  # the brokers' error for its records
 )
 
 
 def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
-    """Return the error that was raised. confluent-kafka raises a fatal error amid callbacks. A further callback then
-    runs with an exception pending, which Python makes the cause of a SystemError. A SystemError without a cause means
-    that confluent-kafka stopped without reporting the reason."""
+    """Return librdkafka's error. confluent-kafka raises a fatal error while it serves callbacks. A further callback
+    then runs with an exception pending, which Python makes the cause of a SystemError. A SystemError without a cause
+    means that confluent-kafka failed without reporting the reason."""
     error: BaseException | None = raised
     while isinstance(error, SystemError):
         error = error.__cause__
@@ -325,7 +354,8 @@ def _advice(error: confluent_kafka.KafkaError) -> str:
     code = confluent_kafka.KafkaError
     return {
         code.TOPIC_AUTHORIZATION_FAILED: "Grant this principal WRITE on the topic.",
-        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the 'transactional.id.prefix'.",
+        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the transactional ids that start"
+        " with the sink's 'transactional.id.prefix'.",
         code._MSG_TIMED_OUT: "Is the broker up? 'message.timeout.ms' bounds the wait.",  # noqa: SLF001
         code._TIMED_OUT: "Is the broker up, and is 'bootstrap.servers' right?"  # noqa: SLF001
         " 'message.timeout.ms' bounds the wait.",

@@ -1,7 +1,7 @@
-"""The data plane of offsets: those of a consumer group into one transaction, over the Arrow writer's connections.
+"""The data plane of offsets: writes a consumer group's offsets in one transaction, over the Arrow writer's connections.
 
-Not through librdkafka, as the records: where no broker answers, its ``send_offsets_to_transaction`` does not return,
-whatever the timeout (2.16, measured).
+librdkafka is not used, because its ``send_offsets_to_transaction`` does not return while no broker answers, whatever
+the timeout (measured with 2.16).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from kafka.protocol.metadata import CoordinatorType
 
 from twopc.errors import ConfigurationError
-from twopc_kafka.answers import UNKNOWN_TOPIC, Answer, Meaning, ProducerIdentity, meaning
+from twopc_kafka.answers import UNKNOWN_TOPIC, Meaning, ProducerIdentity, WriteAnswer, meaning
 from twopc_kafka.client import requests
-from twopc_kafka.client.cluster import connect, roll_back
+from twopc_kafka.client.cluster import cluster_of, roll_back
 from twopc_kafka.client.retry import Patience, until_accepted
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.settings import settings
@@ -28,27 +28,27 @@ COLUMNS = {"topic": "string", "partition": "int32", "offset": "int64"}
 
 
 class OffsetsWriter:
-    """What ``ArrowWriter`` is for records."""
+    """Writes offsets in a transaction, with the interface of ``ArrowWriter``."""
 
-    topic_ids: Mapping[str, str] = MappingProxyType({})  # of no topic that somebody may delete
+    topic_ids: Mapping[str, str] = MappingProxyType({})  # offsets are in no topic that a user may delete
 
     def __init__(self, options: KafkaOptions, transactional_id: str, group: str, was_used: bool) -> None:
-        """Begin. Raises like ``ArrowWriter``."""
+        """Begin a transaction. Raises like ``ArrowWriter``."""
         self._options = options
         self._group = group
         self._timeout_ms = settings(options.properties).timeout_ms
-        self._cluster = connect(options.control, self._timeout_ms)
+        self._cluster = cluster_of(options.control, self._timeout_ms)
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._timeout_ms
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add the offsets to the transaction. On return they are durable, and no reader's yet.
+        """Add offsets to the transaction. On return they are durable, but not visible to readers.
 
         Raises:
-            RoundAborted: the brokers did not take them.
-            ConfigurationError: they don't have one of the topics.
-            OperatorRequired: they deny the group or a topic.
+            RoundAborted: the brokers did not accept the offsets.
+            ConfigurationError: the brokers don't have one of the topics.
+            OperatorRequired: the brokers deny this principal the group or a topic.
         """
         name, producer = self._transaction.transactional_id, self._transaction.producer
         add = requests.add_offsets(name, producer, self._group)
@@ -57,7 +57,7 @@ class OffsetsWriter:
         self._cluster.run(self._until_accepted, commit, CoordinatorType.GROUP, self._group)
 
     def finish(self) -> ProducerIdentity:
-        """All is acknowledged already."""
+        """Return the transaction's identity. All offsets have been acknowledged already."""
         return self._transaction.producer
 
     def abort(self) -> None:
@@ -65,9 +65,9 @@ class OffsetsWriter:
         roll_back(self._options.control, self._transaction)
 
     async def _until_accepted(self, request: Any, kind: CoordinatorType, key: str) -> None:
-        """Have the coordinator of ``key`` accept a request."""
+        """Repeat a request until the coordinator of ``key`` accepts it."""
         what = (
-            f"to put offsets of consumer group {self._group!r} into transaction {self._transaction.transactional_id} at"
+            f"adding offsets of consumer group {self._group!r} to transaction {self._transaction.transactional_id} at"
             f" {self._cluster.servers}"
         )
 
@@ -76,10 +76,10 @@ class OffsetsWriter:
             if UNKNOWN_TOPIC in codes:
                 raise ConfigurationError(
                     f"{what} was refused: the brokers don't have all topics that the query reads. The group must be on"
-                    " the one cluster that it reads from."
+                    " the cluster that the query reads from, and that must be a single cluster."
                 )
             refused = [meaning(code) for code in sorted(codes - {0})] or [meaning(0)]
-            return next((each for each in refused if each.answer is not Answer.REPEAT), refused[0]), None
+            return next((each for each in refused if each.answer is not WriteAnswer.REPEAT), refused[0]), None
 
         await until_accepted(Patience(what, self._timeout_ms), ask, self._cluster.sleep)
 
@@ -87,12 +87,12 @@ class OffsetsWriter:
         code, node = await self._cluster.coordinator(key, kind)
         if code:
             return {code}
-        await self._cluster.reach(node)  # a query may rest longer than brokers keep a connection
+        await self._cluster.reach(node)  # a query may be idle for longer than brokers keep a connection
         return _codes(await self._cluster.send(node, request))
 
 
 def _offsets(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
-    """Topic → partition → offset."""
+    """Return topic → partition → offset."""
     offsets: dict[str, dict[int, int]] = defaultdict(dict)
     for row in batch.to_pylist():
         offsets[row["topic"]][row["partition"]] = row["offset"]

@@ -1,4 +1,4 @@
-"""Which of the sink's options the Arrow writer honours, under librdkafka's names, with librdkafka's defaults."""
+"""The options that the Arrow writer honors, under librdkafka's names and with librdkafka's defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twopc.errors import ConfigurationError
 from twopc_kafka.writers.encoding.compression import NONE, Compression
 
 MESSAGE_BYTES = 1_000_000
-"""librdkafka's default of 'message.max.bytes'."""
+"""librdkafka's default for 'message.max.bytes'."""
 
 _NUMBERS = {
     "batch.size": 1_000_000,
@@ -20,17 +20,17 @@ _NUMBERS = {
     "message.timeout.ms": 120_000,
 }
 _FIXED = {
-    "partitioner": "murmur2_random",  # where Spark's own sink and Java put records
-    "enable.sparse.connections": "False",  # of librdkafka alone, and in the sink's defaults
+    "partitioner": "murmur2_random",  # the same partition as Spark's own sink and Java
+    "enable.sparse.connections": "False",  # only for librdkafka; allowed because it is among the sink's defaults
 }
 
-HONOURED = {*_NUMBERS, *_FIXED, "compression.type", "compression.level", "transaction.timeout.ms"}
-"""Options beside those of the connection, which both clients have."""
+HONORED = {*_NUMBERS, *_FIXED, "compression.type", "compression.level", "transaction.timeout.ms"}
+"""The Arrow writer's options, besides those of the connection, which both clients support."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a batch may be: of several records, and of one."""
+    """The largest size of a batch: of one with several records, and of one with a single record."""
 
     batch_bytes: int
     message_bytes: int
@@ -38,14 +38,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a writer needs to know beside its connection.
+    """The settings of a writer, apart from its connection.
 
     Attributes:
-        limits: of a batch.
-        compression: of a batch.
-        buffer_bytes: what may be on its way before the task waits for the brokers.
-        topic_timeout_ms: how long a topic may be unknown.
-        timeout_ms: how long anything may wait for a broker that is gone.
+        limits: the largest size of a batch.
+        compression: the codec of batches.
+        buffer_bytes: how many bytes may be in flight before the task waits for the brokers.
+        topic_timeout_ms: how long a topic may be unknown before it counts as nonexistent.
+        timeout_ms: how long to wait for a lost broker.
     """
 
     limits: Limits
@@ -59,11 +59,13 @@ def settings(properties: Mapping[str, Any]) -> Settings:
     """Check and read the sink's properties.
 
     Raises:
-        ConfigurationError: names the option.
+        ConfigurationError: a property is wrong. The error names it.
     """
     for name, value in _FIXED.items():
         if str(properties.get(name, value)) != value:
-            raise ConfigurationError(f"{name!r} can't be set with 'writer' = 'arrow', which always does as {value!r}")
+            raise ConfigurationError(
+                f"{name!r} can't be set with 'writer' = 'arrow', which always uses {value!r}", option=name
+            )
     number = {name: _number(name, properties.get(name, default)) for name, default in _NUMBERS.items()}
     level = properties.get("compression.level")
     compression = Compression(
@@ -82,5 +84,5 @@ def settings(properties: Mapping[str, Any]) -> Settings:
 
 def _number(name: str, value: object) -> int:
     if not str(value).isdecimal():
-        raise ConfigurationError(f"{name!r} must be a number, not {value!r}")
+        raise ConfigurationError(f"{name!r} must be a number, not {value!r}", option=name)
     return int(str(value))

@@ -24,7 +24,7 @@ from kafka.protocol.producer import (
 
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
-from twopc_kafka.answers import MEANINGS, Answer, meaning
+from twopc_kafka.answers import MEANINGS, WriteAnswer, meaning
 from twopc_kafka.client import control, requests
 from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.retry import NotSent, Unanswered
@@ -32,10 +32,10 @@ from twopc_kafka.writers import sender as sending
 from twopc_kafka.writers.encoding.produce import Produce
 
 RAISED = {
-    Answer.RUN_AGAIN: RoundAborted,
-    Answer.CORRECT: ConfigurationError,
-    Answer.REFUSED: RecordRefused,
-    Answer.DENIED: OperatorRequired,
+    WriteAnswer.RUN_AGAIN: RoundAborted,
+    WriteAnswer.CORRECT: ConfigurationError,
+    WriteAnswer.REFUSED: RecordRefused,
+    WriteAnswer.DENIED: OperatorRequired,
 }
 
 # Of the errors that Kafka's own documents and code give for the three requests (4.3).
@@ -49,11 +49,11 @@ ADD_PARTITIONS = (3, 14, 15, 16, 29, 42, 47, 48, 49, 51, 53, 55, 90, 120)
 def test_every_code_of_the_three_requests_has_a_meaning_and_what_fails_says_what_to_do() -> None:
     assert set(PRODUCE + IDEMPOTENT_PRODUCE + INIT_PRODUCER_ID + ADD_PARTITIONS) <= set(MEANINGS)
     assert all(each.advice for each in MEANINGS.values())
-    assert meaning(4242).answer is Answer.RUN_AGAIN
+    assert meaning(4242).answer is WriteAnswer.RUN_AGAIN
 
 
 def test_a_success_is_one_code_alone_and_only_what_had_no_effect_or_is_numbered_is_repeated() -> None:
-    assert [code for code, each in MEANINGS.items() if each.answer is Answer.DONE] == [0]
+    assert [code for code, each in MEANINGS.items() if each.answer is WriteAnswer.DONE] == [0]
     assert {3, 5, 6, 14, 15, 16, 19, 51, 89} == set(REPEATED)
 
 
@@ -197,7 +197,7 @@ def test_what_is_held_for_the_broker_is_bounded(
     assert 4000 < max(held) <= 5 * 1024
 
 
-REPEATED = [code for code, each in MEANINGS.items() if each.answer is Answer.REPEAT]
+REPEATED = [code for code, each in MEANINGS.items() if each.answer is WriteAnswer.REPEAT]
 FAILING = [(code, meaning(code)) for code in (-1, 2, 10, 17, 18, 20, 32, 45, 46, 47, 87, 90, 120, 76, 29, 53)]
 
 
@@ -224,7 +224,7 @@ def test_what_is_not_repeated_fails_the_task_with_its_name_and_advice(
         written(make_sink(topic, writer="arrow"), "a")
     assert f"topic {topic.name!r}" in str(refused.value)
     assert "partition 0" in str(refused.value)
-    assert told.advice in str(refused.value) or told.answer is Answer.DENIED
+    assert told.advice in str(refused.value) or told.answer is WriteAnswer.DENIED
 
 
 @pytest.mark.kafka
@@ -328,7 +328,7 @@ def test_a_lost_beginning_fails_the_task_as_it_could_take_effect_later(
     broker_answers: Any, topic: Any, make_sink: Any
 ) -> None:
     broker_answers(InitProducerIdRequest, Unanswered("broker 1: connection lost"), having_done=True)
-    with pytest.raises(RoundAborted, match=r"to begin transaction .* got no answer: broker 1"):
+    with pytest.raises(RoundAborted, match=r"beginning transaction .* got no answer: broker 1"):
         written(make_sink(topic, writer="arrow"), "a")
 
 
@@ -338,7 +338,7 @@ def test_a_lost_answer_to_records_makes_the_vote_no_and_rolls_them_back(
 ) -> None:
     broker_answers(ProduceRequest, Unanswered("broker 1: connection lost"), having_done=True)
     sink = make_sink(topic, writer="arrow")
-    with pytest.raises(RoundAborted, match="got no answer, and may or may not be there: broker 1: connection lost"):
+    with pytest.raises(RoundAborted, match="got no answer and may have been written: broker 1: connection lost"):
         written(sink, "a")
     assert list(sink.recover()) == []
     topic.stays_empty()
@@ -347,7 +347,7 @@ def test_a_lost_answer_to_records_makes_the_vote_no_and_rolls_them_back(
 @pytest.mark.kafka
 def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: Any, topic: Any, make_sink: Any) -> None:
     broker_answers(ProduceRequest, *[19] * 100)
-    with pytest.raises(RoundAborted, match=r"was not taken for 500 ms: NOT_ENOUGH_REPLICAS.*min.insync.replicas"):
+    with pytest.raises(RoundAborted, match=r"was not accepted for 500 ms: NOT_ENOUGH_REPLICAS.*min.insync.replicas"):
         written(make_sink(topic, writer="arrow", message_timeout_ms=500), "a")
 
 
@@ -389,7 +389,7 @@ def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(
 ) -> None:
     real = sending.Sending.put
     monkeypatch.setattr(sending.Sending, "put", lambda self, name, batches: real(self, name, batches[1:]))
-    with pytest.raises(RoundAborted, match=r"0 records of 1 were acknowledged"):
+    with pytest.raises(RoundAborted, match=r"only 0 of 1 records were acknowledged"):
         written(make_sink(topic, writer="arrow"), "a")
 
 

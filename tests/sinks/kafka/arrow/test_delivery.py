@@ -286,14 +286,14 @@ def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"delivery": "at-least-once"}, r"'writer' = 'arrow' goes with 'delivery' = 'exactly-once'"),
-        ({"linger_ms": 5}, r"'linger.ms' is an option of librdkafka that the arrow writer does not honour"),
+        ({"delivery": "at-least-once"}, r"'writer' = 'arrow' is only for 'delivery' = 'exactly-once'"),
+        ({"linger_ms": 5}, r"'linger.ms' is an option of librdkafka that the arrow writer does not support"),
         ({"partitioner": "consistent"}, r"'partitioner' can't be set with 'writer' = 'arrow'"),
-        ({"compression_type": "gzip", "compression_level": 11}, r"'compression.level' = 11 does not go with"),
+        ({"compression_type": "gzip", "compression_level": 11}, r"'compression.level' = 11 is not supported with"),
         ({"writer": "java"}, r"'writer' of the kafka sink must be one of librdkafka, arrow"),
     ],
 )
-def test_what_the_arrow_writer_can_not_honour_is_refused_by_name(
+def test_what_the_arrow_writer_can_not_honor_is_refused_by_name(
     options: dict[str, Any], told: str, topic: Any, make_sink: Any
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):

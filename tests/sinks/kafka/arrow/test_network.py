@@ -173,6 +173,7 @@ class Pauses:
 SLOW_PLANS = (Pauses(35, 35, 35), Pauses(0, 100, 0))
 
 
+@pytest.mark.long
 def test_a_slow_plan_loses_doubles_and_fails_nothing(far_broker: FarBroker, wait: Any) -> None:
     """All cases side by side: together they take as long as the slowest."""
     batch = BATCH.slice(0, 500)

@@ -20,7 +20,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from twopc import Participant, Round
 from twopc.errors import OperatorRequired, RoundAborted
 from twopc_kafka.client import cluster as cluster_module
-from twopc_kafka.client.cluster import Cluster, connect
+from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.connection import Connections, OfProcess
 from twopc_kafka.client.retry import NotSent
 from twopc_kafka.writers.sender import Sending
@@ -43,7 +43,7 @@ def written(sink: Any, *batches: pa.RecordBatch, partition: int = 0) -> Any:
 
 
 def cluster_of(sink: Any) -> Cluster:
-    return connect(sink._options.control, 10_000)
+    return cluster_module.cluster_of(sink._options.control, 10_000)
 
 
 def ended(call: Callable[[], Any]) -> Any:

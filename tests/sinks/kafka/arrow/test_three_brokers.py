@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +14,23 @@ from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeader
 from kafka.protocol.metadata import MetadataRequest
 
 from tests.sinks.kafka.known_topics import wait_until_known
+from tests.sinks.kafka.three_brokers import CONTROLLER, OTHERS, ThreeBrokers
 from twopc import Coordinator, Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import RoundAborted
 from twopc_kafka.checks import replication
 from twopc_kafka.client.control import Control
-from twopc_kafka_broker import KafkaBroker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
-CONTROLLER, OTHERS = 1, (2, 3)
 _PREFERRED = 0  # of the kinds of election
-REPLICATED = {"transaction.state.log.replication.factor": 3, "offsets.topic.replication.factor": 3}
 
 
 @dataclass(frozen=True)
-class ThreeBrokers:
-    """Node ids → brokers. The controller is not to be killed: without it nobody elects a leader."""
+class Leadership:
+    """Which broker leads a topic's only partition."""
 
-    nodes: dict[int, KafkaBroker]
     control: Control
-
-    @property
-    def servers(self) -> str:
-        return ",".join(broker.bootstrap_servers for broker in self.nodes.values())
 
     def move(self, topic: Any, replicas: Sequence[int], wait: Any) -> None:
         """Put the topic's partition on these brokers and no other, and have the first lead it."""
@@ -50,11 +41,11 @@ class ThreeBrokers:
         def is_moved() -> bool:
             of_topic = ElectLeadersRequest.TopicPartitions(topic=topic.name, partitions=[0])
             self._ask(ElectLeadersRequest(election_type=_PREFERRED, topic_partitions=[of_topic]))
-            return self.leader(topic) == replicas[0]
+            return self.of(topic) == replicas[0]
 
         wait.until(f"{topic.name} is led by broker {replicas[0]}", is_moved)
 
-    def leader(self, topic: Any) -> int:
+    def of(self, topic: Any) -> int:
         wanted = [MetadataRequest.MetadataRequestTopic(name=topic.name)]
         return int(self._ask(MetadataRequest(topics=wanted)).topics[0].partitions[0].leader_id)
 
@@ -65,34 +56,24 @@ class ThreeBrokers:
         return self.control.run(send)
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[ThreeBrokers]:
-    with contextlib.ExitStack() as ended, ThreadPoolExecutor() as pool:
-        first = ended.enter_context(KafkaBroker(properties=REPLICATED))
-        nodes = {CONTROLLER: first}
-        for node in OTHERS:
-            nodes[node] = KafkaBroker(properties={**REPLICATED, "node.id": node}, joins=first)
-            ended.callback(nodes[node].close)
-        list(pool.map(KafkaBroker.start, nodes.values()))
-        control = Control({"bootstrap_servers": [first.bootstrap_servers]})
-        ended.callback(control.close)
-        yield ThreeBrokers(nodes, control)
+@pytest.fixture
+def brokers(three_brokers: ThreeBrokers) -> ThreeBrokers:
+    """All of them are up, whichever the previous test has killed."""
+    three_brokers.start()
+    return three_brokers
 
 
 @pytest.fixture
-def three_brokers(started: ThreeBrokers) -> ThreeBrokers:
-    """All of them up, whichever the test before has killed."""
-    for broker in started.nodes.values():
-        broker.start()
-    return started
+def leadership(brokers: ThreeBrokers) -> Leadership:
+    return Leadership(brokers.control)
 
 
 @pytest.fixture
-def topic(three_brokers: ThreeBrokers, make_topic: Any, wait: Any) -> Any:
+def topic(brokers: ThreeBrokers, leadership: Leadership, make_topic: Any, wait: Any) -> Any:
     """On all of them, led by one that may be killed."""
-    topic = replace(make_topic(on=three_brokers.nodes[CONTROLLER]), servers=three_brokers.servers)
+    topic = replace(make_topic(on=brokers.nodes[CONTROLLER]), servers=brokers.servers)
     wait_until_known(topic.servers, topic.name)
-    three_brokers.move(topic, [2, 3, 1], wait)
+    leadership.move(topic, [2, 3, 1], wait)
     return topic
 
 
@@ -101,7 +82,7 @@ def text(*values: str) -> pa.RecordBatch:
 
 
 def test_a_leader_that_moves_amid_a_transaction_loses_and_doubles_nothing(
-    three_brokers: ThreeBrokers, topic: Any, make_sink: Any, wait: Any
+    leadership: Leadership, topic: Any, make_sink: Any, wait: Any
 ) -> None:
     sink = make_sink(topic, writer="arrow")
     participant: Any = Participant({"orders": sink}, Round(1, 0), partition=0)
@@ -110,8 +91,8 @@ def test_a_leader_that_moves_amid_a_transaction_loses_and_doubles_nothing(
         writer = participant._transactions["orders"].writer
         writer._sending.drain()
         knew = writer._sending._leaders[topic.name]
-        three_brokers.move(topic, then, wait)
-        assert knew != [three_brokers.leader(topic)]
+        leadership.move(topic, then, wait)
+        assert knew != [leadership.of(topic)]
     participant.write("orders", text("d"))
     [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
     wait.repeated(lambda: sink.commit(sealed))
@@ -120,10 +101,10 @@ def test_a_leader_that_moves_amid_a_transaction_loses_and_doubles_nothing(
 
 
 def test_a_leader_that_is_killed_and_restarted_amid_a_transaction_loses_and_doubles_nothing(
-    three_brokers: ThreeBrokers, topic: Any, make_sink: Any, wait: Any, tmp_path: Path
+    brokers: ThreeBrokers, leadership: Leadership, topic: Any, make_sink: Any, wait: Any, tmp_path: Path
 ) -> None:
     sinks = {"orders": make_sink(topic, log_id=None, writer="arrow")}
-    leader = three_brokers.nodes[three_brokers.leader(topic)]
+    leader = brokers.nodes[leadership.of(topic)]
     pid = leader.pid
 
     def phase_one(round: Round) -> list[Any]:
@@ -146,7 +127,7 @@ def test_a_leader_that_is_killed_and_restarted_amid_a_transaction_loses_and_doub
 
 
 def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is_gone(
-    three_brokers: ThreeBrokers, topic: Any, make_sink: Any, wait: Any
+    brokers: ThreeBrokers, topic: Any, make_sink: Any, wait: Any
 ) -> None:
     sink = make_sink(topic, writer="arrow")
     while True:
@@ -157,7 +138,7 @@ def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is
         if node in OTHERS:  # which may be killed
             break
         sink.abort(sealed)
-    three_brokers.nodes[node].kill()
+    brokers.nodes[node].kill()
     wait.repeated(lambda: sink.commit(sealed))
     topic.becomes(["a"])
     assert coordinator(sink, sealed.transaction_id, wait) != node
@@ -174,9 +155,9 @@ def coordinator(sink: Any, name: str, wait: Any) -> int:
     ("needed", "result"), [("1", CheckStatus.WARNED), ("2", CheckStatus.PASSED), ("3", CheckStatus.WARNED)]
 )
 def test_three_replicas_of_which_two_acknowledge_outlive_a_broker_and_others_are_warned_of(
-    needed: str, result: CheckStatus, three_brokers: ThreeBrokers
+    needed: str, result: CheckStatus, brokers: ThreeBrokers
 ) -> None:
     name = f"needs-{needed}-{uuid.uuid4().hex[:8]}"
-    three_brokers.nodes[CONTROLLER].create_topic(name, config={"min.insync.replicas": needed}, replicas=3)
-    wait_until_known(three_brokers.servers, name)
-    assert replication(three_brokers.control, name).result is result
+    brokers.nodes[CONTROLLER].create_topic(name, config={"min.insync.replicas": needed}, replicas=3)
+    wait_until_known(brokers.servers, name)
+    assert replication(brokers.control, name).result is result

@@ -1,6 +1,6 @@
-"""Encoded records → record batches of format v2, none larger than the brokers take.
+"""Encoded records → record batches of format v2, none of which exceeds the configured size limits.
 
-Source: the protocol guide's "Record Batch". Base offset and leader epoch are the broker's to fill in.
+Source: the protocol guide's "Record Batch". The broker fills in the base offset and the leader epoch.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from twopc_kafka.writers.settings import Limits
 if TYPE_CHECKING:
     from twopc_kafka.answers import ProducerIdentity
 
-_BASE_OFFSET, _LEADER_EPOCH = 0, -1  # not known before the broker has appended the batch
+_BASE_OFFSET, _LEADER_EPOCH = 0, -1  # the broker fills them in when it appends the batch
 _MAGIC = 2
 _TRANSACTIONAL = 0x10
 _UNCHECKED = struct.Struct(">qiibI")  # base offset, length, leader epoch, magic, checksum
 _CHECKED = struct.Struct(">hiqqqhii")  # attributes, last offset delta, times, producer, first sequence number, count
-_BEFORE_LENGTH_BYTES = 12  # of base offset and length, which the length does not count
+_BEFORE_LENGTH_BYTES = 12  # base offset and length, which the length field does not count
 OVERHEAD_BYTES = _UNCHECKED.size + _CHECKED.size
 
-_ALONE_BYTES = 2  # both deltas of a batch's first record
+_ALONE_BYTES = 2  # the two deltas of a batch's first record, one byte each
 
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """One batch for one partition, as it goes over the wire."""
+    """One encoded batch for one partition."""
 
     partition: int
     count: int
@@ -43,25 +43,25 @@ class RecordBatch:
 
 
 def alone_bytes(records: Records) -> Integers:
-    """The size of the batch that each record makes when it is alone in it."""
+    """Return, for each record, the size of a batch that holds only this record."""
     body = records.content_length + _ALONE_BYTES
     return OVERHEAD_BYTES + sizes(body) + body
 
 
 def room_for_records(limits: Limits) -> int:
-    """Bytes of a batch of several records that are theirs."""
+    """Return how many bytes a batch of several records has for the records themselves."""
     return min(limits.batch_bytes, limits.message_bytes) - OVERHEAD_BYTES
 
 
 def in_runs(records: Records, room: int) -> Integers:
-    """The number of the run that each record is in. A run is as many records as one batch has room for."""
+    """Return the number of each record's run. A run is as many consecutive records as fit in one batch."""
     bounds = np.concatenate([[0], np.cumsum(_at_most(records))])
     lengths = [cut.stop - cut.start for cut in _cuts(bounds, slice(0, len(records)), room)]
     return np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
-    """Cut so that no batch gets larger than allowed; one record is never cut."""
+    """Yield parts of ``part`` that fit in a batch each. A record is never split, so a large one may exceed ``room``."""
     start = part.start
     while start < part.stop:
         fitting = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
@@ -71,7 +71,7 @@ def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
 
 
 class Encoder:
-    """Makes the batches of one producer in one topic and numbers them, so that a broker takes each record once."""
+    """Encodes a producer's batches for one topic. Sequence numbers ensure that a broker appends each record once."""
 
     def __init__(self, producer: ProducerIdentity, limits: Limits, compression: Compression) -> None:
         self._producer = producer
@@ -80,12 +80,12 @@ class Encoder:
         self._next_sequence: dict[int, int] = {}
 
     def encode(self, records: Records, order: Integers, of_partition: Mapping[int, slice]) -> list[RecordBatch]:
-        """The batches that hold ``records``.
+        """Return the batches that hold ``records``.
 
         Args:
-            records: none too large.
-            order: their positions, partition after partition.
-            of_partition: what part of ``order`` belongs to each partition.
+            records: records that have passed ``check_values``, so none is too large.
+            order: the records' positions, grouped by partition.
+            of_partition: partition → its part of ``order``.
         """
         bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
         room = room_for_records(self._limits)
@@ -123,7 +123,7 @@ class Encoder:
 
 
 def _at_most(records: Records) -> Integers:
-    """Bytes that each record takes wherever it comes to stand."""
+    """Return an upper bound for the bytes of each record, whatever its position in a batch."""
     timestamps = records.timestamp_ms
     span = np.array([len(records), timestamps.max(initial=0) - timestamps.min(initial=0)])
     body = records.content_length + int(sizes(span).sum())

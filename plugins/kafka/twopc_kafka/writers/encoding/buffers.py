@@ -1,4 +1,4 @@
-"""Bytes put together in memory that Arrow keeps for the next: what the system gives anew costs three times a copy."""
+"""Byte buffers in memory that Arrow's pool reuses. Getting new memory from the system costs three times a copy."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def bytes_of(array: pa.Array) -> Bytes:
-    """All that a binary array has, its own rows and what it was sliced from."""
+    """Return the data buffer of a binary array, which also holds the rows that a slice leaves out."""
     return np.frombuffer(array.buffers()[2] or b"", np.uint8)
 
 
 def offsets_of(array: pa.Array) -> npt.NDArray[np.int64]:
-    """Where in ``bytes_of`` each row of a binary array begins, and where the last one ends."""
+    """Return where in ``bytes_of`` each row of a binary array begins, and where the last row ends."""
     return np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
 
 
 def joined(parts: Sequence[Bytes], room_bytes: int) -> pa.Buffer:
-    """The parts one behind another, after so much room for what is yet to come before them."""
+    """Return a buffer with the parts one after another, preceded by ``room_bytes`` for the caller to fill."""
     buffer = pa.allocate_buffer(room_bytes + sum(map(len, parts)))
     np.concatenate(parts, out=np.frombuffer(buffer, np.uint8)[room_bytes:])
     return buffer
 
 
 def view(buffer: pa.Buffer) -> memoryview:
-    """The bytes of a buffer, to read and to write."""
+    """Return a writable view of a buffer's bytes."""
     return memoryview(buffer).cast("B")

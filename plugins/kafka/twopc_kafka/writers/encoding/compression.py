@@ -1,8 +1,8 @@
-"""The codecs of Kafka's record batches, each framed as Java's consumer wants it.
+"""The codecs of Kafka's record batches, framed as Java's consumer expects.
 
-gzip and zstd are what Arrow makes. Snappy is Arrow's too, without the frame that Java's own producer puts around it:
-consumers take both, and librdkafka writes it so. Of LZ4, Arrow's frames link their blocks, which Java refuses, so the
-frame is put around Arrow's raw blocks here.
+gzip and zstd are Arrow's output. Snappy is Arrow's output too, without the frame that Java's producer adds: consumers
+accept both forms, and librdkafka also writes the unframed one. For LZ4, Arrow's own frames have linked blocks, which
+Java rejects, so this module puts a frame around Arrow's raw blocks.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from twopc.errors import ConfigurationError
 
 NONE = "none"
 NUMBERS = {NONE: 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
-"""Name → number in a batch's attributes."""
+"""The codec's name → its number in a batch's attributes."""
 
 _LZ4_BLOCK_BYTES = 65_536
 # The LZ4 frame format: its magic number, version 1 with independent blocks, blocks of up to 64 KiB, and the checksum
 # of these two bytes.
 _LZ4_HEADER = bytes.fromhex("04224d18 6040 82")
 _LZ4_END = struct.pack("<I", 0)
-_LZ4_STORED = 0x8000_0000  # set in a block's length: it is not compressed
+_LZ4_STORED = 0x8000_0000  # set in the length of an uncompressed block
 
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec and its level; None is the codec's own default."""
+    """A codec and its level. The level None stands for the codec's own default."""
 
     name: str = NONE
     level: int | None = None
@@ -38,18 +38,21 @@ class Compression:
         return NUMBERS[self.name]
 
     def check(self) -> None:
-        """Refuse what can't be done.
+        """Check that the codec exists and supports the level.
 
         Raises:
-            ConfigurationError: names the option.
+            ConfigurationError: one of the two is wrong. The error names the option.
         """
         if self.name not in NUMBERS:
-            raise ConfigurationError(f"'compression.type' must be one of {', '.join(NUMBERS)}")
+            raise ConfigurationError(
+                f"'compression.type' must be one of {', '.join(NUMBERS)}", option="compression.type"
+            )
         try:
             self.compress(pa.py_buffer(b"\0"))
         except (OSError, ValueError) as error:
             raise ConfigurationError(
-                f"'compression.level' = {self.level} does not go with 'compression.type' = {self.name!r}: {error}"
+                f"'compression.level' = {self.level} is not supported with 'compression.type' = {self.name!r}: {error}",
+                option="compression.level",
             ) from error
 
     def compress(self, data: pa.Buffer) -> pa.Buffer:

@@ -1,8 +1,8 @@
-"""Which partition each record goes to: the one it names, else by its key, where Spark's own sink and Java put it.
+"""The choice of each record's partition: the one it names, else one by its key, as in Spark's own sink and Java.
 
-Records with neither go to one partition until a record batch of Kafka's is full, or Arrow's ends, and then to the next:
-spread one by one they would make many small batches of a large one (KIP-480), and all in one partition would wait for
-each other, as of each partition one batch is under way at a time.
+Records with neither go to one partition until a Kafka record batch is full or the Arrow record batch ends, and then to
+the next partition. Spreading single records would turn one large batch into many small ones (KIP-480). With all records
+in one partition, batches would wait for each other, because each partition has one batch in flight at a time.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _POSITIVE = np.uint32(0x7FFF_FFFF)
 
 
 def choose(count: int, otherwise: Integers, key: pa.Array | None, named: pa.Array | None) -> Integers:
-    """The partition of each record.
+    """Return the partition of each record.
 
     Args:
         count: how many partitions the topic has.
-        otherwise: the partitions of records that have neither key nor partition.
-        key: binary, or None where no record has one.
-        named: int32, the partitions that records name, all of which are there; or None where none does.
+        otherwise: per record, the partition to use if the record has neither key nor partition.
+        key: binary, or None if no record has a key.
+        named: int32, the partitions that records name, all of which exist; None if there is no such column.
     """
     chosen = otherwise
     if key is not None:
@@ -43,7 +43,7 @@ def choose(count: int, otherwise: Integers, key: pa.Array | None, named: pa.Arra
 
 
 def grouped(chosen: Integers) -> tuple[Integers, dict[int, slice]]:
-    """The records' positions, partition after partition and in each as they came; and where each partition lies."""
+    """Return the records' positions, stably sorted by partition, and each partition's part of them."""
     order = np.argsort(chosen.astype(np.min_scalar_type(chosen.max())), kind="stable")  # narrow integers sort faster
     ordered = chosen[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1))
@@ -53,15 +53,16 @@ def grouped(chosen: Integers) -> tuple[Integers, dict[int, slice]]:
 
 
 def murmur2(keys: pa.Array) -> Hashes:
-    """The hash of each of ``keys``, binary, as Java's ``Utils.murmur2`` has it; of null it means nothing.
+    """Return the hash of each binary key, the same as that of Java's ``Utils.murmur2``. Hashes of nulls are undefined.
 
-    All keys take their next four bytes at once, the longest first, so that those that go on are always in front.
+    The loop mixes in the next four bytes of all keys at once. The keys are sorted with the longest first, so the keys
+    that have four more bytes are always a prefix.
     """
     offsets = offsets_of(keys)
     longest = np.argsort(offsets[:-1] - offsets[1:], kind="stable")
     start, length = offsets[:-1][longest], np.diff(offsets)[longest]
     data = bytes_of(keys)
-    words = np.ndarray(max(0, data.size - 3), np.dtype("<u4"), data, strides=(1,))  # one begins at every byte
+    words = np.ndarray(max(0, data.size - 3), np.dtype("<u4"), data, strides=(1,))  # they overlap: one per byte
     state = _SEED ^ length.astype(np.uint32)
     whole = length // 4
     for number in range(int(whole[0]) if len(whole) else 0):
@@ -75,7 +76,7 @@ def murmur2(keys: pa.Array) -> Hashes:
 
 
 def _with_rest(state: Hashes, data: npt.NDArray[np.uint8], start: Integers, left: Integers) -> Hashes:
-    """Take in the last one to three bytes."""
+    """Mix in the last one to three bytes of each key."""
     for number in (2, 1, 0):
         there = left > number
         state[there] ^= data[start[there] + number].astype(np.uint32) << np.uint32(8 * number)

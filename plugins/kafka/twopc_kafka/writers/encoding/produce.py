@@ -1,8 +1,8 @@
-"""A Produce request that copies its records once.
+"""A Produce request that copies its records only once.
 
-kafka-python's own copies them twice, into memory that the system gives anew. And of what does not fit into one record
-of TLS its transport copies the whole rest, for every 16 KiB that were sent, unless it is a ``memoryview``.
-Source: the protocol guide's "Produce API", versions 9 to 12, whose fields are the same.
+kafka-python's own request copies them twice, into memory that is new from the system. Over TLS, its transport also
+copies the whole remainder of a request after every 16 KiB sent, unless the request is a ``memoryview``.
+Source: the protocol guide's "Produce API", versions 9 to 12, which have the same fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kafka.protocol.schemas.fields.codecs import String, UnsignedVarInt32
 from twopc_kafka.writers.encoding.buffers import joined, view
 
 FIRST_COMPACT = 9
-"""The first version that has compact lengths and tags. Every broker from Kafka 2.8 on knows it."""
+"""The first version with compact lengths and tags, which all brokers from Kafka 2.8 on support."""
 
 _LENGTH = struct.Struct(">i")
 _SETTINGS = struct.Struct(">hi")  # acknowledgements, timeout
@@ -26,11 +26,11 @@ _TEXT = String()
 _NO_TAGS = b"\0"
 
 
-class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # its schema is known already
-    """What ``ProduceRequest`` is, from version 9 on."""
+class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # kafka-python has loaded its schema already
+    """A ``ProduceRequest`` of version 9 or later, with its own encoding."""
 
     def encode(self, **_: bool) -> memoryview:
-        """The request as it goes over the wire, with its length and header in front, as connections ask for it."""
+        """Return the encoded request, including its length and header, as kafka-python's connections expect."""
         parts = [self.encode_header(flexible=True), _TEXT.encode(self.transactional_id, compact=True)]
         parts += [_SETTINGS.pack(self.acks, self.timeout_ms), _length(self.topic_data)]
         for topic in self.topic_data:
@@ -45,4 +45,4 @@ class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # it
 
 
 def _length(of: Any) -> bytes:
-    return UnsignedVarInt32.encode(len(of) + 1)  # type: ignore[no-any-return]  # 0 is that of null
+    return UnsignedVarInt32.encode(len(of) + 1)  # type: ignore[no-any-return]  # 0 stands for null

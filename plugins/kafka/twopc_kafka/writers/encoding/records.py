@@ -1,8 +1,8 @@
-"""Columns → encoded records of Kafka's format v2, all of them at once.
+"""Columns → encoded records of Kafka's format v2, column by column.
 
-A record is: length, attributes, timestamp delta, offset delta, key length, key, value length, value, headers. Lengths
-and deltas are varints and are computed for whole columns. Keys and values are copied from where they lie: small ones by
-Arrow, all at once; of large ones each by itself and to where it stays, which saves two copies.
+A record consists of: length, attributes, timestamp delta, offset delta, key length, key, value length, value, headers.
+Lengths and deltas are varints and are computed for whole columns. Keys and values are copied from Arrow's buffers:
+small ones by Arrow, all at once; large ones one by one, directly to their final place, which saves two copies.
 Source: the protocol guide's "Record" under "Record Batch".
 """
 
@@ -22,28 +22,28 @@ from twopc_kafka.writers.encoding.buffers import Bytes, bytes_of, offsets_of
 from twopc_kafka.writers.encoding.varints import Integers, rows, sizes, varints
 
 NULL = -1
-"""The length of what is null; of what is empty it is 0."""
+"""The encoded length of a null. The length of an empty value is 0."""
 
 
 Piece: TypeAlias = tuple[pa.Array, Integers | None]
-"""Binary, and the order to take its rows in; None: as they are."""
+"""A binary array and the order in which to take its rows, or None for their own order."""
 
 Encoded: TypeAlias = Callable[[slice], list[Bytes]]
-"""From where to where in their order → the encoded records there, in parts that belong one behind another."""
+"""A range of positions in the order → the encoded records there, as consecutive parts."""
 
 LARGE_BYTES = 5_000
-"""From this mean size of records on, each is copied by itself: it takes 1 us a record; two copies more take longer."""
+"""The mean size from which each record is copied by itself: that takes 1 us per record, two more copies take longer."""
 
 
 @dataclass(frozen=True)
 class Records:
-    """Records of one topic, a column for each part.
+    """Records of one topic, as columns.
 
     Attributes:
-        value: binary; null is a tombstone.
-        key: binary, or None where no record has one.
-        headers: each record's headers with their number in front, encoded; or None where no record has any.
-        timestamp_ms: since 1970.
+        value: binary. Null is a tombstone.
+        key: binary, or None if no record has a key.
+        headers: each record's encoded headers, preceded by their number; or None if no record has headers.
+        timestamp_ms: milliseconds since 1970.
     """
 
     value: pa.Array
@@ -68,13 +68,13 @@ class Records:
 
     @cached_property
     def content_length(self) -> Integers:
-        """Bytes of each record that do not depend on where in a batch it stands."""
+        """The bytes of each record that do not depend on its position in a batch."""
         texts = [sizes(length) + np.maximum(length, 0) for length in (self.key_length, self.value_length)]
         attributes = 1
         return attributes + texts[0] + texts[1] + self.headers_length
 
     def slice(self, start: int, stop: int) -> Records:
-        """Those from ``start`` up to ``stop``."""
+        """Return the records from ``start`` up to, but not including, ``stop``."""
         length = stop - start
         if length == len(self):
             return self
@@ -86,18 +86,18 @@ class Records:
         )
 
     def encode(self, order: Integers, starts: Integers) -> Encoded:
-        """The records, encoded.
+        """Encode the records.
 
         Args:
-            order: the records' positions, in the order in which they are to be.
-            starts: where in that order each batch begins; offsets and timestamps count from there.
+            order: the records' positions, in the order of encoding.
+            starts: where in that order each batch begins. Offset and timestamp deltas are relative to that record.
         """
         counts = np.diff(starts, append=len(order))
         timestamps = self.timestamp_ms[order]
         position = varints(np.arange(len(order)) - np.repeat(starts, counts))
         time = varints(timestamps - np.repeat(timestamps[starts], counts))
         length = varints(self.content_length[order] + position.size + time.size)
-        attributes = varints(np.zeros_like(order))  # none is defined yet: a byte of zero
+        attributes = varints(np.zeros_like(order))  # Kafka defines none yet: a zero byte
         front = [length, attributes, time, position, varints(self.key_length[order])]
         value_length = varints(self.value_length[order])
         pieces: list[Piece]
@@ -116,7 +116,7 @@ _NO_HEADERS = pa.array([b"\0"], pa.binary())
 
 
 def records_of(batch: pa.RecordBatch) -> Records:
-    """The records of a batch that ``check_values`` let through, all for one topic."""
+    """Return the records of a batch that has passed ``check_values``, all for one topic."""
     present = set(batch.schema.names)
     key = binary(batch.column("key")) if "key" in present else None
     headers = batch.column("headers") if "headers" in present else None
@@ -134,7 +134,7 @@ def _timestamps(batch: pa.RecordBatch) -> Integers:
         return np.full(batch.num_rows, now)
     column = batch.column("timestamp")
     unit = pa.timestamp("ms", tz=column.type.tz)
-    milliseconds = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now)  # Kafka has no finer time
+    milliseconds = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now)  # Kafka's resolution
     given: Integers = milliseconds.to_numpy()
     return given
 
@@ -145,9 +145,9 @@ def _lengths(column: pa.Array) -> Integers:
 
 
 def interleave(pieces: Sequence[Piece], count: int) -> pa.Array:
-    """A binary array whose row *i* is the pieces' rows *i*, one behind another.
+    """Return a binary array whose row *i* is the concatenation of the pieces' rows *i*.
 
-    One ``take`` from all arrays together needs half the time of Arrow's own ``binary_join_element_wise``.
+    One ``take`` from the concatenated arrays needs half the time of Arrow's own ``binary_join_element_wise``.
     """
     source = np.empty((count, len(pieces)), np.int64)
     before = 0
@@ -179,19 +179,19 @@ def _each_by_itself(pieces: Sequence[Piece]) -> Encoded:
 
 
 def _where(array: pa.Array, order: Integers | None) -> tuple[Bytes, Integers, Integers]:
-    """The array's bytes, and where in them each row begins and ends, in order."""
+    """Return the array's bytes, and where in them each row begins and ends, in this order."""
     starts = offsets_of(array)[:-1]
-    ends = starts + np.maximum(_lengths(array), 0)  # what is null may have bytes in Arrow, which mean nothing
+    ends = starts + np.maximum(_lengths(array), 0)  # in Arrow, a null may have bytes, which are meaningless
     return (bytes_of(array), starts, ends) if order is None else (bytes_of(array), starts[order], ends[order])
 
 
 def binary(column: pa.Array) -> pa.Array:
-    """The same bytes, whatever the width of their offsets and whether they are text."""
+    """Return the column as binary with 32-bit offsets, whether it is text or binary."""
     return column.cast(pa.binary())
 
 
 def encoded_headers(column: pa.Array) -> pa.Array:
-    """Headers, a list<struct<key, value>> for each record, as they stand in it: their number, then each of them."""
+    """Encode headers, a list<struct<key, value>> per record, as in a record: their number, then each header."""
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
     ends = np.concatenate([[0], np.cumsum(counts)])
     headers = column.flatten()

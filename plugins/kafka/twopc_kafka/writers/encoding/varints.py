@@ -1,7 +1,8 @@
-"""Zig-zag varints, the integers of Kafka's records, for whole columns at once.
+"""Zig-zag varints, the integers of Kafka's records, encoded for whole columns at once.
 
-A column of n integers becomes as many columns of n bytes as its longest varint has, each with a mask of the rows that
-reach so far. Such columns side by side, read row by row where the mask is set, are the integers one after another.
+A column of n integers becomes several columns of n bytes: one for the first byte of each varint, one for the second,
+and so on. Each has a mask of the rows whose varint has such a byte. Side by side, read row by row where the mask is
+set, the columns are the encoded integers one after another.
 Source: the protocol guide's "Varint" and "Varlong", which are those of Protocol Buffers.
 """
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
-_BITS = np.uint64(7)  # of the integer in each byte
+_BITS = np.uint64(7)  # of the integer, in each byte
 _LOW = np.uint64(0x7F)
 _MORE = np.uint64(0x80)  # set in every byte but the last
 _NOTHING = np.uint64(0)
@@ -25,11 +26,12 @@ _NOTHING = np.uint64(0)
 
 @dataclass(frozen=True, slots=True)
 class Varints:
-    """Integers, encoded.
+    """A column of encoded integers.
 
     Attributes:
-        columns: their first bytes, their second bytes, ... and which rows have one; None: all.
-        size: how many bytes each has.
+        columns: the first bytes, the second bytes, and so on, each with a mask of the rows that have such a byte. None
+            instead of a mask: all rows have one.
+        size: the number of bytes of each integer.
     """
 
     columns: Sequence[tuple[npt.NDArray[np.uint8], npt.NDArray[np.bool_] | None]]
@@ -40,7 +42,7 @@ class Varints:
 
 
 def varints(values: Integers) -> Varints:
-    """Each of ``values`` as a varint, of 1 to 10 bytes."""
+    """Encode each of ``values`` as a varint of 1 to 10 bytes."""
     rest = _zigzag(values)
     columns = []
     used, size = None, np.ones(len(values), np.int64)
@@ -54,7 +56,7 @@ def varints(values: Integers) -> Varints:
 
 
 def sizes(values: Integers) -> Integers:
-    """How many bytes each of ``values`` takes as a varint."""
+    """Return how many bytes each of ``values`` takes as a varint."""
     rest = _zigzag(values)
     size = np.ones(len(values), np.int64)
     for column in range(1, _width(rest)):
@@ -63,7 +65,7 @@ def sizes(values: Integers) -> Integers:
 
 
 def rows(parts: Sequence[Varints]) -> pa.Array:
-    """The integers of ``parts``, side by side, as one binary array: a row each."""
+    """Return a binary array whose row *i* has the encoded integers *i* of all ``parts``, side by side."""
     columns = [column for part in parts for column in part.columns]
     count = len(parts[0])
     together = np.empty((count, len(columns)), np.uint8)
