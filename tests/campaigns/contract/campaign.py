@@ -1,7 +1,7 @@
-"""``make mutants``: put each defect into its sink, and see which test of ``SinkContract`` catches it.
+"""``make mutants``: put each defect into its sink, and report which test of ``SinkContract`` catches it.
 
-Tries the mutants whose names contain one of those given, or all. Mutants of Kafka need a broker; one is started if no
-servers are named.
+Runs the mutants whose names contain one of the given parts, or all mutants. Mutants of the Kafka sink need a broker;
+one is started if no servers are given.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def _servers(given: str, mutants: Sequence[Mutant]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit code: 1 if a mutant survives that need not, or is caught that can't be."""
+    """Run the mutants. Return the exit code: 1 if any mutant is not as expected."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns contract", description=__doc__)
-    parser.add_argument("--servers", default="", help="Kafka's")
+    parser.add_argument("--servers", default="", help="Kafka's bootstrap servers")
     parser.add_argument("--report", type=Path, default=Path("build/contract/mutants.json"))
     parser.add_argument("names", nargs="*", help="parts of the mutants' names")
     given = parser.parse_args(arguments)
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     report.write([asdict(verdict) for verdict in verdicts])
     right = sum(verdict.is_as_it_should_be for verdict in verdicts)
     seconds = time.monotonic() - started
-    summary = f"{right} of {len(mutants)} mutants as they should be in {seconds:.0f} s"
+    summary = f"{right} of {len(mutants)} mutants as expected in {seconds:.0f} s"
     return report.end(summary, failed=right < len(mutants))
 
 

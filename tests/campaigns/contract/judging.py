@@ -1,4 +1,4 @@
-"""Run the contract of sinks against a mutant, in a process of its own."""
+"""Run the contract of sinks against a mutant, in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.campaigns.contract.mutants import Mutant, named, put_in_place
 from tests.campaigns.contract.subjects import SUBJECTS, Bench, tests_of
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108  # each test has a folder of its own there
-"""Where there is one, an fsync costs nothing. What a power cut leaves is for the simulation."""
+"""A folder in memory, where an fsync costs nothing. The simulation covers power cuts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Verdict:
     """The result of the contract for a mutant.
 
     Attributes:
-        mutant: its name.
-        caught_by: the test that failed; empty where all passed.
+        mutant: the mutant's name.
+        caught_by: the test that failed; empty if all passed.
         error: the last line of that test's error.
-        is_as_it_should_be: it was caught, or need not be.
+        is_as_it_should_be: whether it was caught; for an equivalent mutant, whether it survived.
     """
 
     mutant: str
@@ -40,7 +40,7 @@ class Verdict:
 
 
 def judge(name: str, servers: str = "") -> Verdict:
-    """Run the contract against a mutant until a test fails, in a process that does nothing else."""
+    """Run the contract against a mutant until a test fails. Requires a process that does nothing else."""
     mutant = named(name)
     logging.disable()
     if IN_MEMORY.is_dir():
@@ -58,7 +58,7 @@ def judge(name: str, servers: str = "") -> Verdict:
 
 
 def apply(mutant: Mutant, sources: Path) -> None:
-    """Put the defect into what ``SUBJECTS`` has written. A process that imports the sink finds its seams redirected.
+    """Put the defect into the source that ``SUBJECTS`` has written. Importing the sink then also redirects its seams.
 
     Raises:
         LookupError: the code has changed.
@@ -82,13 +82,13 @@ def _first_failure(contract: type[Bench], targets: Path, servers: str) -> tuple[
             getattr(contract(folder, servers), name)()
         except unittest.SkipTest:
             continue
-        except Exception:  # noqa: BLE001  # whatever it is, it was noticed
+        except Exception:  # noqa: BLE001  # any error counts as caught
             return name, traceback.format_exc(limit=-1).strip().splitlines()[-1]
     return "", ""
 
 
 def judge_all(mutants: Sequence[Mutant], servers: str) -> Iterator[Verdict]:
-    """A process for each, two at a time, made from one that has imported no sink and runs no broker."""
+    """Judge each mutant in its own process, two at a time, forked from a process without sinks and brokers."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "pandas", "pyarrow.compute"])  # pyarrow's first array imports pandas
     with context.Pool(2, maxtasksperchild=1) as pool:

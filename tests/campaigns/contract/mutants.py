@@ -1,7 +1,8 @@
-"""Defects of sinks. ``SinkContract`` must catch each, unless no test could.
+"""Defects of sinks. ``SinkContract`` must catch each one that is not equivalent to a correct sink.
 
-Defects of the sinks for files and for Kafka are calls that go elsewhere at seams (``of_plugins``). Defects within SQL,
-within a few lines of the smallest sinks, or at which lines a process is killed, have no seam: they change the text.
+Defects of the files and Kafka sinks redirect calls at seams (``of_plugins``). Other defects have no seam, and change
+the source text: those within SQL or within a few lines of the smallest sinks, and those that depend on the lines at
+which a process is killed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.campaigns.seams import Seam, patched
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """The first ``old`` in ``file`` becomes ``new``."""
+    """Replaces the first ``old`` in ``file`` by ``new``."""
 
     file: str
     old: str
@@ -27,11 +28,11 @@ class Mutant:
     """A sink with a defect.
 
     Attributes:
-        subject: which sink, one of ``SUBJECTS``.
-        defect: what is wrong with it, as a sentence.
-        edits: the text that makes it so.
-        seams: where calls go elsewhere, which makes it so.
-        equivalent: why no reader, and no later process, could notice. Then no test may fail.
+        subject: the sink, one of ``SUBJECTS``.
+        defect: the defect, as a sentence.
+        edits: the changes of the source that cause it.
+        seams: the redirected calls that cause it.
+        equivalent: why no reader and no later process can notice the defect. If given, no test may fail.
     """
 
     subject: str
@@ -61,7 +62,7 @@ def _files(defect: str, file: str, *edits: tuple[str, str], equivalent: str = ""
     return _in("files", f"twopc_files/{file}", defect, *edits, equivalent=equivalent)
 
 
-_METHODS = "    # On the task that writes.\n"  # of the SQLite sink: where a method that it lacks goes
+_METHODS = "    # On the task that writes.\n"  # where a method is added to the SQLite sink
 
 SQLITE = (
     _sqlite(
@@ -115,8 +116,19 @@ SQLITE = (
             "            rows = (",
             (
                 '            if "of_the_contract" in batch.schema.names:\n'
+                "                from twopc.errors import ConfigurationError\n"
                 '                raise ConfigurationError("unknown column")\n'
                 "            rows = ("
+            ),
+        ),
+    ),
+    _sqlite(
+        "validate needs the sink's names in a log",
+        (
+            _METHODS,
+            (
+                "    def validate(self, schema: pa.Schema) -> None:\n"
+                "        assert self.transactional_ids.scope\n\n" + _METHODS
             ),
         ),
     ),
@@ -209,7 +221,7 @@ SQLITE = (
                 "                    connection.execute(\"UPDATE transactions SET state = 'committed'"
             ),
         ),
-        equivalent="the repeat publishes nothing, as nothing is staged any more, and notes the commit",
+        equivalent="a repeated commit finds nothing staged, so it publishes nothing and records the commit",
     ),
     _sqlite(
         "commits of several threads take each other's transactions",
@@ -222,7 +234,7 @@ SQLITE = (
     _sqlite(
         "a commit does not lock what it reads",
         ('connection.execute("BEGIN IMMEDIATE")', "pass"),
-        equivalent="of two that read 'prepared', the second finds nothing staged and notes the same state",
+        equivalent="if two commits read 'prepared', the second finds nothing staged and records the same state",
     ),
     _sqlite(
         "the commit of a batch that complete was called for fails",
@@ -278,7 +290,7 @@ SQLITE = (
             ),
             "            connection.execute(forget, (name,))",
         ),
-        equivalent="a name is used once, so nothing ever asks for them: the database only grows",
+        equivalent="a name is used once, so nobody ever reads these records; only the database grows",
     ),
     _sqlite(
         "recover misses what is not prepared",
@@ -441,7 +453,7 @@ MEMORY = (
             "for name in self.target.open if self",
             "for name, records in self.target.open.items() if records and self",
         ),
-        equivalent="what has no record is nothing that a reader or a later transaction could meet",
+        equivalent="neither a reader nor a later transaction can notice a transaction without records",
     ),
 )
 
@@ -451,7 +463,7 @@ FILES = (
         "files",
         "recover lists one file of a transaction alone",
         seams=(of_plugins.ONE_FILE_EACH,),
-        equivalent="a sweep lists again until there is nothing new, so it finds the next file then",
+        equivalent="a sweep lists again until nothing is new, so it finds the other files, too",
     ),
     _files(
         "a commit writes the file a second time, piece by piece",
@@ -460,7 +472,7 @@ FILES = (
             "        (self._pending / file.pending).rename(self.folder / file.target)",
             (
                 "        whole = (self._pending / file.pending).read_bytes()\n"
-                # As many lines as are surely among those at which a process is killed.
+                # Enough lines that a process is certainly killed at one of them.
                 + 6 * "        (self.folder / file.target).write_bytes(whole[:1])\n"
                 + "        (self.folder / file.target).write_bytes(whole)\n"
                 "        (self._pending / file.pending).unlink()"
@@ -486,15 +498,15 @@ MUTANTS = (*AS_THEY_ARE, *SQLITE, *MEMORY, *FILES, *KAFKA)
 
 
 def named(name: str) -> Mutant:
-    """Return the mutant of that name: a name crosses from process to process, and a seam does not."""
+    """Return the mutant with that name. A name can be passed to another process, a seam can't."""
     [mutant] = (mutant for mutant in MUTANTS if mutant.name == name)
     return mutant
 
 
 _IN_PLACE = ExitStack()
-"""Never closed: a process has one sink, with one defect."""
+"""Never closed, because a process has one sink with one defect."""
 
 
 def put_in_place(name: str) -> None:
-    """Have the calls at the seams of a mutant go elsewhere, for as long as this process lives."""
+    """Redirect the calls at a mutant's seams until this process ends."""
     _IN_PLACE.enter_context(patched(named(name).seams))

@@ -1,6 +1,6 @@
-"""Defects of the sinks for files and for Kafka, by seams: each function here has one.
+"""Defects of the files and Kafka sinks, as replacements at seams. Each function here has one defect.
 
-The first argument of each is the real function, the rest is the call's.
+The first argument of each is the real function; the others are those of the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POOL = "twopc.transactional_ids:TransactionalIdPool"
 REFUSALS = ("INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED", "INVALID_TXN_STATE")
 
 
-# Of files. ----------------------------------------------------------------------------------------------------------
+# Files. ---------------------------------------------------------------------------------------------------------------
 
 
 def _published(real: Any, self: Any, transaction: Any) -> Any:
@@ -117,7 +117,7 @@ FILES = (
 ONE_FILE_EACH = Seam(f"{FILE_SINK}.recover", _one_file_each)
 
 
-# Of Kafka. ----------------------------------------------------------------------------------------------------------
+# Kafka. ---------------------------------------------------------------------------------------------------------------
 
 
 def _lost_is_committed(real: Any, *arguments: Any) -> None:

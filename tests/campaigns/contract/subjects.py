@@ -1,4 +1,4 @@
-"""The sinks that defects are put into, and the contract of each, without pytest: a mutant has a process of its own."""
+"""The sinks that receive defects, and the contract of each. Runs without pytest, one process per mutant."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from twopc.testing import SinkContract
 
 
 class Bench(SinkContract):
-    """The contract of a sink whose module was made in a folder of its own.
+    """The contract of a sink whose module is a copy in its own folder.
 
     Args:
-        folder: for whatever the target system keeps; empty at first.
-        servers: of Kafka.
+        folder: an empty folder for the target system's data.
+        servers: Kafka's bootstrap servers.
     """
 
-    patience_s = 1.0  # a sink that is wrong may never answer
+    patience_s = 1.0  # a defective sink may never answer
 
     def __init__(self, folder: Path, servers: str) -> None:
         self.folder, self.servers = folder, servers
@@ -54,7 +54,7 @@ class Sqlite(Bench):
 
 
 class Memory(Bench):
-    picklable = False  # the target is this process's memory
+    picklable = False  # the target system is this process's memory
 
     def __init__(self, folder: Path, servers: str) -> None:
         super().__init__(folder, servers)
@@ -100,7 +100,7 @@ class Kafka(Bench):
         admin = AdminClient({"bootstrap.servers": servers})
         admin.create_topics([topic])[self.topic].result()
         while not admin.list_topics(self.topic, timeout=10).topics[self.topic].partitions:
-            """The broker has made it, and does not show it yet."""
+            """Wait until the broker lists the new topic."""
 
     def make_sink(self) -> TwoPhaseCommitSink[Any]:
         options = {
@@ -115,17 +115,17 @@ class Kafka(Bench):
         from tests.support.topic_reader import records_of
 
         values = [record.value for record in records_of(self.servers, self.topic)]
-        return [value if value is None else value.decode() for value in values]  # type: ignore[misc]  # of ``sample``
+        return [value if value is None else value.decode() for value in values]  # type: ignore[misc]  # the value of ``sample``
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A sink as its source.
+    """A sink, as source code.
 
     Attributes:
-        contract: what it must keep.
-        main: the file of the sink's class.
-        write: puts its source into a folder, from which it is imported.
+        contract: the contract that it must keep.
+        main: the file with the sink's class.
+        write: writes its source into a folder, from which it is imported.
     """
 
     contract: type[Bench]
@@ -154,5 +154,5 @@ SUBJECTS = {
 
 
 def tests_of(contract: type[Bench]) -> Iterator[str]:
-    """The names of its tests, in the order in which they are written."""
+    """Return the names of a contract's tests, in source order."""
     return (name for name in vars(SinkContract) if name.startswith("test_") and hasattr(contract, name))

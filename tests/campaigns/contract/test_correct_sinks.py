@@ -1,4 +1,4 @@
-"""The contract passes sinks that are right in a way that the sinks of this project are not."""
+"""The contract accepts correct sinks that work differently from the sinks of this project."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class InMemory(SinkContract):
 
 
 class LearningSink(MemorySink):
-    """Begins a transaction for the columns that ``validate`` was shown, as a participant always does before."""
+    """Requires ``validate`` before ``begin``. A participant always calls both in that order."""
 
     columns: list[str] | None = None
 
@@ -57,14 +57,14 @@ class TestASinkThatLearnsItsColumnsInValidate(InMemory):
 
 
 class UniqueSink(MemorySink):
-    """Has a unique key, which also an open transaction holds, as in a database."""
+    """Has a unique key that open transactions hold, too, as in a database."""
 
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         super().write(transaction, batch)
         values = [record["value"] for records in self.target.open.values() for record in records]
         values += [record["value"] for record in self.target.visible]
         if twice := [value for value, count in Counter(values).items() if count > 1]:
-            raise RoundAborted(f"a record with one of the keys {twice} is there already")
+            raise RoundAborted(f"a record with one of the keys {twice} exists already")
 
 
 class TestASinkWithAUniqueKey(InMemory):
@@ -72,7 +72,7 @@ class TestASinkWithAUniqueKey(InMemory):
 
 
 class BusySink(MemorySink):
-    """Its target answers the second request alone."""
+    """Its target system does not answer the first request to abort."""
 
     asked = 0
 
@@ -93,11 +93,11 @@ def test_an_abort_of_a_live_transaction_may_be_retriable() -> None:
     contract.test_a_transaction_without_a_record_is_rolled_back()
 
 
-# Processes that are killed. ---------------------------------------------------------------------------------------
+# Killed processes. ----------------------------------------------------------------------------------------------------
 
 
 class BusyFiles(FileSink):
-    """Its target answers every second request for what is open."""
+    """Its target system answers only every second ``recover``."""
 
     asked = 0
 
@@ -109,7 +109,7 @@ class BusyFiles(FileSink):
 
 
 class SilentFiles(FileSink):
-    """Its target never answers a commit."""
+    """Its target system never answers a commit."""
 
     def commit(self, committable: Committable) -> None:
         time.sleep(1000)
@@ -129,7 +129,9 @@ def test_a_process_that_recovers_after_a_kill_may_get_no_answer_at_first(tmp_pat
 
 
 @pytest.mark.crash
-def test_a_process_has_the_time_for_an_answer_beside_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_has_the_patience_for_an_answer_in_addition_to_its_own_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("twopc.testing.kills.HANGS_AFTER_S", 1)
     sink = SilentFiles({"path": str(tmp_path / "orders"), "format": "json"})
     (tmp_path / "logs").mkdir()

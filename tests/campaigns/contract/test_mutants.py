@@ -1,4 +1,4 @@
-"""Each defect that is put into a sink fails a test of ``SinkContract``."""
+"""Each defect put into a sink fails a test of ``SinkContract``."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 Verdicts: TypeAlias = "dict[str, dict[str, Any]]"
 
 CHEAP = [mutant for mutant in MUTANTS if mutant.subject != "kafka" and not mutant.equivalent]
-"""``make mutants`` tries the others, too: what no test can catch goes through the whole contract."""
+"""``make mutants`` also tries the others. A mutant that no test can catch runs the whole contract."""
 
 OF_KAFKA = KAFKA[:2]
 
 
 def verdicts(mutants: Iterable[Mutant], folder: Path, servers: str = "") -> Verdicts:
-    """In a new Python: this one has imported the sinks, and has threads that would not be there after a fork."""
+    """Judge mutants in a new process. This one has imported the sinks, and a fork would lose its threads."""
     report = folder / "report.json"
     names = [mutant.name for mutant in mutants]
     given = ["--report", str(report), "--servers", servers, *names]
@@ -69,8 +69,8 @@ def test_a_mutant_fits_the_code_as_it_is(mutant: Mutant, tmp_path: Path) -> None
     SUBJECTS[mutant.subject].write(tmp_path)
     apply(mutant, tmp_path)
     with patched(mutant.seams):
-        """Each seam is there."""
+        """Check that each seam exists."""
 
 
-def test_no_two_mutants_have_one_name() -> None:
+def test_mutant_names_are_unique() -> None:
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)

@@ -1,4 +1,4 @@
-"""``make simulate``: run as many schedules as fit into the time, on every core; see ``docs/simulation.md``."""
+"""``make simulate``: run as many schedules as fit into the time, on all cores. See ``docs/simulation.md``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.campaigns.simulation.world import CRASH_POINTS, Fault
 from tests.support.progress_lines import ProgressLines
 
 SHARES = {"pairs": 0.4, "triples": 0.2, "seeds": 0.4}
-"""Of the time; what pairs leave of theirs goes to the next. Ten minutes on two cores do for the smallest spaces."""
+"""Shares of the time. Pairs pass on what they don't use. Ten minutes on two cores suffice for the smallest spaces."""
 
 VIOLATIONS_AT_MOST = 20
 
@@ -35,7 +35,7 @@ TELL_EVERY_S = 2.0
 
 @dataclass
 class Share:
-    """What one process has done."""
+    """One process's part of the results."""
 
     schedules: int = 0
     faults_injected: int = 0
@@ -61,10 +61,11 @@ class Share:
 
 
 def explore(worker: int, workers: int, seeds: range, until: Mapping[str, float]) -> Iterator[Share]:
-    """One process's share, told every few seconds and at the end. ``until``: when each kind of schedules ends."""
+    """Run one process's schedules, and yield its results every few seconds and at the end. ``until`` has the time at
+    which each kind of schedule ends."""
     share = Share(crash_points=CRASH_POINTS)
     tell_at = time.monotonic()
-    gc.disable()  # a schedule leaves little behind, and to look for it amid each costs a fifth of the time
+    gc.disable()  # a schedule leaves little garbage, and collecting it during each takes a fifth of the time
     with simulated():
         for seed, run_next in _planned(worker, workers, seeds, until, share):
             now = time.monotonic()
@@ -73,14 +74,14 @@ def explore(worker: int, workers: int, seeds: range, until: Mapping[str, float])
             if now > tell_at:
                 tell_at = now + TELL_EVERY_S
                 gc.collect()
-                gc.freeze()  # what is kept, such as parsed entries, needs no look again
+                gc.freeze()  # objects that are kept, such as parsed entries, need not be scanned again
                 yield share
             share.count(*run_next(), seed)
     yield share
 
 
 Planned: TypeAlias = Iterator[tuple[int | None, Callable[[], tuple[Scenario, Result]]]]
-"""The seed, if it is one, and what runs it."""
+"""Pairs of a seed, if the schedule has one, and a function that runs the schedule."""
 
 
 def _planned(worker: int, workers: int, seeds: range, until: Mapping[str, float], share: Share) -> Planned:
@@ -101,11 +102,11 @@ def _scheduled(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]], unt
     for schedule in schedules:
         if time.monotonic() > until:
             return
-        yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # run before the next
+        yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # called before the next iteration
 
 
 def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, path: Path) -> int:
-    """Explore and report, also while it goes on. Return the exit code."""
+    """Explore, and keep the report up to date meanwhile. Return the exit code."""
     started = time.monotonic()
     shares = {kind: share for kind, share in SHARES.items() if kind in kinds}
     ends = [started + seconds * part / sum(shares.values()) for part in itertools.accumulate(shares.values())]
@@ -165,13 +166,15 @@ def _document(shares: Sequence[Share], seeds: range, workers: int, seconds: floa
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1 << 40, help="how many seeds at most")
+    parser.add_argument("--seeds", type=int, default=1 << 40, help="the most seeds to run")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--kinds", nargs="+", choices=SHARES, default=list(SHARES), help="all, if none is named")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=SHARES, default=list(SHARES), help="kinds of schedules (default: all)"
+    )
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     parser.add_argument("--report", type=Path, default=Path("build/simulation/report.json"))
-    parser.add_argument("--seed", type=int, help="run this seed alone and show its schedule")
+    parser.add_argument("--seed", type=int, help="run only this seed and show its schedule")
     parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
     given = parser.parse_args(arguments)
     if given.mutants:

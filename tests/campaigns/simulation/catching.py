@@ -1,4 +1,4 @@
-"""How mutants are caught: the search for a schedule, and the record of those that were found."""
+"""Catching mutants: the search for a schedule that catches each, and the record of the schedules found."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from tests.campaigns.simulation.schedule import Result, Scenario, run_drawn, run
 from tests.campaigns.simulation.world import Fault
 
 SEEDS_AT_MOST = 10_000
-"""Tried against a mutant that no single fault of its scenarios catches."""
+"""The number of seeds to try against a mutant that the enumerated schedules did not catch."""
 
 SEARCHED_AT_MOST = 40_000
 
 CAUGHT = Path(__file__).with_name("caught.jsonl")
-"""One line per mutant: the schedule that caught it last, and the promise that it broke. ``make mutants`` writes it, and
-the page on the simulation shows it as a table. Steps move when the code does; then the tests search anew."""
+"""One line per mutant: the schedule that caught it last, and the promise that it broke. ``make mutants`` writes the
+file, and the page on the simulation shows it as a table. If a change of the code has moved the steps, the tests search
+again."""
 
 
 def applied(mutant: Mutant) -> contextlib.AbstractContextManager[None]:
-    """Put the defect into the code, for a while."""
+    """Apply the defect while the context is open."""
     return patched(mutant.seams)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A schedule that catches a mutant and does no harm to the code as it is, and how many were tried before."""
+    """A schedule that catches a mutant and does no harm to the unchanged code, and the number of schedules tried."""
 
     tried: int
     failure: Failure
@@ -45,7 +46,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Catch:
-    """What is recorded of a catch."""
+    """The recorded part of a catch."""
 
     scenario: Scenario
     schedule: dict[int, Fault]
@@ -72,7 +73,7 @@ class Catch:
         }
 
     def still_holds_for(self, mutant: Mutant) -> bool:
-        """Whether the schedule breaks the same promise with ``mutant``, and none without."""
+        """Return whether the schedule breaks the same promise with ``mutant``, and none without it."""
         with applied(mutant):
             broken = run_schedule(self.scenario, self.schedule).violation
         if broken is None or broken.promise is not self.promise:
@@ -81,13 +82,13 @@ class Catch:
 
 
 def recorded() -> dict[str, Catch]:
-    """The catches in ``caught.jsonl``, by mutant."""
+    """Return the catches in ``caught.jsonl``, by mutant."""
     rows = map(json.loads, CAUGHT.read_text(encoding="utf-8").splitlines())
     return {row["mutant"]: Catch.from_json(row) for row in rows}
 
 
 def catch(mutant: Mutant) -> Found | None:
-    """Search for a schedule that catches ``mutant``. Within ``simulated``."""
+    """Search for a schedule that catches ``mutant``. Call it within ``simulated``."""
     candidates = enumerate(_candidates(mutant), 1)
     while True:
         with applied(mutant):
@@ -114,11 +115,11 @@ def _candidates(mutant: Mutant) -> Iterator[Result]:
 
 
 def catch_all(path: Path) -> int:
-    """Catch every mutant, record the catches, and report. Return the exit code."""
+    """Catch every mutant, record the catches and report. Return the exit code."""
     started = time.monotonic()
     for mutant in MUTANTS:
         with applied(mutant):
-            """Each seam is there."""
+            """Check that each seam exists."""
     found: dict[str, Found] = {}
     with multiprocessing.Pool() as pool:
         for number, one in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1), 1):

@@ -1,8 +1,8 @@
-"""A model of Spark's checkpoint: which batches are planned, what each reads, and which are done.
+"""A model of Spark's checkpoint: the planned batches, what each reads, and which are done.
 
-What a batch holds follows from its offsets, as it does in reality, and not from its number: a batch that is planned
-once more takes another amount of records. Spark syncs none of these files, so the newest may be lost, and whoever
-restores a backup has an older state as a whole.
+As in reality, a batch's contents follow from its offsets, not from its number: a batch that is planned again has a
+different number of records. Spark syncs none of these files, so the newest may be lost. A restored backup is an older
+state as a whole.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from twopc.log.entries import Entry
 
 
 class ConcurrentUpdate(Exception):
-    """Another driver has written this file (SPARK-26425: found out after the sink has run)."""
+    """Another driver has written this file. Spark detects this only after the sink has run (SPARK-26425)."""
 
 
 class Damaged(Exception):
-    """Spark does not start a query on this."""
+    """The checkpoint is damaged, and Spark does not start a query from it."""
 
 
 READ = Op("spark: read the checkpoint", None, *OF_THE_CHECKPOINT)
@@ -29,7 +29,7 @@ NOTE = Op("spark: note that the batch is done", OSError, changes=True)
 
 
 class Checkpoint:
-    """The folder ``offsets`` (the end of each batch) and the folder ``commits``."""
+    """The folders ``offsets``, with the end of each batch, and ``commits``."""
 
     def __init__(self, rows_a_batch: int) -> None:
         self.ends: dict[int, int] = {}
@@ -39,13 +39,13 @@ class Checkpoint:
         self._rows_a_batch = rows_a_batch
         self._plans: Counter[int] = Counter()
 
-    # What drivers do. -----------------------------------------------------------------------------------------------
+    # Calls of drivers. ------------------------------------------------------------------------------------------------
 
     def next_batch(self) -> tuple[int, int, int | None]:
-        """The batch that a driver starts with: its number, where it begins, and where it ends if it is planned.
+        """Return the batch that a driver starts with: its number, its start, and its end if it is already planned.
 
         Raises:
-            Damaged: the batch before it is missing.
+            Damaged: the previous batch is missing.
         """
         if not self.ends:
             return 0, 0, None
@@ -57,7 +57,7 @@ class Checkpoint:
         return newest, self.ends.get(newest - 1, 0), self.ends[newest]
 
     def plan(self, batch_id: int, start: int) -> int:
-        """Where the batch ends: what the source has by then."""
+        """Plan a batch that ends where the source ends now. Return that offset."""
         if batch_id in self.ends:
             raise ConcurrentUpdate(batch_id)
         self.ends[batch_id] = start + self._rows_a_batch + self._plans[batch_id] % 2
@@ -71,11 +71,11 @@ class Checkpoint:
 
     @property
     def noted(self) -> int:
-        """The batch that comes next. A driver that outlives a restore notes that a batch is done that has no plan any
-        more: Spark then starts with the newest that has one."""
+        """The next batch. A driver that outlives a restore may record a batch as done whose plan is gone. Spark then
+        starts with the newest batch that has a plan."""
         return max(self.done & self.ends.keys(), default=-1) + 1
 
-    # What befalls it. -----------------------------------------------------------------------------------------------
+    # Damage and repair. -----------------------------------------------------------------------------------------------
 
     def fall_back(self, fault: Fault) -> None:
         if not self.ends:
@@ -98,8 +98,8 @@ class Checkpoint:
             self.done.discard(batch_id)
 
     def repair(self, log: Sequence[Entry]) -> None:
-        """What an operator does, with the entries that the log keeps: the newest decided batch is planned as it was
-        decided, and nothing after it."""
+        """Repair as an operator does, from the entries that the log keeps. Afterwards the newest decided batch is
+        planned as it was decided, and no later batch is planned."""
         reads: dict[Any, Any] = {entry.decided: entry.reads["end"] for entry in log if isinstance(entry.reads, dict)}
         decided = log[-1].decided
         if decided is None:
@@ -107,7 +107,7 @@ class Checkpoint:
         self.ends = {batch_id: end for batch_id, end in self.ends.items() if batch_id < decided}
         self.done = {batch_id for batch_id in self.done if batch_id < decided}
         for batch_id in range(decided):
-            # Of what is pruned from the log Spark wants the file, and nobody reads it.
+            # Spark requires the file of a batch that is pruned from the log, but nobody reads it.
             self.ends[batch_id] = reads.get(batch_id, self.ends.get(batch_id, 0))
             self.done.add(batch_id)
         self.ends[decided] = reads[decided]

@@ -1,7 +1,7 @@
-"""A disk that loses in a power cut what was not synced. It stands in for ``pathlib`` and ``os`` in the real code.
+"""A disk that loses unsynced data in a power cut. It replaces ``pathlib`` and ``os`` in the real code.
 
-Names and contents are synced apart, as POSIX has it: a file's content by fsync of the file, its name by fsync of the
-folder. Until then a power cut may take it back; processes that live see everything at once.
+Names and contents are synced separately, as in POSIX: a file's content by fsync of the file, its name by fsync of the
+folder. Until then a power cut may undo the change. Living processes see every change at once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CUTS = (Fault.POWER_CUT, Fault.POWER_CUT_KEEPS_NAMES)
 CHANGE = Op("disk: change a name", _no_answer, *_CUTS, changes=True)
 WRITE = Op("disk: write", _no_answer, Fault.POWER_CUT, changes=True)
 SYNC = Op("disk: sync", _no_answer, *_CUTS, changes=True)
-LOOK = Op("disk: look", _no_answer, changes=False)
+LOOK = Op("disk: read", _no_answer, changes=False)
 
 
 class Inode:
-    """A file: what processes see of it, and what would be left after a power cut."""
+    """A file: the content that processes see, and the content that would survive a power cut."""
 
     __slots__ = ("content", "made_at", "made_at_ms", "made_by", "number", "synced")
 
@@ -42,7 +42,7 @@ class Inode:
 
 
 class Folder:
-    """A folder: its names as processes see them, and those that would be left after a power cut."""
+    """A folder: the names that processes see, and the names that would survive a power cut."""
 
     __slots__ = ("entries", "number", "synced")
 
@@ -57,7 +57,7 @@ Entry: TypeAlias = "Inode | Folder"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What ``lstat`` tells. A file is written in no time after it is made."""
+    """The result of ``lstat``. The modification time is that of creation, as writing takes no time."""
 
     st_ino: int
     st_size: int
@@ -70,7 +70,7 @@ REGULAR, FOLDER = 0o100644, 0o040755
 
 
 class Disk:
-    """The tree below ``/``. ``renamed`` and ``synced`` are told of what readers and recovery depend on."""
+    """The tree below ``/``. It reports each rename to ``renamed``, and each sync of a folder to ``folder_synced``."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -109,7 +109,7 @@ class Disk:
         return found
 
     def power_cut(self, keeps_names: bool) -> None:
-        """What was not synced is gone; with ``keeps_names`` only contents are."""
+        """Lose everything unsynced; with ``keeps_names``, lose only contents."""
         self._restore(self.root, keeps_names)
         self._renamed.clear()
 
@@ -124,7 +124,7 @@ class Disk:
             else:
                 entry.content = entry.synced
 
-    # Effects, each of one step. -------------------------------------------------------------------------------------
+    # Effects, one per step. -------------------------------------------------------------------------------------------
 
     def make_folder(self, names: tuple[str, ...]) -> None:
         self.folder(names[:-1]).entries.setdefault(names[-1], Folder(self.number()))
@@ -164,7 +164,7 @@ class Disk:
             entry.synced = entry.content
 
     def _sync_renames(self, folder: Folder) -> None:
-        """A rename is one entry of the file system's journal: both of its folders know of it, or neither."""
+        """Sync renames as a whole: a rename is one entry of the file system's journal, for both of its folders."""
         for renamed in [renamed for renamed in self._renamed if folder in (renamed[0], renamed[2])]:
             left, old, entered, new = renamed
             self._renamed.remove(renamed)
@@ -187,7 +187,7 @@ class Disk:
 
 
 class File:
-    """An open file. What is written is in the page cache, and seen, at once."""
+    """An open file. Writes go to the page cache and are visible at once."""
 
     def __init__(self, disk: Disk, inode: Inode) -> None:
         self._disk, self._inode = disk, inode
@@ -200,7 +200,7 @@ class File:
         self._inode.content += data
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""
 
     def fileno(self) -> int:
         return self._descriptor
@@ -218,7 +218,7 @@ class File:
 
 
 class Path:
-    """As much of ``pathlib.Path`` as the real code uses."""
+    """The part of ``pathlib.Path`` that the real code uses."""
 
     __slots__ = ("_disk", "names")
 
@@ -229,7 +229,7 @@ class Path:
         return Path(self._disk, (*self.names, name))
 
     def __eq__(self, other: object) -> bool:
-        """A name that was synced stays so, whatever dies: so it may be remembered for all processes of a disk."""
+        """Compare disk and names. A synced name stays synced, so all processes of a disk may cache it."""
         return isinstance(other, Path) and (other._disk, other.names) == (self._disk, self.names)
 
     def __hash__(self) -> int:
@@ -253,7 +253,7 @@ class Path:
         return isinstance(self._disk.find(self.names), Folder)
 
     def is_mount(self) -> bool:
-        """Those that are there from the start, as synced: a file sink's folder is two deep, and the log one."""
+        """Return whether the folder exists from the start: a files sink's at depth two, the log's at depth one."""
         return len(self.names) <= (2 if self.names[:1] == ("data",) else 1)
 
     def mkdir(self, exist_ok: bool = False) -> None:
@@ -299,7 +299,7 @@ class Path:
 
 
 class Listing:
-    """What ``os.scandir`` returns."""
+    """The result of ``os.scandir``."""
 
     def __init__(self, folder: Path) -> None:
         self._names = [path.name for path in folder.iterdir() if not (folder / path.name).is_dir()]
@@ -314,7 +314,7 @@ class Listing:
 
 
 class OperatingSystem:
-    """As much of ``os`` as the real code uses, on the disk of the current world."""
+    """The part of ``os`` that the real code uses, on the disk of the current world."""
 
     O_RDONLY = 0
     W_OK, X_OK = 2, 1

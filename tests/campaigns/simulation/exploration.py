@@ -1,4 +1,4 @@
-"""Which schedules are run: small spaces one after the other, larger ones by seed; and what a failure is cut down to."""
+"""The choice of schedules (small spaces exhaustively, larger ones by seed), and the reduction of a failing schedule."""
 
 from __future__ import annotations
 
@@ -19,23 +19,26 @@ SMALL = (
     Scenario(sinks="kf", batches=2, partitions=(2, 1), end_txn_version=4, rests=True),
     Scenario(sinks="kf", stage=True, late_begin=True),
     Scenario(sinks="ff", log="disk", batches=2, entries_kept=1, syncs_checkpoint=False),
+    Scenario(sinks="kft", batches=2, partitions=(2, 1), rests=True),
+    Scenario(sinks="tt", stage=True, batches=2),
 )
-"""The spaces that are enumerated: every fault at every step, then every pair."""
+"""Scenarios whose single faults are all tried, at every step, and then their pairs."""
 
 SMALLEST = (
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1),
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, log="disk"),
     Scenario(sinks="k", partitions=(1,), rows_a_batch=2, entries_kept=1, end_txn_version=4, runs=2, rests=True),
+    Scenario(sinks="t", rows_a_batch=2, batches=2),
 )
-"""Those of which every pair of faults is enumerated first; those of ``SMALL`` come after, as far as time goes."""
+"""Scenarios whose pairs of faults are tried first. Those of ``SMALL`` follow while time remains."""
 
-TINY = (Scenario(sinks="k", partitions=(1,), rows_a_batch=1), SMALLEST[-1])
-"""Those of which every triple of faults comes next, some ten million, as far as time goes."""
+TINY = (Scenario(sinks="k", partitions=(1,), rows_a_batch=1), *SMALLEST[-2:])
+"""Scenarios whose triples of faults come next, about 200 million in all, while time remains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A schedule that broke a promise, as short as it could be made."""
+    """A schedule that broke a promise, reduced to the faults that matter."""
 
     scenario: Scenario
     schedule: Mapping[int, Fault]
@@ -57,7 +60,7 @@ def _place(step: Step) -> str:
 
 
 def singles(scenario: Scenario, only: Container[Fault] = tuple(Fault)) -> Iterator[dict[int, Fault]]:
-    """Every fault at every step of an undisturbed run."""
+    """Yield every fault at every step of an undisturbed run."""
     for number, step in enumerate(run_schedule(scenario, {}, traced=True).trace):
         for fault in step.faults:
             if fault in only:
@@ -67,14 +70,14 @@ def singles(scenario: Scenario, only: Container[Fault] = tuple(Fault)) -> Iterat
 def pairs(
     scenario: Scenario, stride: int = 1, offset: int = 0, only: Container[Fault] = tuple(Fault)
 ) -> Iterator[dict[int, Fault]]:
-    """After every single fault, every fault at every later step of that run. With a stride, one first fault in so
-    many."""
+    """Yield, after every single fault, every fault at every later step of that run. With a stride, use only every
+    ``stride``-th first fault."""
     for first in itertools.islice(singles(scenario, only), offset, None, stride):
         yield from _one_more(scenario, first, only)
 
 
 def in_turn(scenario: Scenario, kinds: Sequence[Container[Fault]]) -> Iterator[Mapping[int, Fault]]:
-    """Of as many faults as ``kinds``, each of the next kind and at a later step than the one before."""
+    """Yield schedules with one fault per entry of ``kinds``, in that order and at ascending steps."""
     schedules: Iterable[Mapping[int, Fault]] = singles(scenario, kinds[0]) if kinds else ()
     for kind in kinds[1:]:
         schedules = itertools.chain.from_iterable(map(functools.partial(_one_more, scenario, only=kind), schedules))
@@ -82,8 +85,8 @@ def in_turn(scenario: Scenario, kinds: Sequence[Container[Fault]]) -> Iterator[M
 
 
 def triples(scenario: Scenario, stride: int = 1, offset: int = 0) -> Iterator[dict[int, Fault]]:
-    """After every pair of faults, every fault at every later step of that run. The pairs come in no order, so that some
-    of the triples are a sample of all."""
+    """Yield, after every pair of faults, every fault at every later step of that run. The pairs are shuffled, so the
+    triples that fit into the time are a sample of all."""
     in_no_order = list(pairs(scenario))
     random.Random(0).shuffle(in_no_order)
     for pair in in_no_order[offset::stride]:
@@ -93,7 +96,7 @@ def triples(scenario: Scenario, stride: int = 1, offset: int = 0) -> Iterator[di
 def _one_more(
     scenario: Scenario, schedule: Mapping[int, Fault], only: Container[Fault] = tuple(Fault)
 ) -> Iterator[dict[int, Fault]]:
-    """Every fault at every later step of the run."""
+    """Yield ``schedule`` with one more fault: every fault at every later step of its run."""
     for number, step in enumerate(run_schedule(scenario, schedule, traced=True).trace):
         if number > max(schedule):
             for fault in step.faults:
@@ -102,7 +105,7 @@ def _one_more(
 
 
 def shortest(scenario: Scenario, result: Result, seed: int | None = None) -> Failure:
-    """Leave out one fault after the other, and whatever makes the scenario larger, while it still fails."""
+    """Remove each fault without which the schedule still fails."""
     assert result.violation
     schedule, violation = dict(result.schedule), result.violation
     for at in sorted(schedule):

@@ -1,7 +1,8 @@
-"""A model of Kafka's transaction coordinator, and the real Kafka sink on it.
+"""A model of Kafka's transaction coordinator, with the real Kafka sink on top.
 
-Every answer is one of the table in ``twopc_kafka.answers``, measured on a broker; ``test_conformance.py`` puts the
-same calls to both. The model stands where the sink's ``Control`` and ``Writer`` do: above them is the real code.
+Every answer is in the table in ``twopc_kafka.answers``, which was measured on a broker. ``test_conformance.py`` makes
+the same calls to model and broker. The model replaces the sink's ``Control`` and ``Writer``; the code above them is
+real.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from twopc_kafka.writers.librdkafka import Writer
 TOPIC = "simulated"
 TIMEOUT_MS = 900_000
 MARKERS_STEPS = 7
-"""How many steps a broker takes to write markers when it is slow."""
+"""How many steps a slow broker takes to write markers."""
 
 STALE_STEPS = 12
-"""How many steps a broker takes to find out that it has been cut off."""
+"""How many steps a broker takes to notice that it is cut off."""
 
 LAST_EPOCH = 32_766
 
@@ -50,7 +51,7 @@ _STALE = (Fault.STALE, Fault.STALE_AND_EMPTY)
 
 END = Op("kafka: end", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.EXPIRY, *_OF_MARKERS, *_STALE, changes=True)
 DESCRIBE = Op("kafka: describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, *_STALE, changes=False)
-PROVE = Op("kafka: have it proven, and describe", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
+PROVE = Op("kafka: describe, proven by a write", _no_answer, Fault.EXPIRY, Fault.SUSPENDED, changes=False)
 ASK = Op("kafka: describe the broker's configuration", _no_answer)
 LIST = Op("kafka: list", _no_answer, changes=False)
 FIND = Op("kafka: find the coordinator", _not_delivered)
@@ -66,24 +67,24 @@ INIT = Op(
 )
 PRODUCE = Op("kafka: produce", _not_delivered, Fault.DELAYED, changes=True)
 FLUSH = Op("kafka: flush", _not_delivered, Fault.SUSPENDED, changes=False)
-ABORT = Op("kafka: abort by its writer", _not_delivered, Fault.DELAYED, *_OF_MARKERS, changes=True)
+ABORT = Op("kafka: abort by the writer", _not_delivered, Fault.DELAYED, *_OF_MARKERS, changes=True)
 LEADER = Op("kafka: ask a leader", _no_answer, changes=False)
 MARK = Op("kafka: write a marker", _no_answer, Fault.DELAYED, changes=True)
 
 
 class Fate(Enum):
-    """What became of a transaction, as only the model knows."""
+    """The outcome of a transaction, which only the model knows."""
 
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted by a client"
-    REPLACED = "rolled back, as its id was initialised again"
+    REPLACED = "rolled back because its id was initialized again"
     TIMED_OUT = "timed out"
 
 
 @dataclass(eq=False, slots=True)
 class Written:
-    """One transaction with what was written in it."""
+    """One transaction and the rows written in it."""
 
     name: str
     producer_id: int
@@ -99,7 +100,7 @@ class Written:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """What one producer has open in the partition: more than one transaction, where a marker was left out."""
+    """A producer's open transactions in the partition. There is more than one only if a marker was left out."""
 
     producer_epoch: int
     start_offset: int
@@ -108,8 +109,7 @@ class Held:
 
 @dataclass(eq=False, slots=True)
 class Id:
-    """One transactional id at its coordinator. ``past`` is what it was before the last request that has changed it, and
-    ``changed_at`` the step of that."""
+    """One transactional id. ``past`` is its state before the last change, ``changed_at`` the step of that change."""
 
     name: str
     producer_id: int
@@ -125,12 +125,12 @@ class Id:
         return TransactionState(self.state, self.producer_id, self.epoch, {TOPIC: [0]})
 
     def changes(self, step: int) -> None:
-        """About to."""
+        """Note the current state as the past one, just before a change at ``step``."""
         self.past, self.changed_at = self.now, step
 
 
 class Broker:
-    """A cluster: every coordinator, and one partition."""
+    """A cluster: all transaction coordinators, and one partition."""
 
     def __init__(self, world: World, end_txn_version: int = EPOCH_BUMPING_END_TXN) -> None:
         self.world = world
@@ -146,10 +146,10 @@ class Broker:
         self.was_cut_off = False
         self._producer_ids = 1000
 
-    # What clients ask. ----------------------------------------------------------------------------------------------
+    # Requests of clients. ---------------------------------------------------------------------------------------------
 
     def init(self, name: str, timeout_ms: int = TIMEOUT_MS) -> ProducerIdentity | str:
-        """InitProducerId: a new epoch, or the name of the error."""
+        """Handle InitProducerId. Return a new epoch, or the name of the error."""
         known = self.ids.get(name)
         if known is None:
             known = self.ids[name] = Id(name, self._new_producer_id(), -1, changed_at=self.world.steps)
@@ -168,7 +168,7 @@ class Broker:
         return ProducerIdentity(known.producer_id, known.epoch)
 
     def produce(self, name: str, identity: ProducerIdentity, rows: Sequence[str], writer: Actor | None = None) -> str:
-        """Add ``rows`` to the open transaction, or open one: a producer may do so under the epoch that it has."""
+        """Add ``rows`` to the open transaction, or open one, as a producer may do under its current epoch."""
         known = self.ids.get(name)
         if known is None or known.producer_id != identity.producer_id:
             return "INVALID_PRODUCER_ID_MAPPING"
@@ -188,10 +188,8 @@ class Broker:
             held.transactions.append(known.written)
         return "NO_ERROR"
 
-    def end(  # one line a row of the table
-        self, name: str, producer_id: int, epoch: int, commit: bool, version: int
-    ) -> str:
-        """EndTxn: the name of the error, ``NO_ERROR`` for none."""
+    def end(self, name: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        """Handle EndTxn. Return the name of the error, or ``NO_ERROR``."""
         known = self.ids.get(name)
         bumps = version >= EPOCH_BUMPING_END_TXN
         error = _answer(known.now if known else None, producer_id, epoch, commit, bumps)
@@ -200,7 +198,7 @@ class Broker:
         assert known is not None
         if known.state == "Ongoing":
             self._end(known, Fate.COMMITTED if commit else Fate.ABORTED, bumps)
-        else:  # an abort of nothing: the producer wants a new epoch (KIP-890)
+        else:  # an abort without a transaction: the producer requests a new epoch (KIP-890)
             known.changes(self.world.steps)
             known.epoch += 1
             known.state, known.written = "CompleteAbort", None
@@ -209,7 +207,7 @@ class Broker:
     def end_in_the_past(
         self, stale: Fault | None, name: str, producer_id: int, epoch: int, commit: bool, version: int
     ) -> str:
-        """What a broker answers that is cut off: it can write nothing."""
+        """Handle EndTxn on a broker that is cut off, and so can write nothing."""
         past = self.describe_the_past(stale, [name]).get(name)
         error = _answer(past, producer_id, epoch, commit, version >= EPOCH_BUMPING_END_TXN)
         if error is None:
@@ -222,7 +220,7 @@ class Broker:
         return {name: known.now for name in names if (known := self.ids.get(name)) is not None}
 
     def describe_the_past(self, stale: Fault | None, names: Sequence[str]) -> dict[str, TransactionState]:
-        """What a broker answers that is cut off."""
+        """Return the states as a broker that is cut off reports them."""
         found = {}
         for name in names if stale is Fault.STALE else ():
             if (known := self.ids.get(name)) is not None and known.past is not None:
@@ -246,17 +244,17 @@ class Broker:
         ]
 
     def mark(self, producer_id: int, epoch: int, commit: bool) -> str:
-        """WriteTxnMarkers, with the epoch after that of the transaction."""
+        """Handle WriteTxnMarkers, with the epoch that follows the transaction's."""
         held = self.held.get(producer_id)
         if held is not None and held.producer_epoch > epoch:
             return "INVALID_PRODUCER_EPOCH"
         self._mark(producer_id, commit)
         return "NO_ERROR"
 
-    # What time does. ------------------------------------------------------------------------------------------------
+    # Effects of time. -------------------------------------------------------------------------------------------------
 
     def time_out(self) -> None:
-        """Let every open transaction run out of time."""
+        """Let every open transaction time out."""
         self.world.now_ms += max((known.timeout_ms for known in self.ids.values()), default=0)
         self.roll_back_what_timed_out()
 
@@ -270,11 +268,11 @@ class Broker:
         return self.world.now_ms - known.written.started_ms
 
     def expire(self) -> None:
-        """Let seven days go by."""
+        """Let seven days pass."""
         self.time_out()
         self.ids = {name: known for name, known in self.ids.items() if known.state.startswith("Prepare")}
 
-    # How. -----------------------------------------------------------------------------------------------------------
+    # Internals. -------------------------------------------------------------------------------------------------------
 
     def _end(self, known: Id, fate: Fate, bumps: bool) -> None:
         written = known.written
@@ -300,7 +298,7 @@ class Broker:
             complete()
 
     def _mark(self, producer_id: int, commit: bool) -> None:
-        """End whatever the producer has open in the partition, of whichever transaction it is."""
+        """End everything that the producer has open in the partition, whichever transaction it belongs to."""
         held = self.held.pop(producer_id, None)
         for written in held.transactions if held and commit else ():
             self.visible.update(written.rows)
@@ -311,10 +309,10 @@ class Broker:
         return self._producer_ids
 
 
-def _answer(  # noqa: PLR0911  # one line a row of the table
+def _answer(  # noqa: PLR0911  # one line per row of the table
     known: TransactionState | None, producer_id: int, epoch: int, commit: bool, bumps: bool
 ) -> str | None:
-    """What a coordinator answers to EndTxn that knows this of the id; None where it has something to write."""
+    """Return the answer to EndTxn of a coordinator that knows ``known``; None if it first has something to write."""
     if known is None or known.producer_id != producer_id:
         return "INVALID_PRODUCER_ID_MAPPING"
     repeats = bumps and epoch == known.producer_epoch - 1 and known.state not in ("Empty", "Ongoing")
@@ -333,8 +331,8 @@ def _answer(  # noqa: PLR0911  # one line a row of the table
 
 
 class ModelControl(Control):
-    """The sink's control connection, to the model. It may have found a broker that is cut off from the others, which
-    answers what was the case in the past until it has to prove that it coordinates the id, or to write."""
+    """The sink's control connection, to the model. Its broker may be cut off from the others. Such a broker reports
+    past states until it has to write, or to prove that it coordinates the id."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -372,7 +370,7 @@ class ModelControl(Control):
 
     def _describe_proven(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:  # type: ignore[override]
         if self._stale:
-            self._stale = None  # who coordinates the id is found anew
+            self._stale = None  # the coordinator of the id is looked up again
             raise Retriable("the broker has not proved that it coordinates the id")
         return self._broker.describe(transactional_ids)
 
@@ -398,7 +396,7 @@ class ModelControl(Control):
 
 
 class ModelLeaders(Leaders):
-    """Those of the partitions, in the model."""
+    """The partitions' leaders, in the model."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -408,14 +406,14 @@ class ModelLeaders(Leaders):
         return Seen(self._step(LEADER, self._broker.open_transactions)) if partitions or topic else Seen()
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
-        return {}  # none is ever deleted
+        return {}  # topics are never deleted
 
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         return self._step(MARK, self._broker.mark, *transaction.identity, commit)
 
 
 class ModelWriter(Writer):
-    """The sink's producer, to the model. As librdkafka's, its own aborts leave the epoch alone."""
+    """The sink's producer, to the model. Like librdkafka's, its own aborts leave the epoch unchanged."""
 
     def __init__(self, broker: Broker, name: str, was_used: bool) -> None:
         self.topic_ids = {}  # topics are not deleted
@@ -453,10 +451,10 @@ class ModelWriter(Writer):
 
 
 def _nothing() -> None:
-    """A flush, as what was produced is acknowledged already; or a question that has one answer."""
+    """Do nothing: for a flush, because all records are acknowledged already, and for a lookup with a fixed answer."""
 
 
-# Brokers that grant transactions without a time-out are not modelled: nothing can be lost there.
+# Brokers that grant transactions without a timeout are not modeled, because nothing can be lost there.
 _OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": TOPIC, "two.phase.commit": "off"})
 
 
@@ -480,7 +478,7 @@ class SimulatedKafkaSink(KafkaSink):
         return ModelWriter(self._broker, name, was_used)
 
     def validate(self, schema: object) -> None:
-        """Records of the simulation are no Arrow."""
+        """Accept all: the simulation's records are not Arrow data."""
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         super().complete(batch_id, committables)

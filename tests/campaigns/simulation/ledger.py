@@ -1,4 +1,4 @@
-"""What the run has promised and kept: the invariants of the design, checked at every effect and at the end."""
+"""The ledger of promises: the invariants of the design, checked at every effect and at the end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TypeAlias
 from tests.campaigns.simulation.disk import Disk, Folder, Inode
 from tests.campaigns.simulation.kafka_model import Broker, Fate, Written
 from tests.campaigns.simulation.promises import Promise, Violation
+from tests.campaigns.simulation.table_ledger import TableLedger
+from tests.campaigns.simulation.table_model import Table, Version
 from tests.campaigns.simulation.world import Actor
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log import entries
@@ -19,10 +21,11 @@ DecidedKey: TypeAlias = "tuple[str, int, int]"
 
 
 class Ledger:
-    """Reads every entry of the commit log as it becomes durable, and judges by it whatever else happens."""
+    """Reads every log entry as it becomes durable, and checks everything else against the log."""
 
-    def __init__(self, broker: Broker, disk: Disk) -> None:
+    def __init__(self, broker: Broker, disk: Disk, tables: Mapping[str, Table]) -> None:
         self._broker, self._disk = broker, disk
+        self._tables = TableLedger(tables)
         self._top = -1
         self._first_unresolved: int | None = None
         self.incarnation = 0
@@ -41,19 +44,22 @@ class Ledger:
         broker.before_end = self.transaction_ends
         broker.on_complete = self.batch_is_complete
         disk.renamed = self.file_is_renamed
+        for table in tables.values():
+            table.before_commit = self.table_is_committed
 
     # As it happens. -------------------------------------------------------------------------------------------------
 
     def entry_is_durable(self, slot: int, data: bytes) -> None:
-        """Invariant 3: at most one decision a batch and a slot, and none by a coordinator that is fenced."""
+        """Invariant 3: at most one decision per batch and per slot, and none by a fenced coordinator."""
         if slot <= self._top:
-            return  # a zombie that slept on its number fills a pruned slot: nothing may follow from it
+            return  # a zombie that was asleep fills a pruned slot: it must have no consequence
         entry = entries.parse(data, "the simulated log")
         if slot != self._top + 1:
             raise Violation(Promise.LOG_IN_ORDER, f"slot {slot} is filled after slot {self._top}")
         self._top = slot
         self._is_resolved({decision.batch_id for decision in entry.unresolved})
         self._first_unresolved = entry.unresolved[0].batch_id if entry.unresolved else None
+        self._tables.entry_is_durable(entry.unresolved)
         match entry.kind:
             case "open":
                 if entry.incarnation != self.incarnation + 1:
@@ -74,36 +80,37 @@ class Ledger:
             self._amended(entry.unresolved)
 
     def _is_resolved(self, unresolved: Collection[int]) -> None:
-        """Invariant 2: what the log says to be committed is."""
+        """Invariant 2: everything that the log records as committed is committed."""
         undone: list[object] = [
             key for key, batch in self._batch_of.items() if batch not in unresolved and not self._is_committed(key)
         ]
         if self._staged:
             undone += [name for name in self._uncommitted_files() if self._staged.get(name) not in (None, *unresolved)]
+        undone += self._tables.undone(lambda batch: batch not in unresolved)
         if undone:
             raise Violation(
                 Promise.RESOLVED_WHEN_COMMITTED,
-                f"the log says that all but batches {unresolved} is committed, and not so is {undone}",
+                f"the log records all batches except {unresolved} as committed, but {undone} is not",
             )
 
     def _decided(self, decision: entries.Decision) -> None:
         expected = 0 if self.decided_batch is None else self.decided_batch + 1
         if decision.batch_id != expected:
-            raise Violation(Promise.DECIDED_ONCE, f"batch {decision.batch_id} is decided when {expected} was due")
+            raise Violation(Promise.DECIDED_ONCE, f"batch {decision.batch_id} is decided instead of batch {expected}")
         self.decided_batch = decision.batch_id
         self.decided_at = self._broker.world.steps
         for key in self._keys(decision):
             self._is_decided_now(key)
 
     def _amended(self, unresolved: Iterable[entries.Decision]) -> None:
-        """Only what the target had rolled back is written again."""
+        """Only transactions that the target system rolled back are written again."""
         amended = {key: decision.batch_id for decision in unresolved for key in self._keys(decision)}
         for key in [key for key, batch in self._batch_of.items() if batch in amended.values() and key not in amended]:
             written = self._written.pop(key)
             del self._batch_of[key]
             if written.fate is not Fate.TIMED_OUT:
                 raise Violation(
-                    Promise.AMENDED_WHEN_LOST, f"{key} is replaced by an amendment, and is {written.fate.value}"
+                    Promise.AMENDED_WHEN_LOST, f"{key} is replaced by an amendment, but is {written.fate.value}"
                 )
         for key, batch in amended.items():
             if key not in self._written:
@@ -111,14 +118,14 @@ class Ledger:
                 self._batch_of[key] = batch
 
     def _keys(self, decision: entries.Decision) -> list[DecidedKey]:
-        """Kafka's transactions of a decision; its staged files are noted."""
+        """Return the Kafka transactions of a decision, and note its pending files."""
         keys = []
         for committables in decision.committables.values():
             for committable in committables:
                 if "files" in committable.handle:
                     for file in decidable_files(committable):
                         self._staged.setdefault(file.pending, decision.batch_id)
-                else:
+                elif "producer_id" in committable.handle:
                     keys.append(_key(committable.transaction_id, committable.handle))
         for key in keys:
             self._batch_of.setdefault(key, decision.batch_id)
@@ -129,32 +136,32 @@ class Ledger:
         if written is None or written.fate not in (Fate.OPEN, Fate.TIMED_OUT):
             raise Violation(
                 Promise.DECIDED_WHEN_OPEN,
-                f"{key} is decided, and was {written.fate.value if written else 'never begun'}",
+                f"{key} is decided, but was {written.fate.value if written else 'never begun'}",
             )
         seen_at = [at for at in self._broker.described_at.get(written.name, {}).values() if at >= written.made_at]
         if not seen_at:
-            raise Violation(Promise.DECIDED_WHEN_OPEN, f"{key} is decided, and nobody has looked whether it is open")
-        # Who decides has looked; another, which is fenced, may see later what has become of it.
+            raise Violation(Promise.DECIDED_WHEN_OPEN, f"{key} is decided, but nobody has checked whether it is open")
+        # The process that decides has checked. A fenced one may later see how the transaction ended.
         if written.ended_at is not None and written.ended_at < min(seen_at):
-            raise Violation(Promise.DECIDED_WHEN_OPEN, f"{key} is decided, and was seen to have timed out")
+            raise Violation(Promise.DECIDED_WHEN_OPEN, f"{key} is decided, although it was seen to have timed out")
         self._written[key] = written
         self._ever_decided.add(key)
 
     def ids_expire(self) -> None:
-        """What the log says to be committed nobody needs to ask Kafka about."""
+        """Note that ids expire. Nobody needs to ask Kafka about a batch that the log records as committed."""
         self.expired = True
         self._expired_undone |= self._first_unresolved is not None
 
     def commit_is_asked(self, name: str, producer_id: int, epoch: int) -> None:
-        """Invariant 1, in intent: whatever the broker answers, nobody asks for a commit that is not decided."""
+        """Invariant 1, in intent: whatever the broker answers, no commit is requested before its decision."""
         if (name, producer_id, epoch) not in self._ever_decided:
             raise Violation(
                 Promise.COMMITTED_WHEN_DECIDED,
-                f"a commit of {name}, epoch {epoch}, is asked for without a durable decision",
+                f"a commit of {name}, epoch {epoch}, is requested without a durable decision",
             )
 
     def transaction_ends(self, written: Written, fate: Fate) -> None:
-        """Invariants 1 and 5: nothing is visible before its decision, nothing decided is rolled back by anybody."""
+        """Invariants 1 and 5: nothing is visible before its decision, and no client rolls back what is decided."""
         key = (written.name, written.producer_id, written.producer_epoch)
         is_decided = self._written.get(key) is written
         if fate is Fate.COMMITTED and not is_decided:
@@ -163,16 +170,24 @@ class Ledger:
             earlier = [k for k, batch in self._batch_of.items() if batch < self._batch_of[key]]
             if any(self._written[k].fate is Fate.OPEN for k in earlier if k in self._written):
                 raise Violation(Promise.COMMITTED_IN_ORDER, f"{key} is committed before an earlier batch")
+            if undone := self._tables.undone(lambda batch: batch < self._batch_of[key]):
+                raise Violation(Promise.COMMITTED_IN_ORDER, f"{key} is committed before {undone}")
         if fate in (Fate.ABORTED, Fate.REPLACED) and is_decided:
-            raise Violation(Promise.DECIDED_IS_KEPT, f"{key} is decided, and {fate.value}")
+            raise Violation(Promise.DECIDED_IS_KEPT, f"{key} is decided, but {fate.value}")
 
     def file_is_renamed(self, source: tuple[str, ...], target: tuple[str, ...]) -> None:
         if target[0] == "data" and source[-1] not in self._staged:
             raise Violation(Promise.COMMITTED_WHEN_DECIDED, f"{target[-1]} is visible without a durable decision")
 
+    def table_is_committed(self, table: Table, version: Version) -> None:
+        """Invariants 1 and 2, for the transactions that a version of a table makes visible."""
+        newest = self._tables.check_commit(table, version)
+        if any(self._written[key].fate is Fate.OPEN for key, batch in self._batch_of.items() if batch < newest):
+            raise Violation(Promise.COMMITTED_IN_ORDER, f"batch {newest} of a table is committed before an earlier one")
+
     def batch_is_complete(self, sink: str, batch_id: int) -> None:
-        """A sink is told so when everything of the batch is committed, and what is its own visible, in order, and of no
-        batch for the first time before it is told of the one before."""
+        """A sink's ``complete`` is called when every sink has committed the batch and the sink's own part is visible.
+        The first calls for successive batches come in order."""
         undone: list[object] = [
             key for key, batch in self._batch_of.items() if batch <= batch_id and not self._is_committed(key)
         ]
@@ -182,16 +197,17 @@ class Ledger:
             if batch <= batch_id and _sink_of(key) == sink and not self._written[key].is_visible
         ]
         undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
+        undone += self._tables.undone(lambda batch: batch <= batch_id)
         if undone:
             raise Violation(
                 Promise.COMPLETE_WHEN_COMMITTED,
-                f"batch {batch_id} is said to be complete, and not committed is {undone}",
+                f"batch {batch_id} is reported complete, but {undone} is not committed",
             )
         newest = self._completed.get(sink, self.first_completed - 1)
         if batch_id > newest + 1:
             raise Violation(
                 Promise.COMPLETE_WHEN_COMMITTED,
-                f"batch {batch_id} is said to be complete in sink {sink} after {newest}",
+                f"batch {batch_id} is reported complete in sink {sink} after batch {newest}",
             )
         self._completed[sink] = max(newest, batch_id)
 
@@ -199,49 +215,54 @@ class Ledger:
         return self._written[key].fate is Fate.COMMITTED
 
     def query_stops(self, error: OperatorRequired, has_copies: bool) -> None:
-        """Invariant 2: a query stops for a person only where something is really lost, or can't be known."""
-        timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values())
+        """Invariant 2: a query stops for an operator only if something is really lost, or its outcome is unknown."""
+        timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values()) or self._tables.lost()
         if isinstance(error, TransactionLost) and timed_out and not has_copies:
             return
+        if isinstance(error, OutcomeUnknown) and self._tables.restored:
+            return
         if isinstance(error, OutcomeUnknown) and (self._expired_undone or (self.expired and timed_out)):
-            return  # also of what was decided as its id expired
+            return  # including a transaction that was decided while its id expired
         raise Violation(Promise.STOPS_WITH_REASON, f"the query stops without a reason: {type(error).__name__}: {error}")
 
     # At the end. ----------------------------------------------------------------------------------------------------
 
     def check_contents(self, expected: Iterable[str]) -> None:
         """Invariants 2, 4, 6: the contents are those of a run without faults."""
-        found = self._broker.visible + self._rows_in_files()
+        found = self._broker.visible + self._rows_in_files() + self._tables.rows()
         wanted = Counter(expected)
         if found != wanted:
             raise Violation(
-                Promise.SAME_CONTENTS, f"missing {sorted(wanted - found)[:4]}, too many {sorted(found - wanted)[:4]}"
+                Promise.SAME_CONTENTS, f"missing: {sorted(wanted - found)[:4]}; too many: {sorted(found - wanted)[:4]}"
             )
 
     def check_completions(self, sinks: Iterable[str], newest: int) -> None:
-        """Every sink knows of every batch."""
+        """Every sink was informed of every complete batch."""
         if any(self._completed.get(sink) != newest for sink in sinks):
             raise Violation(
                 Promise.COMPLETE_WHEN_COMMITTED,
-                f"of batches up to {newest} sinks know as complete only those up to {self._completed}",
+                f"batches up to {newest} are complete, but sinks were informed only up to {self._completed}",
             )
 
     def check_contents_after_a_stop(self) -> None:
-        """What is lost is lost as a whole, and nothing else that is decided is left undone."""
-        # Batches are committed in order: of those after the one that is lost nothing can be.
+        """A lost transaction is lost as a whole, and nothing else that is decided is left undone."""
+        # Batches are committed in order, so nothing after the lost one can be committed.
         lost = [self._batch_of[key] for key, written in self._written.items() if written.fate is Fate.TIMED_OUT]
-        if self.expired and self._first_unresolved is not None:
+        lost += self._tables.lost()
+        if (self.expired or self._tables.restored) and self._first_unresolved is not None:
             lost.append(self._first_unresolved)
         last = min(lost, default=self.decided_batch or 0)
         undone = [
             key for key, written in self._written.items() if written.fate is Fate.OPEN and self._batch_of[key] <= last
         ]
         undone_files = [name for name in self._uncommitted_files() if self._staged.get(name, last + 1) <= last]
-        if undone or undone_files:
+        undone_in_tables = self._tables.undone_after_a_stop(last)
+        if undone or undone_files or undone_in_tables:
             raise Violation(
-                Promise.STOPS_AFTER_THE_REST, f"the query has stopped and left undone {undone} {undone_files}"
+                Promise.STOPS_AFTER_THE_REST,
+                f"the query has stopped and left undone {undone} {undone_files} {undone_in_tables}",
             )
-        # What is committed and hangs is seen when somebody has the query go on, which then completes the batch.
+        # A committed transaction that hangs becomes visible when the query continues and completes the batch.
         hanging = [written for held in self._broker.held.values() for written in held.transactions]
         wanted: Counter[str] = Counter()
         for written in self._written.values():
@@ -250,30 +271,36 @@ class Ledger:
         if self._broker.visible != wanted:
             raise Violation(
                 Promise.SAME_CONTENTS,
-                f"after a stop {self._broker.visible - wanted} is too much, {wanted - self._broker.visible} missing",
+                f"after a stop, too many: {self._broker.visible - wanted}; missing: {wanted - self._broker.visible}",
             )
         twice = [row for row, times in self._rows_in_files().items() if times > 1]
         if twice:
-            raise Violation(Promise.SAME_CONTENTS, f"after a stop {twice} are there twice")
+            raise Violation(Promise.SAME_CONTENTS, f"after a stop, these rows are in files twice: {twice}")
+
+    @property
+    def is_restored(self) -> bool:
+        """Whether a table was restored from a backup that lacks a batch which is recorded as committed."""
+        return bool(self._tables.restored)
 
     def check_complete(self) -> None:
-        """The log says so, and no next decision must come for it."""
+        """The log records every batch as committed, without waiting for the next decision."""
         if self._first_unresolved is not None:
             raise Violation(
-                Promise.RESOLVED_AT_REST, f"batch {self._first_unresolved} is complete, and the log does not say so"
+                Promise.RESOLVED_AT_REST, f"batch {self._first_unresolved} is complete, but the log does not record it"
             )
 
     def check_swept(self, before: int) -> None:
-        """What a participant that had ended before this step has left open, and is not decided, is gone. Where a broker
-        that was cut off has said so, it may be gone later."""
+        """Undecided transactions of participants that had ended before this step are gone. If a broker was cut off,
+        they may be gone later."""
         if self._broker.was_cut_off:
             return
         open_ = [known.written for known in self._broker.ids.values() if known.state == "Ongoing" and known.written]
         for written in open_:
             key = (written.name, written.producer_id, written.producer_epoch)
             if _ended(written.made_by, written.made_at, before) and self._written.get(key) is not written:
-                raise Violation(Promise.SWEPT, f"{written.name} is open, was not swept away, and nobody will end it")
+                raise Violation(Promise.SWEPT, f"{written.name} is open and was not swept, and nobody will end it")
         self._check_nothing_hangs(before)
+        self._check_no_note_is_left(before)
         for folder in self._sink_folders():
             for staging in folder.entries.values():
                 if isinstance(staging, Folder):
@@ -281,27 +308,31 @@ class Ledger:
                         assert isinstance(file, Inode)
                         if _ended(file.made_by, file.made_at, before) and name not in self._staged:
                             raise Violation(
-                                Promise.SWEPT, f"{name} is staged, was not swept away, and nobody will commit it"
+                                Promise.SWEPT, f"{name} is pending and was not swept, and nobody will commit it"
                             )
 
+    def _check_no_note_is_left(self, before: int) -> None:
+        for name, made in self._tables.notes().items():
+            if _ended(made.by, made.at, before):
+                raise Violation(Promise.SWEPT, f"{name} has a note and was not swept, and nobody will commit it")
+
     def _check_nothing_hangs(self, before: int) -> None:
-        known = {id.producer_id for id in self._broker.ids.values()}  # of what Kafka has forgotten nobody can tell
+        known = {id.producer_id for id in self._broker.ids.values()}  # nobody can attribute a forgotten one
         for producer_id, held in self._broker.held.items():
             for written in held.transactions if producer_id in known else ():
                 if written.fate in _ROLLED_BACK and _ended(written.made_by, written.made_at, before):
-                    raise Violation(Promise.SWEPT, f"{written.name} hangs, was not swept away, and holds back readers")
+                    raise Violation(Promise.SWEPT, f"{written.name} hangs, was not swept, and holds back readers")
 
     def check_quiescent(self) -> None:
-        """Nothing is left open: no transaction holds back a reader, no staged file takes up room."""
+        """Nothing is left: no open transaction, which would hold back readers, and no pending file or replay copy."""
         dangling = [known.name for known in self._broker.ids.values() if known.state in _NOT_ENDED]
         copies = sorted(self._disk.folder(("stage",)).entries)
-        # Whose it is what hangs, nobody can tell when Kafka has forgotten the id.
+        # When Kafka has forgotten an id, nobody can attribute its hanging transaction.
         known = {known.producer_id for known in self._broker.ids.values()}
         held = [open_ for open_ in self._broker.open_transactions() if open_.producer_id in known or not self.expired]
-        if dangling or held or copies or self._staged_files():
-            raise Violation(
-                Promise.NOTHING_LEFT, f"left open: {dangling} {held} {sorted(self._staged_files())} {copies}"
-            )
+        pending = [*sorted(self._staged_files()), *self._tables.left()]
+        if dangling or held or copies or pending:
+            raise Violation(Promise.NOTHING_LEFT, f"left open: {dangling} {held} {pending} {copies}")
 
     def _rows_in_files(self) -> Counter[str]:
         rows: Counter[str] = Counter()
@@ -321,7 +352,7 @@ class Ledger:
         }
 
     def _uncommitted_files(self) -> set[str]:
-        """Staged files without their target. A power cut may have left a file both of its names."""
+        """Return the pending files that are not published. A power cut may have left a file both of its names."""
         return {
             name
             for folder in self._sink_folders()
@@ -357,7 +388,7 @@ def _key(name: str, handle: Mapping[str, object]) -> DecidedKey:
 
 
 class FolderAsLog:
-    """Tells the ledger of the entries of a log on the disk, when their names and contents are synced."""
+    """Reports a log entry on the disk to the ledger once its name and content are synced."""
 
     def __init__(self, disk: Disk, ledger: Ledger, folder: Folder) -> None:
         self._ledger, self._folder = ledger, folder
@@ -366,7 +397,7 @@ class FolderAsLog:
         ledger.newest_incarnation = self.newest_incarnation
 
     def newest_incarnation(self) -> int:
-        """That of the last entry that processes see: its name may not be synced yet."""
+        """Return the incarnation of the newest entry that processes see. Its name may not be synced yet."""
         name = max(name for name in self._folder.entries if name.endswith(".json"))
         entry = self._folder.entries[name]
         assert isinstance(entry, Inode)

@@ -1,7 +1,7 @@
-"""Machines with the files in which names are leased: as much of ``twopc.leases`` as touches a machine.
+"""Machines, with the files in which names are leased: the part of ``twopc.leases`` that touches a machine.
 
-A lock is its process's, which holds it while it sleeps and loses it with its death. What is written is seen at once,
-and is gone with a power cut: the worst is taken, that nothing of the last lease has reached the disk.
+A lock belongs to its process, which holds it while it sleeps and loses it when it dies. Writes are visible at once. A
+power cut loses them: the model assumes the worst case, that nothing of the last lease has reached the disk.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ def _no_room() -> Exception:
     return OSError(errno.ENOSPC, "no room for a lease")
 
 
-SAVE = Op("machine: write the use of a name", _no_room, Fault.MACHINE_POWER_CUT, changes=True)
+SAVE = Op("machine: record the use of a name", _no_room, Fault.MACHINE_POWER_CUT, changes=True)
 
 
 class File:
-    """The use of a name."""
+    """A file that records the use of a name."""
 
     __slots__ = ("before", "content", "holder", "is_locked")
 
@@ -33,19 +33,19 @@ class File:
 
 
 class Forgotten(dict[str, Any]):
-    """Stands in for ``leases._searched``: each attempt is the first of its process."""
+    """Replaces ``leases._searched``: each attempt is the first of its process."""
 
     def __setitem__(self, pool: str, searched: Any) -> None:
         pass
 
 
 class Machines:
-    """All of them, by number. They stand in for ``leases.open_slot`` and ``leases._boot``."""
+    """All machines, by number. Replaces ``leases.open_slot`` and ``leases._boot``."""
 
     world: World
 
     def enter(self, world: World) -> None:
-        """They are new, and of that world."""
+        """Start with new machines in ``world``."""
         self.world = world
         self._files: defaultdict[int, dict[tuple[str, int], File]] = defaultdict(dict)
         self._boots: defaultdict[int, int] = defaultdict(int)
@@ -65,19 +65,19 @@ class Machines:
         return Slot(self.world, file)
 
     def power_cut(self, machine: int) -> None:
-        """Its processes are dead."""
+        """Cut the power of one machine, whose processes are dead already."""
         self._boots[machine] += 1
         for file in self._files[machine].values():
             file.content, file.is_locked = file.before, False
 
     def power_cuts(self) -> None:
-        """Everywhere."""
+        """Cut the power of every machine."""
         for machine in self._files:
             self.power_cut(machine)
 
 
 class Slot:
-    """A file of names, locked: a ``leases.Slot``."""
+    """A locked file that records the use of a name; replaces ``leases.Slot``."""
 
     __slots__ = ("_file", "_is_first", "_world")
 

@@ -1,7 +1,7 @@
-"""Mutants: small defects put into the real code, each of which the simulation must catch.
+"""Mutants: small defects in the real code, each of which the simulation must catch.
 
-A mutant redirects calls of one or more functions of the real code, in this process and for one run only. One that
-survives shows what the simulation lacks.
+A mutant redirects calls of one or more functions of the real code, in this process and for one run only. A mutant that
+survives shows a gap in the simulation.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ import contextlib
 import operator
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tests.campaigns.seams import Seam, nothing, returning
 from tests.campaigns.simulation.exploration import SMALL
 from tests.campaigns.simulation.schedule import Scenario
+from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Conflict, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
 from twopc import leases, sweep
+from twopc._bound_sink import CommitCall
 from twopc.coordinator import Coordinator
 from twopc.durable_files import sync_folder
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
@@ -41,10 +44,12 @@ class Mutant:
     """A defect.
 
     Attributes:
-        name: what is wrong, in a few words.
-        seams: where calls go elsewhere, which makes it so.
-        scenarios: whose single faults are tried first; then faults of the kinds ``in_turn``; then pairs of the faults
-            ``in_pairs``; then seeds.
+        name: the defect, in a few words.
+        seams: the redirected calls that cause it.
+        scenarios: the scenarios to try: first their single faults, then faults of the kinds ``in_turn``, then pairs of
+            the faults ``in_pairs``, then seeds.
+        in_pairs: the faults to try in pairs.
+        in_turn: the kinds of faults to try one after the other.
     """
 
     name: str
@@ -64,6 +69,8 @@ HANGING = "twopc_kafka.hanging:Hanging"
 BROKER = "tests.campaigns.simulation.kafka_model:ModelControl"
 FILES = "twopc_files.stores.local:Local"
 SYSTEM = "tests.campaigns.simulation.disk:OperatingSystem"
+CALLS = "twopc._bound_sink:BoundSink.commit_calls"
+TABLE = "tests.campaigns.simulation.table_model:SimulatedTableSink"
 
 PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
 ON_DISK = Scenario(sinks="f", log="disk", partitions=(1,), rows_a_batch=1)
@@ -73,13 +80,16 @@ BACKLOG = Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, batches=2, backl
 RECURRING = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, batches=3, slots=2)
 RESTING = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, rests=True)
 STAGED = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, stage=True)
+WHOLE = Scenario(sinks="t", rows_a_batch=2)
+WHOLES = Scenario(sinks="t", partitions=(1,), rows_a_batch=1, batches=2)
+TORN = replace(WHOLE, stage=True)
 
 
-# What is called instead, with the real function first: each has one defect. -----------------------------------------
+# Replacements, each with one defect. The first argument is the real function. -----------------------------------------
 
 
 def _sealed_unseen(_: Any, self: Coordinator, round: Round, votes: Sequence[Any], __: float) -> Any:
-    """Has sealed nothing."""
+    """Seal nothing."""
     self._enter(Phase.SEALING, round.batch_id)
     unseen = {"end_txn_version": 5, "partitions": {}}
     return {
@@ -120,7 +130,7 @@ def _newest_first(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> 
 
 
 def _not_while(*phases: Phase) -> Callable[..., Any]:
-    """Do nothing in these phases of the coordinator."""
+    """Return a replacement that does nothing in these phases of the coordinator."""
     return lambda real, self, *rest, **named: None if self.phase in phases else real(self, *rest, **named)
 
 
@@ -196,12 +206,12 @@ def _opened_alone(real: Any, log: type[CommitLog], store: Any, *rest: Any) -> Co
 
 
 def _without(**fields: Any) -> Callable[..., Any]:
-    """The entry, with these fields changed."""
+    """Return a replacement that changes these fields of the entry."""
     return lambda real, *arguments: replace(real(*arguments), **fields)
 
 
 def _put_although(error: type[Exception]) -> Callable[..., Any]:
-    """Count as written what failed by ``error``."""
+    """Return a replacement that counts an entry as written if the append raised ``error``."""
 
     def put(real: Any, store: Any, slot: int, entry: Entry) -> Any:
         try:
@@ -234,7 +244,7 @@ def _read_once(_: Any, store: Any) -> tuple[int, Entry] | None:
 
 
 class _WasThere(TwoPhaseCommitError):
-    """A target that was committed before."""
+    """The file was committed before."""
 
 
 def _published_or_raised(real: Any, *arguments: Any) -> bool:
@@ -276,12 +286,12 @@ def _aborted_at_its_coordinator(real: Any, self: Any, committable: Committable) 
 
 
 def _last_use(changed: Callable[[Use, str, Any], Use]) -> Callable[..., Any]:
-    """See another last use of the name than was noted."""
+    """Return a replacement that sees a changed last use of the name."""
     return lambda real, last, boot, now: real(last and changed(last, boot, now), boot, now)
 
 
 def _forgotten_if(is_forgotten: Callable[[Any, Any], bool]) -> Callable[..., Any]:
-    """Take a last use for one of a round long ago."""
+    """Return a replacement that takes the last use for one of a round long ago."""
     return _last_use(lambda last, _, now: replace(last, round=(0, 0)) if is_forgotten(last.round, now) else last)
 
 
@@ -302,6 +312,98 @@ def _in_first_slot(real: Any, self: leases.Lease, pool: str, use: Use, *rest: An
 
 def _overwriting(_: Any, __: Any, source: Any, target: Any) -> None:
     source.rename(target)
+
+
+def _one_by_one(_: Any, self: SimulatedTableSink, batch_id: int, committables: Sequence[Committable]) -> list[Any]:
+    name = self.transactional_ids.sink
+    return [CommitCall(name, (each,), partial(self.commit_batch, batch_id, [each])) for each in committables]
+
+
+def _first_left_out(real: Any, self: Coordinator, decision: Decision) -> None:
+    fewer = {name: of_sink[1:] for name, of_sink in decision.committables.items()}
+    real(self, Decision(decision.round, fewer))
+
+
+def _whole_batch_committed_then_decided(real: Any, self: Coordinator, decision: Decision, reads: Any) -> None:
+    for name, sink in self._sinks.items():
+        sink.commit_batch(decision.batch_id, decision.committables[name])
+    real(self, decision, reads)
+
+
+def _under_newest_number(real: Any, self: SimulatedTableSink, _: int, committables: Sequence[Committable]) -> Any:
+    return real(self, max(self.pending), committables)
+
+
+def _first_lost_replayed(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
+    return real(self, batch_id, {name: of_sink[:1] for name, of_sink in lost.items()})
+
+
+def _part_committed_after_replay(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
+    return {name: of_sink[:1] for name, of_sink in real(self, batch_id, lost).items()}
+
+
+def _amended_then_old(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
+    real(self, batch_id, lost)
+    return lost
+
+
+def _lost_race_repeated(real: Any, self: SimulatedTableSink, newest: Version, *batch: Any) -> None:
+    try:
+        real(self, newest, *batch)
+    except Conflict:
+        real(self, self._load(), *batch)
+
+
+def _looked_at_another_version(real: Any, self: SimulatedTableSink, _: Version, *batch: Any) -> None:
+    real(self, self._load(), *batch)
+
+
+def _mark_in_second_request(_: Any, self: SimulatedTableSink, follows: Version, version: Version) -> None:
+    without = replace(version, mark=follows.mark)
+    self._step(COMMIT, self._table.commit, follows, without)
+    self._step(COMMIT, self._table.commit, without, replace(version, id=self._table.next_id()))
+
+
+def _swapped_blindly(_: Any, self: SimulatedTableSink, __: Version, version: Version) -> None:
+    self._step(COMMIT, self._table.commit, None, version)
+
+
+def _appended_blindly(_: Any, self: SimulatedTableSink, newest: Version, batch_id: int, committables: Any) -> None:
+    """As Delta's log would, if its version were chosen by the server."""
+
+    def append() -> None:
+        now = self._table.newest
+        files = (*now.files, *(each.transaction_id for each in committables))
+        self._table.commit(None, Version(self._table.next_id(), files, batch_id))
+
+    self._step(COMMIT, append)
+
+
+def _same_mark_only(
+    _: Any, self: SimulatedTableSink, newest: Version, batch_id: int, committables: Sequence[Committable]
+) -> bool:
+    return newest.mark == batch_id
+
+
+def _lost_answer_is_failure(
+    real: Any, self: SimulatedTableSink, newest: Version, batch_id: int, committables: Any
+) -> None:
+    try:
+        real(self, newest, batch_id, committables)
+    except Retriable:
+        for each in committables:
+            self._step(REMOVE, self._table.remove, each.transaction_id)
+        raise
+
+
+def _counts_as_committed(*errors: type[Exception]) -> Callable[..., Any]:
+    """Return a replacement that passes over these errors of a commit."""
+
+    def propose(real: Any, *arguments: Any) -> None:
+        with contextlib.suppress(*errors):
+            real(*arguments)
+
+    return propose
 
 
 MUTANTS = (
@@ -327,7 +429,7 @@ MUTANTS = (
     ),
     Mutant(
         "a decided batch is written again",
-        (Seam("twopc.log.batch_identity:is_decided", lambda real, *arguments: real(*arguments) and False),),
+        (Seam("twopc.coordinator:recognize", lambda real, *arguments: real(*arguments) and False),),
     ),
     Mutant(
         "phase two is left out",
@@ -600,7 +702,7 @@ MUTANTS = (
     ),
     Mutant(
         "a decided batch that comes again is not compared",
-        (Seam("twopc.log.batch_identity:require_same_reads", nothing),),
+        (Seam("twopc.log.batch_identity:_require_same_reads", nothing),),
         (TWO,),
         in_turn=(DEAD, BEHIND),
     ),
@@ -651,5 +753,114 @@ MUTANTS = (
         "one partition's vote is left out of the decision",
         (Seam(f"{COORDINATOR}._seal", _two_votes_sealed),),
         (Scenario(sinks="k", partitions=(3,)),),
+    ),
+    Mutant(
+        "a whole batch is committed one transaction after the other",
+        (Seam(CALLS, _one_by_one),),
+        (WHOLE,),
+    ),
+    Mutant(
+        "a whole batch is committed before the decision",
+        (Seam(f"{COORDINATOR}._decide", _whole_batch_committed_then_decided),),
+        (WHOLE,),
+    ),
+    Mutant(
+        "recovery commits a part of a whole batch",
+        (Seam(f"{COORDINATOR}._remember", _first_left_out, f"{COORDINATOR}._attach"),),
+        (WHOLE,),
+    ),
+    Mutant(
+        "whole batches that are left are committed under the newest one's number",
+        (Seam(CALLS, _under_newest_number),),
+        (replace(WHOLES, backlog=True),),
+    ),
+    Mutant(
+        "of a whole batch that is lost, one transaction is written again",
+        (Seam(f"{COORDINATOR}._replay", _first_lost_replayed),),
+        (TORN,),
+    ),
+    Mutant(
+        "of a whole batch that is written again, a part is committed",
+        (Seam(f"{COORDINATOR}._replay", _part_committed_after_replay),),
+        (TORN,),
+    ),
+    Mutant(
+        "a whole batch that is written again is committed with the transactions of before",
+        (Seam(f"{COORDINATOR}._replay", _amended_then_old),),
+        (TORN,),
+    ),
+    Mutant(
+        "a whole batch that is written again is not in the log",
+        (Seam(f"{COMMIT_LOG}.amend", nothing),),
+        (TORN,),
+    ),
+    Mutant(
+        "a table's mark is not looked at",
+        (Seam(f"{TABLE}._is_visible", returning(False)),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "a table's mark is looked at once, and not again after a lost race",
+        (Seam(f"{TABLE}._propose", _lost_race_repeated),),
+        (WHOLES,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a table's mark is looked at in another version than the commit follows",
+        (Seam(f"{TABLE}._propose", _looked_at_another_version),),
+        (WHOLES,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a table's mark is written in a second request",
+        (Seam(f"{TABLE}._ask", _mark_in_second_request),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "a table's mark of a later batch is not taken for an answer",
+        (Seam(f"{TABLE}._is_visible", _same_mark_only),),
+        (WHOLES,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a commit to a table does not require the version that was looked at",
+        (Seam(f"{TABLE}._ask", _swapped_blindly),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "a commit to a table follows whatever version is the newest",
+        (Seam(f"{TABLE}._propose", _appended_blindly),),
+        (WHOLES,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a lost answer to a commit to a table counts as failure, and the files are removed",
+        (Seam(f"{TABLE}._propose", _lost_answer_is_failure),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "no answer to a commit to a table counts as committed",
+        (Seam(f"{TABLE}._propose", _counts_as_committed(Retriable)),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "a lost race for a version of a table counts as committed",
+        (Seam(f"{TABLE}._propose", _counts_as_committed(Conflict)),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "a table that was restored from a backup goes unnoticed",
+        (Seam("tests.campaigns.simulation.table_model:mark_before", nothing, f"{TABLE}._is_visible"),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "a batch is decided for a table without a look at its files",
+        (Seam(f"{TABLE}._gone", returning([]), f"{TABLE}.seal"),),
+        (WHOLES,),
+    ),
+    Mutant(
+        "the notes of a batch that a table has stay for the sweep",
+        (Seam(f"{TABLE}._settle", nothing, f"{TABLE}.commit_batch"),),
+        (WHOLES,),
     ),
 )

@@ -1,4 +1,4 @@
-"""A commit log on an object store: put-if-absent, read, listing, delete; replies get lost and puts are late."""
+"""A commit log on an object store: put-if-absent, read, list and delete. Replies may be lost, and puts may be late."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIST = Op("store: list", _no_answer, changes=False)
 
 
 class ObjectStore:
-    """A LogStore. What is put is durable. It outlives every coordinator."""
+    """A ``LogStore`` whose puts are durable. It outlives every coordinator."""
 
     url = "simulated://log"
 
@@ -58,7 +58,7 @@ class ObjectStore:
         self.entries.pop(slot, None)
 
     def post(self, data: bytes) -> None:
-        """For people, of whom there are none here."""
+        """Do nothing: notices are for operators, and the simulation has none who read them."""
 
     def posted(self) -> bytes:
         return b""

@@ -1,4 +1,4 @@
-"""What is written: records that say where in the source they stand, in the shape of Arrow's record batches."""
+"""The records that are written: each is its offset in the source, in batches that look like Arrow record batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = _Schema()
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """As much of ``pyarrow.RecordBatch`` as participants and sinks use."""
+    """The part of ``pyarrow.RecordBatch`` that participants and sinks use."""
 
     rows: tuple[str, ...]
     schema: _Schema = SCHEMA
@@ -37,12 +37,12 @@ class Records:
 
 
 class RowsFormat:
-    """A file format: one row a line."""
+    """A file format with one row per line."""
 
     extension = ".txt"
 
     def check_type(self, schema: object) -> None:
-        """Every type will do."""
+        """Accept every type."""
 
     def open(self, file: File, schema: object) -> RowsWriter:
         return RowsWriter(file)
@@ -58,17 +58,17 @@ class RowsWriter:
         self._file.write("".join(f"{row}\n" for row in batch.rows).encode())
 
     def finish(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""
 
     def discard(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is buffered."""
 
 
 def rows_between(start: int, end: int) -> tuple[str, ...]:
-    """What the source has from one offset to another."""
+    """Return the source's rows from offset ``start`` up to ``end``."""
     return tuple(str(offset) for offset in range(start, end))
 
 
 def share(rows: Sequence[str], partition: int, partitions: int) -> tuple[str, ...]:
-    """Those of one partition."""
+    """Return one partition's rows."""
     return tuple(rows[partition::partitions])

@@ -1,8 +1,9 @@
-"""A model of Spark: drivers that are restarted, stages of tasks with retries, speculation and executors that are lost.
+"""A model of Spark: restarted drivers, and stages of tasks with retries, speculation and lost executors.
 
-A task that sleeps is taken for lost and begun anew; it wakes as a zombie. A driver that sleeps is replaced, and wakes
-beside the new one. What a batch reads stands in the checkpoint before it runs, and that it is done after it. Whenever
-the query has stopped as checkpoint and log are not of one age, an operator repairs the checkpoint.
+A sleeping task is considered lost and started again, and wakes as a zombie. A sleeping driver is replaced, and wakes
+while the new one runs. Before a batch runs, the checkpoint records what it reads; afterwards it records that the batch
+is done. Whenever the query stops because checkpoint and log are not of the same age, an operator repairs the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ START = Op("spark: start", None)
 
 
 class JobFailed(Exception):
-    """A task has failed too often."""
+    """A task failed too often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What Spark has planned: the records from one offset to another."""
+    """A planned batch: the records from one offset to another."""
 
     id: int
     start: int
     end: int
     is_first: bool = True
-    """Of its driver, which compares where it begins."""
+    """Whether it is its driver's first batch, whose beginning is compared with the log."""
 
     @property
     def reads(self) -> dict[str, Any]:
@@ -71,14 +72,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """How the query is run.
+    """The cluster's settings.
 
     Attributes:
-        partitions: of successive incarnations, in turn: a batch that is replayed may be cut another way (SPARK-28650).
-        machines: how many. Drivers run on the first, tasks on all others if there are any.
-        runs: how often the query is started for one batch more, having come to its end.
-        rests: whether drivers have a timer that calls ``rest`` after each batch, also after one that failed, and end
-            without a clean stop.
+        partitions: the number of partitions, for successive incarnations in turn. A repeated batch may be partitioned
+            differently (SPARK-28650).
+        machines: the number of machines. Drivers run on the first, tasks on the others if there are any.
+        runs: how often the query is started. Each start after the first adds one batch.
+        rests: whether drivers have a timer that calls ``rest`` after each batch, failed ones included, and end without
+            a clean stop.
         stage_retries_count_on: see ``Scenario``.
     """
 
@@ -110,7 +112,7 @@ class Spark:
         self.stopped: OperatorRequired | None = None
         self.mismatch: Exception | None = None
         self.drivers: list[Actor] = []
-        self.newest_coordinator: Coordinator | None = None  # of who has read the checkpoint last
+        self.newest_coordinator: Coordinator | None = None  # of the driver that read the checkpoint last
         self.log_is_backup = False
         self.restore_log: Callable[[], None] = lambda: None
         self.log = log
@@ -120,7 +122,7 @@ class Spark:
         self._runs = cluster.runs
 
     def needs_a_driver(self) -> bool:
-        """Starts one where none runs and there is work. What a cluster's supervisor does."""
+        """Start a driver if none runs and there is work, as a supervisor does. Return whether one was started."""
         if self.stopped or any(self.world.alive(driver) for driver in self.drivers):
             return False
         if self.mismatch:
@@ -142,7 +144,7 @@ class Spark:
         self.drivers.append(actor)
 
     def next_task_id(self) -> int:
-        """Spark counts task attempts through all stages of one driver; here through all of the query."""
+        """Return the next task id. Spark counts attempts per driver; the model, per query."""
         self._tasks += 1
         return self._tasks
 
@@ -157,12 +159,12 @@ class Spark:
         return coordinator, sinks
 
     def check_swept(self, coordinator: Coordinator, before: int) -> None:
-        """What the coordinator has just swept away must be gone."""
+        """Check that everything that the coordinator had to sweep is gone."""
         if not (self.log_is_backup or self.is_fenced(coordinator)):
             self._ledger.check_swept(before)
 
     def check_rested(self, coordinator: Coordinator, before: int) -> None:
-        """The log must say that all is committed, and what was open must be gone."""
+        """Check that the log records everything as committed, and that no swept transaction is open."""
         self.check_swept(coordinator, before)
         if not (self.log_is_backup or self.is_fenced(coordinator)):
             self._ledger.check_complete()
@@ -186,13 +188,13 @@ class Spark:
         self.stopped = error
 
     def does_not_match(self, error: Exception) -> None:
-        """Checkpoint and log are not of the same age, and the query has stopped for that."""
+        """Note that the query has stopped because checkpoint and log are not of the same age."""
         if not (self.checkpoint.has_fallen_back or self.log_is_backup):
             raise Violation(Promise.STOPS_WITH_REASON, f"refused: {error}") from error
         self.mismatch = error
 
     def _repair(self) -> None:
-        """What an operator does, with nothing running any more."""
+        """Repair as an operator does, after everything has stopped."""
         self.mismatch = None
         if self.log_is_backup:
             self.world.end_all()
@@ -203,7 +205,7 @@ class Spark:
             self.checkpoint.repair([*kept, newest[1]])
 
     def forget_stop(self) -> OperatorRequired | None:
-        """Somebody starts the query again."""
+        """Let the query be started again. Return the error for which it had stopped."""
         stopped, self.stopped = self.stopped, None
         return stopped
 
@@ -229,24 +231,26 @@ class Driver:
                 return
             self._rest()
 
-    def _fails(self) -> bool:  # noqa: C901  # one case an error
-        """Run the query to its end, or to the first error. Whether it is to be started again in this process."""
+    def _fails(self) -> bool:  # noqa: C901  # one case per error
+        """Run the query to its end or to the first error. Return whether to start it again in this process."""
         try:
             self._query()
         except Fenced as fenced:
             if not (self._spark.is_fenced(self._coordinator) or self._spark.log_is_backup):
-                raise Violation(Promise.FENCED_BY_ANOTHER, f"fenced by nobody: {fenced}") from fenced
+                raise Violation(
+                    Promise.FENCED_BY_ANOTHER, f"fenced although no newer coordinator exists: {fenced}"
+                ) from fenced
             self._rest()
         except OperatorRequired as stop:
-            # To a driver that is fenced without knowing it the query is not lost: the newer one goes on.
+            # If this driver is fenced without knowing it, the query is not lost: the newer driver goes on.
             if not self._spark.is_fenced(self._coordinator):
                 self._spark.stop(stop)
             self._rest()
-        except Damaged as damaged:  # before there is a coordinator, and whoever else may run
+        except Damaged as damaged:  # raised before there is a coordinator, while other drivers may run
             self._spark.does_not_match(damaged)
             self._rest()
         except Refused as refused:
-            # Also to a driver that is behind: its checkpoint has moved on, or its staged files were swept away.
+            # A driver that is behind is refused, too: its checkpoint has moved on, or its pending files were swept.
             is_behind = self._batch_id < self._checkpoint.noted or self._repairs_seen < self._checkpoint.repairs
             if not is_behind and not self._spark.is_fenced(self._coordinator):
                 if self._has_begun:
@@ -283,10 +287,12 @@ class Driver:
 
         def phase_one(round: Round) -> list[Vote]:
             self._has_begun = True
-            if self._repairs_seen < self._checkpoint.repairs:  # it slept through a repair, and decides what that undid
+            if (
+                self._repairs_seen < self._checkpoint.repairs
+            ):  # it slept through a repair, and decides a batch that the repair undid
                 self._checkpoint.has_fallen_back = True
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
-            return ReplayCopies(self._spark, self._actor, self._sinks, round, batch.rows()).run()
+            return SparkJob(self._spark, self._actor, self._sinks, round, batch.rows()).run()
 
         if not self._coordinator.run(batch.id, phase_one, reads=batch.reads, follows=batch.follows).already_decided:
             self._spark.check_swept(self._coordinator, self._spark.decided_at)
@@ -294,7 +300,7 @@ class Driver:
         self._rest()
 
     def _rest(self) -> None:
-        """What the timer does between batches. It outlives a batch that failed."""
+        """Rest, as the timer does between batches. The timer survives a failed batch."""
         if not self._spark.cluster.rests:
             return
         since, faults = self._world.steps, len(self._world.happened)
@@ -307,7 +313,7 @@ class Driver:
             self._spark.check_rested(self._coordinator, since)
 
     def _end(self) -> None:
-        """The query has ended. A stop that is not clean is told, and left to the next start."""
+        """End the query. If the stop is not clean, the next start settles the rest."""
         if self._spark.cluster.rests:
             self._rest()  # once more as the process ends
             return
@@ -320,8 +326,8 @@ class Driver:
             self._spark.check_swept(self._coordinator, closing_at)
 
 
-class ReplayCopies:
-    """Phase one: a job of one stage, one task a partition."""
+class SparkJob:
+    """Phase one: a Spark job of one stage, with one task per partition."""
 
     def __init__(
         self,
@@ -332,7 +338,7 @@ class ReplayCopies:
         rows: Sequence[str],
     ) -> None:
         self._spark, self._driver, self._sinks, self._round, self._rows = spark, driver, sinks, round, rows
-        self._first_task_id = spark.next_task_id() + 1  # as the bridge to Spark counts
+        self._first_task_id = spark.next_task_id() + 1  # counted as ``twopc.spark`` counts
         self._partitions = spark.partitions_of(round)
         self._votes: dict[int, Vote] = {}
         self._attempts = [0] * self._partitions
@@ -368,7 +374,7 @@ class ReplayCopies:
         actor.on_stage_retry = self._retry
 
     def _retry(self) -> None:
-        """The stage is begun anew. The votes of older attempts still count."""
+        """Start the Spark stage again. The votes of older attempts still count."""
         if self._spark.cluster.stage_retries_count_on:
             self._limit += TASK_FAILURES_AT_MOST
         else:
@@ -394,7 +400,7 @@ class ReplayCopies:
         except (TwoPhaseCommitError, OSError):
             self._launch(partition)
         except Exception as error:
-            raise Violation(Promise.STOPS_WITH_REASON, f"a task fails by {type(error).__name__}: {error}") from error
+            raise Violation(Promise.STOPS_WITH_REASON, f"a task failed with {type(error).__name__}: {error}") from error
 
     def _voted(self, partition: int, vote: Vote) -> None:
         if not self._done:
@@ -402,4 +408,4 @@ class ReplayCopies:
 
 
 def _nothing() -> None:
-    """A task is started."""
+    """Do nothing: a task starts."""

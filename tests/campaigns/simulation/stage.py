@@ -1,4 +1,4 @@
-"""Staged copies on the simulated disk. The real ``Stage`` writes Arrow through fsspec; this one keeps its contract."""
+"""Replay copies on the simulated disk. Keeps the contract of ``ReplayCopies``, which writes Arrow through fsspec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SUFFIX = ".rows"
 
 
 class SimulatedStage:
-    """A folder of copies."""
+    """A folder of replay copies."""
 
     url = "simulated://stage"
 
@@ -43,7 +43,7 @@ class SimulatedStage:
 
 
 class SimulatedCopy:
-    """A copy that is being written."""
+    """A replay copy that is being written."""
 
     def __init__(self, stage: SimulatedStage, name: str, file: File) -> None:
         self.name = name

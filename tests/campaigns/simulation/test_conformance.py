@@ -1,6 +1,6 @@
-"""Is the model of Kafka honest? The same calls, put to the model and to a broker, get the same answers.
+"""Conformance of the Kafka model: the same calls to the model and to a broker get the same answers.
 
-Both sides speak the sink's own vocabulary: ``Control`` to describe and end, ``Writer`` to begin and write.
+Both sides use the sink's own interfaces: ``Control`` to describe and end, ``Writer`` to begin and write.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.campaigns.simulation.world import Fault, Planned, World
 from tests.sinks.kafka.hanging import write_unnoticed
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
-from twopc_kafka.answers import Answer, ProducerIdentity, to_end
+from twopc_kafka.answers import EndTxnAnswer, ProducerIdentity, to_end
 from twopc_kafka.client.control import Control
 from twopc_kafka.client.leaders import OpenInPartition
 from twopc_kafka.options import ARROW, WRITERS
@@ -38,34 +38,34 @@ TIMEOUT_MS = 1_000
 
 
 class Side(Protocol):
-    """A cluster, real or modelled, as one transactional id sees it."""
+    """A cluster, real or modeled, as one transactional id sees it."""
 
     def init(self) -> None:
-        """Another producer takes the id, and is the newest from now on."""
+        """Let another producer take the id. It becomes the newest."""
 
     def produce(self, producer: int) -> str:
-        """The how-manieth producer writes a record: ``ok``, or that it may not."""
+        """Write a record with the producer of that index. Return ``ok`` or ``refused``."""
 
     def end(self, producer: int, commit: bool, version: int) -> str:
-        """End the transaction of that producer, from outside."""
+        """End that producer's transaction from outside."""
 
     def state(self) -> tuple[str, int, bool] | None:
-        """State, epochs since the first producer's, and whether the producer id is still the first one."""
+        """Return the state, the epochs since the first producer's, and whether the producer id is unchanged."""
 
     def time_out(self) -> None:
-        """Wait until the open transaction has been rolled back by time."""
+        """Wait until the open transaction has timed out."""
 
     def is_listed(self) -> bool:
-        """Whether the id is listed as one with an ongoing transaction."""
+        """Return whether the id is listed with an ongoing transaction."""
 
     def leave_out(self) -> None:
-        """A partition will get no marker when the first producer's transaction ends."""
+        """Make one partition miss its marker when the first producer's transaction ends."""
 
     def hangs(self) -> bool:
-        """Whether a partition has a transaction open that no marker is on its way for."""
+        """Return whether a partition has an open transaction for which no marker will arrive."""
 
     def mark(self, commit: bool) -> str:
-        """Write the first producer's marker where it is left out."""
+        """Write the first producer's missing marker."""
 
 
 class Modelled:
@@ -121,7 +121,7 @@ class Real:
             try:
                 return begin(self._options, self._name)
             except RoundAborted:
-                return None  # the broker has just started, and still loads its log of transactions
+                return None  # the broker has just started, and is still loading its transaction log
 
         writer: Writer | ArrowWriter = _eventually(begun)
         self._writers.append(writer)
@@ -130,14 +130,14 @@ class Real:
         self._identities.append(identity)
 
     def close(self) -> None:
-        """End every producer, also those that confluent-kafka keeps, having raised that they are fenced."""
+        """End every producer, including fenced ones, which confluent-kafka keeps."""
         for writer in self._writers:
             if isinstance(writer, Writer):
                 writer._end()
 
     def produce(self, producer: int) -> str:
-        # Each time to another partition: to one that it has added already, librdkafka writes without adding it again,
-        # and the broker refuses that. The model takes the worse case.
+        # Use another partition each time. librdkafka writes to a partition that it has already added without adding it
+        # again, and the broker refuses that. The model assumes the worse case.
         assert self._writes < UNNOTICED
         partition = pa.array([self._writes], pa.int32())
         self._writes += 1
@@ -153,7 +153,7 @@ class Real:
 
         def ended() -> str | None:
             answer = self._control.end(self._name, identity.producer_id, identity.producer_epoch, commit, version)
-            return None if to_end(answer) is Answer.REPEAT else answer
+            return None if to_end(answer) is EndTxnAnswer.REPEAT else answer
 
         answer: str = _eventually(ended)
         return answer
@@ -186,7 +186,7 @@ class Real:
         return [open_ for open_ in found.open if open_.producer_id == self._identities[0].producer_id]
 
     def hangs(self) -> bool:
-        self.state()  # markers that are on their way come first
+        self.state()  # let markers in flight arrive first
         return bool(_eventually(lambda: (self._open(),))[0])
 
     def mark(self, commit: bool) -> str:
@@ -201,7 +201,7 @@ def _relative(state: str, found: Any, first: ProducerIdentity) -> tuple[str, int
 
 
 def _eventually(call: Callable[[], Any]) -> Any:
-    """What ``call`` says when it says something. A broker that has just started moves its coordinators about."""
+    """Call until the result is not None, and return it. A broker that has just started moves its coordinators."""
 
     def answered() -> Any:
         try:
@@ -218,7 +218,7 @@ def _eventually(call: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Script:
-    """What is done to one transactional id, in order: each word is a call of ``Side``."""
+    """A sequence of calls on one transactional id. Each word is a call of ``Side``."""
 
     words: str
 
@@ -226,7 +226,7 @@ class Script:
         return self.words
 
     def play(self, side: Side) -> list[object]:
-        """Every answer, and after each call the state."""
+        """Return every answer, with the state after each call."""
         answers: list[object] = []
         for word in self.words.split():
             call, _, rest = word.partition(":")
@@ -282,7 +282,7 @@ SCRIPTS = [
 def real(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Real]]:
     properties: dict[str, str | int | bool] = {
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 100,
-        "transaction.partition.verification.enable": False,  # so that a transaction can be made to hang
+        "transaction.partition.verification.enable": False,  # so that the test can make a transaction hang
     }
     with KafkaBroker(properties=properties) as broker:
         broker.create_topic(TOPIC, PARTITIONS)
@@ -294,17 +294,17 @@ def real(request: pytest.FixtureRequest) -> Iterator[Callable[[int], Real]]:
 
 @pytest.fixture(scope="module")
 def answers(real: Callable[[int], Real]) -> dict[str, list[object]]:
-    """What the broker answers to each script. All are played at once: a time-out takes its time."""
+    """Return the broker's answers to each script. The scripts run concurrently, because timeouts take long."""
 
     def play(words: str) -> list[object]:
-        # No script but those that wait for it shall meet a time-out by being slow.
+        # Only scripts that wait for a timeout may run into one, however slow they are.
         side = real(TIMEOUT_MS if "time-out" in words else 60_000)
         try:
             return Script(words).play(side)
         finally:
             side.close()
 
-    real(60_000).init()  # the broker makes its log of transactions at the first that it is asked for
+    real(60_000).init()  # the broker creates its transaction log at the first request
     with ThreadPoolExecutor(6) as pool:
         return dict(zip(SCRIPTS, pool.map(play, SCRIPTS), strict=True))
 

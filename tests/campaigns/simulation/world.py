@@ -1,8 +1,8 @@
-"""The simulated world: actors that take turns, the steps they take, and the faults that befall them.
+"""The simulated world: actors that take turns, their steps, and the faults that hit them.
 
-Every call from the real code into the world is one step of the actor that makes it. A schedule is a mapping from the
-number of a step to the fault that happens there; everything else follows from it and the scenario, so a schedule
-reproduces a run exactly, and a fault can be left out of it to see whether it matters.
+Every call from the real code into the world is one step of the calling actor. A schedule maps step numbers to the
+faults that happen there. Schedule and scenario determine everything else, so a schedule reproduces a run exactly, and a
+fault can be removed to see whether it matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.campaigns.simulation.promises import Broken, Promise, Violation
 T = TypeVar("T")
 
 STEPS_AT_MOST = 20_000
-"""No schedule needs a tenth of it: one that comes so far does not end."""
+"""The limit of a run. No schedule needs a tenth of it, so a run that reaches it does not end."""
 
 SHORT_SLEEP_STEPS = 9
 LONG_SLEEP_STEPS = 70
@@ -33,7 +33,7 @@ FOR_EVER = 1 << 40
 
 
 CRASH_POINTS: set[tuple[str, ...]] = set()
-"""Every place in the real code at which a process has died: its lines, from the outermost call to the innermost."""
+"""Every place in the real code at which a process has died: the lines of its call stack, outermost call first."""
 
 
 def _real_code() -> tuple[str, ...]:
@@ -48,42 +48,46 @@ def _real_code() -> tuple[str, ...]:
 
 
 class Killed(BaseException):
-    """The process is dead: no later step of it has an effect."""
+    """Raised in a process that is dead. None of its later steps has an effect."""
 
 
 class Fault(Enum):
-    """What can happen at a step."""
+    """A fault that can happen at a step."""
 
     CRASH_BEFORE = "the process dies before the effect"
     CRASH_AFTER = "the process dies after the effect"
     LOST_BEFORE = "an error, without the effect"
     LOST_AFTER = "an error, after the effect"
-    DELAYED = "an error, and the effect comes later"
-    DIES_IN_FLIGHT = "the process dies, and what it has sent takes effect much later"
-    SLEEP_SHORT = "the process sleeps for a few steps of the others, which take it for dead"
-    SLEEP_LONG = "the process sleeps for many steps of the others, which take it for dead"
-    SLEEP_THROUGH = "the process sleeps until nobody else has anything to do"
-    PREEMPT = "others go on first, above all who sleeps"
-    DRIVER_DIES = "the driver of this task dies, and the task goes on"
-    STAGE_RETRY = "all tasks of the stage are begun anew, and this one goes on"
-    TIME_OUT = "so much time goes by that every open transaction times out"
-    SUSPENDED = "as much time goes by, and the clocks of drivers and tasks, whose machines are suspended, stand still"
-    EXPIRY = "so much time goes by that every idle transactional id is forgotten"
-    SLOW_MARKERS = "the broker takes its time to write the markers of a commit or an abort"
-    MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and calls it complete"
-    MARKER_LEFT_OUT_LATE = "the broker takes its time over a marker, leaves it out and calls the transaction complete"
-    STALE = "a broker answers, now and for a while, that has been cut off from the others since before the last change"
-    STALE_AND_EMPTY = "a broker answers, now and for a while, that has been cut off since before it knew of the id"
-    EPOCHS_RUN_OUT = "the id is given a new producer id, as its epochs have run out"
-    POWER_CUT = "every process dies, and what was not synced is lost"
-    POWER_CUT_KEEPS_NAMES = "every process dies; of what was not synced, names survive and contents don't"
-    MACHINE_POWER_CUT = "every process of this machine dies, and what it had not synced on a disk of its own is lost"
-    MACHINE_DIES_IN_FLIGHT = "the same, and what this process has sent takes effect much later"
-    ONE_BEHIND = "the checkpoint has lost its newest batch"
-    TWO_BEHIND = "the checkpoint has lost its two newest batches"
-    COMMIT_LOST = "the checkpoint has lost that its newest batch is done"
-    PLAN_LOST = "the checkpoint has lost what its newest batch reads, and not that it is done"
-    LOG_BEHIND = "the log is a backup from before the newest batch of the checkpoint"
+    DELAYED = "an error; the effect comes later"
+    DIES_IN_FLIGHT = "the process dies; its request takes effect much later"
+    SLEEP_SHORT = "the process sleeps for a few steps of the others, which consider it dead"
+    SLEEP_LONG = "the process sleeps for many steps of the others, which consider it dead"
+    SLEEP_THROUGH = "the process sleeps until no other process has anything to do"
+    PREEMPT = "other processes run first, a sleeping one before all others"
+    DRIVER_DIES = "the driver of this task dies; the task goes on"
+    STAGE_RETRY = "all tasks of the Spark stage are started again; this one goes on"
+    TIME_OUT = "every open transaction times out"
+    SUSPENDED = (
+        "every open transaction times out while the machines of drivers and tasks are suspended, clocks included"
+    )
+    EXPIRY = "the broker forgets every idle transactional id"
+    SLOW_MARKERS = "the broker writes the markers of a commit or an abort late"
+    MARKER_LEFT_OUT = "the broker leaves out the marker of a commit or an abort, and reports completion"
+    MARKER_LEFT_OUT_LATE = "after a delay, the broker leaves out a marker and reports completion"
+    STALE = "for a while, a broker answers that was cut off from the others before the last change"
+    STALE_AND_EMPTY = "for a while, a broker answers that was cut off before it knew the id"
+    EPOCHS_RUN_OUT = "the epochs of the id run out, so it gets a new producer id"
+    FOREIGN_COMMIT = "another writer commits to the table first"
+    TABLE_RESTORED = "the table is restored from a backup that lacks the sink's newest batch"
+    POWER_CUT = "every process dies; everything unsynced is lost"
+    POWER_CUT_KEEPS_NAMES = "every process dies; unsynced contents are lost, unsynced names survive"
+    MACHINE_POWER_CUT = "every process of this machine dies; everything unsynced on its own disk is lost"
+    MACHINE_DIES_IN_FLIGHT = "the same, and this process's request takes effect much later"
+    ONE_BEHIND = "the checkpoint loses its newest batch"
+    TWO_BEHIND = "the checkpoint loses its two newest batches"
+    COMMIT_LOST = "the checkpoint loses the record that its newest batch is done"
+    PLAN_LOST = "the checkpoint loses the plan of its newest batch, but not the record that it is done"
+    LOG_BEHIND = "the log is replaced by a backup that lacks the checkpoint's newest batch"
 
 
 OF_THE_CHECKPOINT = (Fault.ONE_BEHIND, Fault.TWO_BEHIND, Fault.COMMIT_LOST, Fault.PLAN_LOST, Fault.LOG_BEHIND)
@@ -93,7 +97,7 @@ _OF_TASKS = (Fault.DRIVER_DIES, Fault.STAGE_RETRY)
 
 
 class Op:
-    """A kind of step: what it is called in a trace, which faults it can have, and the error of a lost reply."""
+    """A kind of step: its name in a trace, the faults that can hit it, and the error that a lost reply raises."""
 
     __slots__ = ("lost", "name", "possible")
 
@@ -107,7 +111,7 @@ class Op:
             own += (Fault.DIES_IN_FLIGHT,)
         alone = (*_ANYWHERE, *own, *faults)
         beside_others = (*alone, Fault.PREEMPT)
-        # Of drivers, then of tasks: alone, beside others.
+        # For drivers, then for tasks; in each, first for a lone process, then for one among others.
         self.possible = ((alone, beside_others), ((*alone, *_OF_TASKS), (*beside_others, *_OF_TASKS)))
 
     def __repr__(self) -> str:
@@ -155,13 +159,13 @@ class Step:
 
 
 class Faults(Protocol):
-    """Where faults come from."""
+    """A source of faults."""
 
     def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
-        """The fault at this step, if any."""
+        """Return the fault at this step, if any."""
 
     next_step: int
-    """Before this step there is none: the fast way past most of them."""
+    """No fault happens before this step, so ``at`` need not be called for earlier ones."""
 
 
 class Planned:
@@ -180,7 +184,7 @@ class Planned:
 
 
 class Drawn:
-    """Faults drawn by a seed: up to ``budget`` of them, one every ``gap`` steps on average, but ``without`` some."""
+    """Faults drawn by a seed: up to ``budget``, one per ``gap`` steps on average, except those in ``without``."""
 
     def __init__(self, rng: random.Random, budget: int, gap: int, without: Container[Fault] = ()) -> None:
         self._rng, self._budget, self._gap, self._without = rng, budget, gap, without
@@ -198,7 +202,7 @@ class Drawn:
 
 @dataclass
 class World:
-    """Who runs, what time it is, and what has happened."""
+    """The processes that run, the time, and the faults so far."""
 
     faults: Faults
     records_trace: bool = False
@@ -221,15 +225,15 @@ class World:
         self.on_power_cut: Callable[[bool], None] = lambda _: None
         self.on_machine_power_cut: Callable[[int], None] = lambda _: None
         self.on_other: Callable[[Fault], None] = lambda _: None
-        self.special: Fault | None = None  # a fault that the effect itself must know of
+        self.special: Fault | None = None  # a fault that the effect itself must handle
 
     # For the models: steps. -----------------------------------------------------------------------------------------
 
     def step(self, op: Op, effect: Callable[..., T], *args: Any) -> T:
-        """One step of the current actor: ``effect``, unless a fault befalls it."""
+        """Take one step of the current actor: run ``effect``, unless a fault prevents it."""
         actor = self.current
         if actor is None:
-            return effect(*args)  # before and after the run nobody disturbs
+            return effect(*args)  # there are no faults before and after the run
         number = self.steps
         self.steps = number + 1
         self.now_ms += 1
@@ -241,7 +245,7 @@ class World:
             self._arrive()
         if number < self.faults.next_step:
             if number > STEPS_AT_MOST:
-                raise Violation(Promise.ENDS, f"does not end: {actor.name} is at {op.name}")
+                raise Violation(Promise.ENDS, f"the run does not end: {actor.name} is at {op.name}")
             return effect(*args)
         fault = self.faults.at(number, self._possible(actor, op))
         if fault is None:
@@ -252,7 +256,7 @@ class World:
     def _possible(self, actor: Actor, op: Op) -> tuple[Fault, ...]:
         return op.possible[actor.is_task][len(self._actors) > 1 or bool(self._delayed)]
 
-    def _disturbed(  # noqa: C901, PLR0912  # one case a fault
+    def _disturbed(  # noqa: C901, PLR0912  # one case per fault
         self, actor: Actor, fault: Fault, op: Op, effect: Callable[..., T], args: tuple[Any, ...]
     ) -> T:
         match fault:
@@ -305,7 +309,7 @@ class World:
             self.special = None
 
     def _die(self, actor: Actor) -> None:
-        """A process dies, and its tasks with it."""
+        """Kill a process and its tasks."""
         CRASH_POINTS.add(_real_code())
         for other in self._actors:
             if other is actor or other.owner is actor:
@@ -346,26 +350,26 @@ class World:
             raise Killed
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Let others go on until ``condition`` holds."""
+        """Let other actors run until ``condition`` holds."""
         actor = self.current
         assert actor is not None
         actor.waits_for = condition
         self._switch(actor)
 
     def later(self, steps: int, effect: Callable[[], object]) -> None:
-        """Have ``effect`` so many steps from now, or when nobody has anything to do."""
+        """Schedule ``effect`` for ``steps`` steps from now, or for when no actor has anything to do."""
         self._delayed.append((self.steps + steps, effect))
         self._delayed.sort(key=lambda due: due[0])
 
     def _arrive(self) -> bool:
-        """What is due next of what comes late."""
+        """Run the next delayed effect. Return whether there was one."""
         if self._delayed:
             self._delayed.pop(0)[1]()
             return True
         return False
 
     def end_all(self) -> None:
-        """Every process is ended, and what they had sent has arrived."""
+        """End every process, and run all delayed effects."""
         for actor in self._actors:
             actor.dead = True
         while self._arrive():
@@ -373,13 +377,13 @@ class World:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether only the current actor lives, and nothing comes late."""
+        """Whether only the current actor lives and no effect is delayed."""
         return not self._delayed and all(other.dead or other is self.current for other in self._actors)
 
     # The scheduler. -------------------------------------------------------------------------------------------------
 
     def start(self, name: str, body: Callable[[], None], owner: Actor | None = None, machine: int = 0) -> Actor:
-        """A new process."""
+        """Start a process."""
 
         def routine() -> None:
             try:
@@ -399,11 +403,11 @@ class World:
         return actor
 
     def alive(self, actor: Actor) -> bool:
-        """Whether it runs, as far as the others can see: one that sleeps does not."""
+        """Return whether an actor is alive as far as the others can see. A sleeping one is not."""
         return not actor.dead and actor.wakes_at <= self.steps
 
     def run(self, when_idle: Callable[[], bool]) -> None:
-        """Until nobody has anything to do. ``when_idle`` may start somebody, and says whether it did."""
+        """Run until no actor has anything to do. ``when_idle`` may start an actor, and returns whether it did."""
         try:
             while self.violation is None:
                 actor = self._next()
@@ -413,7 +417,7 @@ class World:
                     self.current = None
                 elif not (when_idle() or self._wake()):
                     return
-        except Violation as violation:  # of an effect that came late
+        except Violation as violation:  # from a delayed effect
             self.violation = violation.broken
 
     def _next(self) -> Actor | None:
@@ -426,7 +430,7 @@ class World:
         return None
 
     def _bury(self, actor: Actor) -> None:
-        """Unwind what a dead process was doing, without an effect."""
+        """Unwind a dead process without any effect."""
         self._actors.remove(actor)
         if actor.routine:
             self.current = actor
@@ -437,7 +441,7 @@ class World:
         return self._arrive() or self._wake_sleeper()
 
     def _wake_sleeper(self) -> bool:
-        """The one that would wake next, or went to sleep first."""
+        """Wake the actor that would wake next, or that fell asleep first. Return whether there was one."""
         asleep = [actor for actor in self._actors if actor.wakes_at > self.steps and not actor.dead]
         if not asleep:
             return False
@@ -450,7 +454,7 @@ class World:
 
 def _ignoring_errors(effect: Callable[..., object], args: tuple[Any, ...]) -> Callable[[], None]:
     def delayed() -> None:
-        with contextlib.suppress(Exception):  # its answer reaches nobody
+        with contextlib.suppress(Exception):  # nobody receives its answer
             effect(*args)
 
     return delayed
