@@ -12,9 +12,9 @@ import org.apache.flink.connector.kafka.source.reader.deserializer.KafkaRecordDe
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** One topic into another with Flink's KafkaSink, exactly once; prints the milliseconds that the job took. */
+/** Copies a topic with Flink's KafkaSink, exactly once. Prints the milliseconds that the job took. */
 public class FlinkCopy {
-    /** A class, as Flink asks it for its type, which a lambda does not tell. */
+    /** A class rather than a lambda, because Flink needs the type, which a lambda does not carry. */
     private static class AsItIs implements SerializationSchema<byte[]> {
         @Override
         public byte[] serialize(byte[] value) {

@@ -1,15 +1,19 @@
-"""``make bench``: contestants beside each other in one run, figures as ratios to a peer; table, report and pictures."""
+"""``make bench``: measure contestants in one run, as ratios to a peer. Prints a table; writes a report and plots."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+from importlib import metadata
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, memory, pipeline, plots, protocol, staging, writer
+from tests.benchmarks import files, lake, memory, pipeline, plots, protocol, staging, writer
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
@@ -19,29 +23,42 @@ BENCHMARKS = {
     "memory": memory.run,
     "staging": staging.run,
     "files": files.run,
+    "lake": lake.run,
 }
 
 
 def main() -> None:
-    """Run what is named, or all."""
+    """Run the named benchmarks, or all."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help="which; all if none is named")
+    parser.add_argument("names", nargs="*", help="benchmarks to run (default: all)")
     parser.add_argument("--quick", action="store_true", help="less data and fewer repeats, for a first look")
     parser.add_argument("--report", type=Path, default=Path("build/bench/report.json"))
-    parser.add_argument("--plots", type=Path, default=Path("build/bench"), help="folder for the pictures")
+    parser.add_argument("--plots", type=Path, default=Path("build/bench"), help="folder for the plots")
     given = parser.parse_args()
     console = Console()
     report = json.loads(given.report.read_text()) if given.report.exists() else {}
     for name in given.names or BENCHMARKS:
         with console.status(f"{name} ..."):
             rows = BENCHMARKS[name](given.quick)
-        figures = {row.key: row.spread[1] for row in rows if row.key}  # which stand first
-        report = figures | report | figures | {name: [row.to_json() for row in rows]}
+        figures = {row.key: row.spread[1] for row in rows if row.key}  # listed first in the report
+        report = figures | report | figures | {"machine": _machine(), name: [row.to_json() for row in rows]}
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report, indent=1))
         console.print(_table(name, rows))
         plots.draw(name, report[name], given.plots)
-    console.print(f"in full: {given.report}")
+    console.print(f"full report: {given.report}")
+
+
+def _machine() -> dict[str, object]:
+    """Return what the newest figures were measured on."""
+    packages = ("pyspark", "pyarrow", "pyiceberg", "deltalake")
+    return {
+        "system": platform.platform(),
+        "processors": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
 
 
 def _table(name: str, rows: list[Row]) -> Table:

@@ -1,4 +1,4 @@
-"""The file sink beside Spark's own Parquet sink on the same data, and phase two of many files alone."""
+"""The files sink compared with Spark's Parquet sink on the same data, and phase two of many files by itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 import twopc
+from tests.benchmarks.appending import append_ratios
 from tests.benchmarks.measuring import Row
 from tests.support.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, Vote
@@ -19,15 +20,13 @@ from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
-RECORDS = 4_000_000
-PARTITIONS = 4
 FILES = (1, 100, 1000)
 
 
 def run(quick: bool) -> list[Row]:
-    """Throughput as a ratio, and milliseconds of phase two."""
+    """Return the throughput as a ratio, and the milliseconds of phase two."""
     with tempfile.TemporaryDirectory() as folder:
         return [_throughput(Path(folder), quick), *(_phase_two(Path(folder), files, quick) for files in FILES)]
 
@@ -38,43 +37,15 @@ def _throughput(folder: Path, quick: bool) -> Row:
 
     from twopc.spark import foreach_batch
 
-    records, turns = RECORDS // (10 if quick else 1), 2 if quick else 8
     spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     write = foreach_batch(twopc.create_sink("files", {"path": str(folder / "ours")}), log=f"{folder}/log")
-    theirs, ratios = folder / "theirs", []
-
-    def turn(batch: DataFrame, number: int) -> None:
-        seconds = {}
-        for contestant in ("ours", "theirs") if number % 2 else ("theirs", "ours"):
-            started = time.perf_counter()
-            write(batch, number) if contestant == "ours" else _spark_writes(batch, theirs)
-            seconds[contestant] = time.perf_counter() - started
-        if number > 0:  # both are warm
-            ratios.append(seconds["theirs"] / seconds["ours"])
-
-    source = _source(spark, folder, records, turns + 1)
-    query = source.writeStream.foreachBatch(turn).option("checkpointLocation", f"{folder}/checkpoint")
-    query.trigger(availableNow=True).start().awaitTermination()
-    write.close()
+    theirs = folder / "theirs"
+    ratios, records = append_ratios(spark, folder, write, lambda batch: _spark_writes(batch, theirs), quick)
     spark.stop()
     for name in ("ours", "theirs"):
-        complete = records * (turns + 1)
-        assert ds.dataset(folder / name).count_rows() == complete, f"the output of {name} is not complete"
+        assert ds.dataset(folder / name).count_rows() == records, f"the output of {name} is not complete"
     return Row("throughput of the Parquet sink, over Spark's own", "ratio", tuple(ratios), "parquet_vs_spark")
-
-
-def _source(spark: SparkSession, folder: Path, records: int, batches: int) -> DataFrame:
-    """A stream of so many equal batches, each of one file for each of ``PARTITIONS``."""
-    columns = ["id", "id % 1000 AS shop", "rand(7) AS price", "CAST(id AS STRING) AS name"]
-    frame = spark.range(0, records, numPartitions=PARTITIONS).selectExpr(*columns)
-    frame.write.parquet(str(folder / "once"))
-    (folder / "source").mkdir()
-    for number in range(batches):
-        for file in (folder / "once").glob("*.parquet"):
-            (folder / "source" / f"{number}-{file.name}").hardlink_to(file)
-    stream = spark.readStream.schema(frame.schema).option("maxFilesPerTrigger", PARTITIONS)
-    return stream.parquet(str(folder / "source"))
 
 
 def _spark_writes(frame: DataFrame, folder: Path) -> None:
@@ -82,7 +53,7 @@ def _spark_writes(frame: DataFrame, folder: Path) -> None:
 
 
 class _Clock:
-    """When each phase was entered."""
+    """Records when each phase was entered."""
 
     def __init__(self) -> None:
         self.at: dict[Phase, float] = {}
@@ -94,7 +65,7 @@ class _Clock:
 
 
 def _phase_two(folder: Path, files: int, quick: bool) -> Row:
-    """From the decision to the last rename and its sync, on a local disk."""
+    """Measure from the decision to the last rename and its sync, on a local disk."""
     sink = twopc.create_sink("files", {"path": f"{folder}/{uuid.uuid4().hex}"})
     coordinator = Coordinator({"files": sink}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark")
     clock = _Clock()

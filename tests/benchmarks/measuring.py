@@ -1,4 +1,4 @@
-"""One figure of a benchmark: all its values, never the best alone."""
+"""A benchmark's result: all its values, never only the best."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was measured.
+    """A measured quantity.
 
     Attributes:
-        unit: ``ratio`` for one contestant divided by another of the same turn.
-        key: its name at the top of the report, where it has one.
+        unit: the unit; ``ratio`` for one contestant divided by another in the same turn.
+        key: its key at the top level of the report, if it has one.
     """
 
     what: str
@@ -23,7 +23,7 @@ class Row:
 
     @property
     def spread(self) -> tuple[float, float, float]:
-        """Minimum, median, maximum."""
+        """The minimum, median and maximum."""
         return min(self.values), statistics.median(self.values), max(self.values)
 
     def to_json(self) -> dict[str, object]:
@@ -39,7 +39,7 @@ class Row:
 
 
 def in_turns(contestants: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
-    """Contestant → its figure in each turn. Every turn begins with another contestant."""
+    """Measure each contestant in each turn. Return contestant → its results. Each turn begins with a different one."""
     figures: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(turns):
         names = [*figures]
@@ -50,5 +50,5 @@ def in_turns(contestants: Mapping[str, Callable[[], float]], turns: int) -> dict
 
 
 def ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: str, key: str | None = None) -> Row:
-    """Turn by turn."""
+    """Return the ratio of two contestants, turn by turn."""
     return Row(what, "ratio", tuple(a / b for a, b in zip(figures[one], figures[other], strict=True)), key)

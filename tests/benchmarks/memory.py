@@ -1,6 +1,6 @@
-"""Memory: of the driver over many large batches, with the size of its log; of a worker, for batches of any size.
+"""Memory of the driver over many large batches, with the size of its log; memory of a worker by batch size.
 
-Each figure is of a process of its own: what a process has taken it gives back to nobody.
+Each measurement has its own process, because a process does not return memory to the system.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from twopc_kafka_broker import KafkaBroker
 PARTITIONS = 2_000
 BATCHES = 500
 RECORD_BYTES = 1_000
-A_BATCH = 10_000  # records that Spark hands over at once, by default
+A_BATCH = 10_000  # records per Arrow batch, by Spark's default
 KIB_IN_MIB = 1024
 
 
 def run(quick: bool) -> list[Row]:
-    """MiB that batches take beyond what the process had before the first, or an early one."""
+    """Return the MiB that batches take, beyond the memory before the first batch or after an early one."""
     batches, sizes = (20, (100_000,)) if quick else (BATCHES, (50_000, 200_000, 1_000_000))
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         broker.create_topic("target", partitions=4)
@@ -57,7 +57,7 @@ def _alone(measured: Callable[..., Any], *arguments: object) -> Any:
 
 
 class _Forgetful(MemorySink):
-    """Its target keeps nothing, so that all memory is the driver's."""
+    """A sink whose target keeps nothing, so that all memory is the driver's."""
 
     def commit(self, committable: Committable) -> None:
         super().commit(committable)
@@ -99,7 +99,7 @@ def _worker(servers: str, writer: str, records: int) -> float:
 
 
 def _batch() -> pa.RecordBatch:
-    """A new one, as Spark hands it over: from nothing that would stay in memory beside it."""
+    """Return a new record batch, as Spark passes it. No source data stays in memory beside it."""
     ends = np.arange(A_BATCH + 1, dtype=np.int32) * RECORD_BYTES
     data = np.random.default_rng(0).integers(0, 256, A_BATCH * RECORD_BYTES, np.uint8)
     return pa.record_batch(
@@ -108,6 +108,6 @@ def _batch() -> pa.RecordBatch:
 
 
 def _peak_mib() -> float:
-    """The most that this process has had in memory: getrusage's would be that of its parent, if that had more."""
+    """Return the peak memory of this process. ``getrusage`` would return the parent's peak if that was higher."""
     [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(kib) / KIB_IN_MIB

@@ -1,4 +1,4 @@
-"""Other ways from Kafka to Kafka, each in an environment of its own below ``build/bench``."""
+"""Other systems that copy from Kafka to Kafka, each in its own environment below ``build/bench``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUILD = Path("build/bench")
 FLINK_VERSION, FLINK_CONNECTOR_VERSION = "2.2.1", "5.0.0-2.2"
 QUIX_VERSION = "3.28.0"
 
-# All by name, as its parts name each other by ranges of versions.
+# List all parts, because they refer to each other by version ranges.
 _FLINK_PARTS = (
     "annotations", "clients", "connector-base", "connector-datagen", "core", "core-api", "datastream", "datastream-api",
     "file-sink-common", "hadoop-fs", "metrics-core", "queryable-state-client-java", "rpc-akka-loader", "rpc-core",
@@ -26,31 +26,31 @@ _FLINK_PARTS = (
 
 
 class PeerMissing(Exception):
-    """It can't be set up here; the text says why."""
+    """A peer can't be set up here. The message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flink:
-    """Flink's KafkaSink, exactly once, a checkpoint each second, in a mini cluster of one process."""
+    """Flink's KafkaSink, exactly once, with a checkpoint per second, in a mini cluster of one process."""
 
     command: Sequence[str]
 
     @classmethod
     def set_up(cls) -> Flink:
-        """Download and compile. Raises PeerMissing: there is no compiler beside the Java that runs Spark."""
+        """Download and compile. Raises PeerMissing if the Java that runs Spark has no compiler."""
         parts = [f"org.apache.flink:flink-{part}:{FLINK_VERSION}" for part in _FLINK_PARTS]
         connector = f"org.apache.flink:flink-connector-kafka:{FLINK_CONNECTOR_VERSION}"
         jars = maven_jars(f"flink-{FLINK_VERSION}", *parts, connector)
         java, classes = find_java(SPARK_MODULES), BUILD / "flink"
         compiler = java.executable.with_name("javac")
         if not compiler.exists():
-            raise PeerMissing(f"{compiler} is not there: install a JDK to compare with Flink")
+            raise PeerMissing(f"{compiler} does not exist: install a JDK to compare with Flink")
         path = ":".join(str(jar) for jar in jars)
         subprocess.run([compiler, "-cp", path, "-d", classes, HERE / "FlinkCopy.java"], check=True)
         return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", "FlinkCopy"))
 
-    def copy(self, servers: str, source: str, target: str, records: int) -> float:  # it sees the end
-        """Seconds of the job, its start included."""
+    def copy(self, servers: str, source: str, target: str, records: int) -> float:  # unused: the source is bounded
+        """Return the seconds of the job, including its start."""
         return int(_told(self.command, servers, source, target)) / 1000
 
 
@@ -62,7 +62,7 @@ class Quix:
 
     @classmethod
     def set_up(cls) -> Quix:
-        """Make an environment. Raises PeerMissing: its packages can't be installed."""
+        """Create an environment. Raises PeerMissing if its packages can't be installed."""
         folder = BUILD / f"quix-{QUIX_VERSION}"
         python = folder / "bin" / "python"
         if not python.exists():
@@ -73,12 +73,12 @@ class Quix:
         return cls((str(python), "-W", "ignore", str(HERE / "quix_copy.py")))
 
     def copy(self, servers: str, source: str, target: str, records: int) -> float:
-        """Seconds from the first record to the last."""
+        """Return the seconds from the first record to the last."""
         return float(_told(self.command, servers, source, target, str(records)))
 
 
 def _told(command: Sequence[str], *arguments: str) -> str:
-    """What it prints last."""
+    """Run a command. Return the last word that it prints."""
     done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise SystemExit(f"{json.dumps([*command[-1:], *arguments])} failed:\n{done.stderr[-2000:]}")

@@ -1,7 +1,7 @@
-"""Kafka → Spark → Kafka, exactly once, beside Spark's own sink, which is at-least-once, and its noop sink, the limit.
+"""Kafka → Spark → Kafka, exactly once, compared with Spark's Kafka sink (at-least-once) and noop sink (the limit).
 
-All in one Spark, from one topic, in turns. A figure of a contestant is the median of its steady batches: the first one
-starts Python and fills caches, and is left out.
+All contestants run in turns, in one Spark session, and read the same topic. A contestant's result is the median of its
+steady batches. The first batch is excluded, because it starts Python and fills caches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import statistics
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -26,7 +26,7 @@ import twopc
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import Flink, PeerMissing, Quix
 from tests.support.spark_home import set_java_and_python
-from twopc import Coordinator, Participant, Round, Vote
+from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.spark import ForeachBatch, foreach_batch
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
@@ -38,35 +38,33 @@ PARTITIONS = 4
 RECORD_BYTES = 100
 SMALL_BATCH = 1_000
 SMALL_TURNS_TO_WARM_UP = 3
-"""Of 60 batches each, which are not counted: such a query runs for days, and the JVMs compile for its first minutes."""
+"""Uncounted turns of 60 batches each. Such a query runs for days, and the JVM compiles code in its first minutes."""
 
 QUIX_RECORDS = 300_000
 
 FAST_READING = {"kafka.max.poll.records": "10000"}
-"""For all that runs on Spark: see docs/spark.md. Flink is the faster for Kafka's default, and has that."""
-
-PARQUET_FOLDER = "parquet"
+"""Reader options on Spark; see docs/spark.md. Flink keeps Kafka's default, with which it is faster."""
 
 SPARK, NOOP, OURS, ARROW, AT_LEAST_ONCE = "spark", "noop", "librdkafka", "arrow", "at-least-once"
 FILES, BOTH, FLINK, QUIX = "parquet", "kafka-and-parquet", "flink", "quix"
 
 
 def run(quick: bool) -> list[Row]:
-    """Ratios of throughput, and of the time of a small batch."""
+    """Return the throughputs and the times of a small batch, with their ratios."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        # Deleted topics go at once: each turn leaves as many as there are contestants.
+        # Delete topics at once, because each turn leaves one per contestant.
         KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
     ):
         large = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
         short = Load("short", large.records // 4, large.a_batch)
         small = Load("small", SMALL_BATCH * (20 if quick else 60), SMALL_BATCH)
         for load in (large, short, small):
-            _fill(broker, load, Path(folder))
-        spark = _session(Path(folder))
-        machine, turns = Machine(spark, broker, Path(folder)), 2 if quick else 5
-        ours = {name: functools.partial(machine.rate, large, name) for name in CONTESTANTS}
-        rates = in_turns({**ours, **_peers(machine, large, short, quick)}, turns)
+            fill(broker, load, Path(folder))
+        spark = session(Path(folder))
+        machine, turns = Machine(spark, broker, Path(folder), CONTESTANTS), 2 if quick else 5
+        on_spark = {name: functools.partial(machine.rate, large, name) for name in CONTESTANTS}
+        rates = in_turns({**on_spark, **_peers(machine, large, short, quick)}, turns)
         smalls = {name: functools.partial(machine.run, small, name) for name in (SPARK, OURS, ARROW)}
         in_turns(smalls, 0 if quick else SMALL_TURNS_TO_WARM_UP)
         times = in_turns(smalls, turns)
@@ -75,10 +73,10 @@ def run(quick: bool) -> list[Row]:
 
 
 def _peers(machine: Machine, large: Load, short: Load, quick: bool) -> dict[str, Callable[[], float]]:
-    """Those that don't run on Spark and can be set up here: name → how to measure its records/s."""
+    """Return the peers without Spark that can be set up here: name → a function that measures records/s."""
 
     def flink(peer: Flink) -> float:
-        # Its start is taken out: what the longer job does more.
+        # Subtract a shorter job, to exclude the start.
         more_s = machine.copy(peer, large, large.records) - machine.copy(peer, short, short.records)
         return (large.records - short.records) / more_s
 
@@ -87,20 +85,21 @@ def _peers(machine: Machine, large: Load, short: Load, quick: bool) -> dict[str,
         return records / machine.copy(peer, large, records)
 
     peers: dict[str, Callable[[], float]] = {}
-    if not quick:  # which is too short to take its start out of it
-        with _told_if_missing():
+    if not quick:  # a quick run is too short to exclude the start
+        with told_if_missing():
             peers[FLINK] = functools.partial(flink, Flink.set_up())
-    with _told_if_missing():
+    with told_if_missing():
         peers[QUIX] = functools.partial(quix, Quix.set_up())
     return peers
 
 
 @contextlib.contextmanager
-def _told_if_missing() -> Iterator[None]:
+def told_if_missing() -> Iterator[None]:
+    """Print the reason if a peer can't be set up here."""
     try:
         yield
     except PeerMissing as missing:
-        print(f"left out: {missing}")  # noqa: T201  # for the person who runs it
+        print(f"left out: {missing}")  # noqa: T201  # for the operator
 
 
 def _throughput(rates: dict[str, list[float]]) -> list[Row]:
@@ -129,7 +128,7 @@ def _small_batches(seconds: dict[str, list[float]]) -> list[Row]:
     ]
 
 
-def _session(folder: Path) -> SparkSession:
+def session(folder: Path) -> SparkSession:
     set_java_and_python()
     from pyspark.sql import SparkSession
 
@@ -141,7 +140,7 @@ def _session(folder: Path) -> SparkSession:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
-        # Without it each task waits 40 ms for TCP's delayed acknowledgements.
+        # Otherwise each task waits 40 ms for TCP's delayed acknowledgments.
         .config("spark.python.unix.domain.socket.enabled", "true")
         .getOrCreate()
     )
@@ -149,8 +148,8 @@ def _session(folder: Path) -> SparkSession:
     return spark
 
 
-def _fill(broker: KafkaBroker, load: Load, folder: Path) -> None:
-    """Write the source."""
+def fill(broker: KafkaBroker, load: Load, folder: Path) -> None:
+    """Write the source topic."""
     broker.create_topic(load.source, PARTITIONS)
     values = [str(number).encode().ljust(RECORD_BYTES, b"x") for number in range(10_000)]
     batch = pa.record_batch({"value": pa.array(values, pa.binary())})
@@ -170,7 +169,7 @@ def _fill(broker: KafkaBroker, load: Load, folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a contestant has to write: ``records`` of the source in batches of ``a_batch``."""
+    """The load of a contestant: ``records`` of the source, in batches of ``a_batch``."""
 
     source: str
     records: int
@@ -179,27 +178,29 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What all contestants share."""
+    """The resources that all contestants share."""
 
     spark: SparkSession
     broker: KafkaBroker
     folder: Path
+    contestants: Mapping[str, Contestant]
 
     def run(self, load: Load, contestant: str) -> float:
-        """The seconds of a steady batch; the output is complete."""
+        """Return the seconds of a steady batch. Checks that the output is complete."""
         target = f"{contestant}-{uuid.uuid4().hex[:8]}"
         self.broker.create_topic(target, PARTITIONS)
         name = f"{self.folder}/{target}"
-        writer, written = CONTESTANTS[contestant](self, self._source(load), target, name)
+        writes = self.contestants[contestant]
+        writer, written = writes.start(self, self._source(load), target, name)
         query = writer.option("checkpointLocation", f"{name}/checkpoint").trigger(availableNow=True).start()
         query.awaitTermination()
         if written is not None:
             written.close()
-        if contestant not in (NOOP, FILES):
+        if writes.topic:
             self._check(contestant, self._count(target), load.records)
-        if contestant in (FILES, BOTH):
-            self._check(contestant, ds.dataset(f"{name}/{PARQUET_FOLDER}").count_rows(), load.records)
-            shutil.rmtree(name)
+        for output in writes.outputs.values():
+            self._check(contestant, output.count(name), load.records)
+        shutil.rmtree(name)
         self._delete(target)
         full: list[float] = [
             progress["durationMs"]["triggerExecution"] / 1000
@@ -209,11 +210,11 @@ class Machine:
         return statistics.median(full[1:])
 
     def rate(self, load: Load, contestant: str) -> float:
-        """Records a second in a steady batch."""
+        """Return the records per second in a steady batch."""
         return load.a_batch / self.run(load, contestant)
 
     def copy(self, peer: Flink | Quix, load: Load, records: int) -> float:
-        """Seconds; the output is complete."""
+        """Return the seconds that a peer takes. Checks that the output is complete."""
         name = type(peer).__name__
         target = f"{name}-{uuid.uuid4().hex[:8]}"
         self.broker.create_topic(target, PARTITIONS)
@@ -224,7 +225,7 @@ class Machine:
 
     def _check(self, contestant: str, found: int, records: int) -> None:
         if found != records:
-            raise SystemExit(f"{contestant} wrote {found} records of {records}")
+            raise SystemExit(f"{contestant} wrote {found} of {records} records")
 
     def _delete(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
@@ -246,7 +247,21 @@ class Machine:
         }
 
 
-Contestant = Callable[[Machine, "DataFrame", str, str], "tuple[DataStreamWriter, ForeachBatch | None]"]
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A sink beside Kafka, in a folder: how it is created, and how many records are in it."""
+
+    sink: Callable[[str], TwoPhaseCommitSink[Any]]
+    count: Callable[[str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """What starts a query from a frame, a topic and a folder; and where its records can be counted."""
+
+    start: Callable[[Machine, DataFrame, str, str], tuple[DataStreamWriter, ForeachBatch | None]]
+    topic: bool = True
+    outputs: Mapping[str, Output] = field(default_factory=dict)
 
 
 def _spark(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
@@ -258,30 +273,33 @@ def _noop(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[D
     return frame.writeStream.format("noop"), None
 
 
-def _ours(kafka: Mapping[str, str] | None, parquet: bool = False) -> Contestant:
-    """``kafka``: options of that sink, where there is one."""
+def ours(kafka: Mapping[str, str] | None, **outputs: Output) -> Contestant:
+    """Return a contestant that writes with twopc. ``kafka`` has the options of the Kafka sink, if there is one."""
 
-    def contestant(
+    def start(
         machine: Machine, frame: DataFrame, target: str, name: str
     ) -> tuple[DataStreamWriter, ForeachBatch | None]:
-        sinks = {}
+        sinks = {each: output.sink(name) for each, output in outputs.items()}
         if kafka is not None:
             where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
             sinks["kafka"] = twopc.create_sink("kafka", {**where, **kafka})
-        if parquet:
-            sinks["files"] = twopc.create_sink("files", {"path": f"{name}/{PARQUET_FOLDER}"})
         write = foreach_batch(sinks, log=f"{name}/log")
         return frame.writeStream.foreachBatch(write), write
 
-    return contestant
+    return Contestant(start, kafka is not None, outputs)
 
+
+_PARQUET = Output(
+    sink=lambda folder: twopc.create_sink("files", {"path": f"{folder}/parquet"}),
+    count=lambda folder: int(ds.dataset(f"{folder}/parquet").count_rows()),
+)
 
 CONTESTANTS: dict[str, Contestant] = {
-    SPARK: _spark,
-    NOOP: _noop,
-    OURS: _ours({"writer": "librdkafka"}),
-    ARROW: _ours({"writer": "arrow"}),
-    AT_LEAST_ONCE: _ours({"delivery": "at-least-once"}),
-    FILES: _ours(None, parquet=True),
-    BOTH: _ours({"writer": "librdkafka"}, parquet=True),
+    SPARK: Contestant(_spark),
+    NOOP: Contestant(_noop, topic=False),
+    OURS: ours({"writer": "librdkafka"}),
+    ARROW: ours({"writer": "arrow"}),
+    AT_LEAST_ONCE: ours({"delivery": "at-least-once"}),
+    FILES: ours(None, parquet=_PARQUET),
+    BOTH: ours({"writer": "librdkafka"}, parquet=_PARQUET),
 }

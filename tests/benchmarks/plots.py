@@ -1,4 +1,4 @@
-"""The figures of a report as pictures: each a bar at its median, with a line from minimum to maximum."""
+"""Plots of a report: a bar for each median, with a line from minimum to maximum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from matplotlib.figure import Figure
 HEIGHT_OF_A_ROW_INCH = 0.32
 WIDTH_INCH = 9
 
-mpl.rcParams["svg.hashsalt"] = "twopc"  # the same figures make the same file
+mpl.rcParams["svg.hashsalt"] = "twopc"  # the same values produce the same file
 
 
 def draw(benchmark: str, rows: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """One SVG for each unit of a benchmark's ``rows``, which are those of its report."""
+    """Draw one SVG per unit from a benchmark's ``rows`` in the report. Return the files."""
     units = dict.fromkeys(row["unit"] for row in rows)
     return [_draw(benchmark, unit, [row for row in rows if row["unit"] == unit], folder) for unit in units]
 

@@ -1,4 +1,4 @@
-"""The protocol alone: from the last pre-commit to the end of phase two, and recovery of what a dead driver left."""
+"""The protocol itself: from the last pre-commit to the end of phase two, and the recovery after a dead driver."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 
 BATCHES = {4: (100, 25), 200: (10, 3), 2_000: (5, 1)}
-"""Transactions of a batch → how many batches, in the whole run and in a quick one. The first ones warm up."""
+"""Transactions per batch → the number of batches, in a full and in a quick run. The first batches are a warm-up."""
 
 DANGLING = (1_250, 2_500, 5_000, 10_000)
 WRITERS_AT_ONCE = 8
@@ -29,7 +29,7 @@ RECORD = pa.record_batch({"value": ["a"]})
 
 
 def run(quick: bool) -> list[Row]:
-    """Milliseconds of the protocol for a batch, and seconds of recovery."""
+    """Return the milliseconds of the protocol per batch, and the seconds of a recovery."""
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         broker.create_topic("target", partitions=4)
 
@@ -45,15 +45,22 @@ def run(quick: bool) -> list[Row]:
 
 
 def _protocol(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, transactions: int, quick: bool) -> Row:
-    kafka = sink()
+    batches = run_batches(sink(), folder, transactions, BATCHES[transactions][quick])
+    took = tuple(_protocol_ms(batch) for batch in batches)
+    return Row(f"protocol for {transactions} transactions", "ms", took, f"protocol_ms_{transactions}")
+
+
+def run_batches(
+    sink: TwoPhaseCommitSink[Any], folder: Path, transactions: int, batches: int
+) -> Iterator[BatchFinished]:
+    """Run batches of one record per transaction."""
 
     def phase_one(round: Round) -> list[Vote]:
-        return _votes(kafka, round, transactions)
+        return _votes(sink, round, transactions)
 
-    batches = BATCHES[transactions][quick]
-    with Coordinator({"kafka": kafka}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark") as coordinator:
-        took = [_protocol_ms(coordinator.run(batch_id, phase_one)) for batch_id in range(batches)]
-    return Row(f"protocol for {transactions} transactions", "ms", tuple(took), f"protocol_ms_{transactions}")
+    with Coordinator({"sink": sink}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark") as coordinator:
+        for batch_id in range(batches):
+            yield coordinator.run(batch_id, phase_one)
 
 
 def _protocol_ms(batch: BatchFinished) -> float:
@@ -61,7 +68,7 @@ def _protocol_ms(batch: BatchFinished) -> float:
 
 
 def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, dangling: int) -> Row:
-    """A driver that went away before its decision: all that it had begun is rolled back."""
+    """Measure the recovery after a driver that died before its decision: all its transactions are rolled back."""
     log, died = f"{folder}/{uuid.uuid4().hex}", sink()
 
     def phase_one(round: Round) -> list[Vote]:
@@ -69,8 +76,8 @@ def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, danglin
         raise KeyboardInterrupt  # nothing is rolled back, as after a kill
 
     with contextlib.suppress(KeyboardInterrupt):
-        Coordinator({"kafka": died}, log, owner="benchmark").run(0, phase_one)
-    coordinator = Coordinator({"kafka": sink()}, log, owner="benchmark")
+        Coordinator({"sink": died}, log, owner="benchmark").run(0, phase_one)
+    coordinator = Coordinator({"sink": sink()}, log, owner="benchmark")
     started = time.perf_counter()
     coordinator.recover()
     took = time.perf_counter() - started
@@ -80,8 +87,8 @@ def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, danglin
 
 def _votes(sink: TwoPhaseCommitSink[Any], round: Round, transactions: int) -> list[Vote]:
     def vote(partition: int) -> Vote:
-        with Participant({"kafka": sink}, round, partition=partition) as participant:
-            participant.write("kafka", RECORD)
+        with Participant({"sink": sink}, round, partition=partition) as participant:
+            participant.write("sink", RECORD)
             return participant.pre_commit()
 
     with ThreadPoolExecutor(WRITERS_AT_ONCE) as pool:

@@ -1,4 +1,4 @@
-"""What a staged copy costs: a participant that writes to Kafka with and without one, in turns."""
+"""The cost of a replay copy: a participant writes to Kafka with and without one, in turns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES_A_TURN = 50_000_000
 
 
 def run(quick: bool) -> list[Row]:
-    """Time and room per record, for each size of record."""
+    """Return time and disk space per record, for each record size."""
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         return [row for size in SIZES_BYTES for row in _of_size(size, broker, Path(folder) / "stage", quick)]
 
@@ -47,7 +47,7 @@ def _of_size(size_bytes: int, broker: KafkaBroker, folder: Path, quick: bool) ->
     return [
         Row(f"{size_bytes} B records: time with a copy, over without", "ratio", ratios),
         Row(f"{size_bytes} B records: time of the copy", "µs/record", more_us),
-        Row(f"{size_bytes} B records: room of the copy", "B/record", (per_record,)),
+        Row(f"{size_bytes} B records: size of the copy", "B/record", (per_record,)),
     ]
 
 
@@ -57,7 +57,7 @@ def _batch(size_bytes: int, turn: int) -> pa.RecordBatch:
 
 
 def _turn(broker: KafkaBroker, topic: str, batch: pa.RecordBatch, records: int, stage: ReplayCopies | None) -> float:
-    """Seconds from the first record to the vote."""
+    """Return the seconds from the first record to the vote."""
     sink = twopc.create_sink("kafka", {"bootstrap.servers": broker.bootstrap_servers, "topic": topic})
     sink.bind("sink", uuid.uuid4().hex[:12], stage)
     with Participant({"sink": sink}, Round(1, 0), partition=0) as participant:

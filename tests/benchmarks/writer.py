@@ -1,4 +1,4 @@
-"""The Kafka sink's two writers, one participant each, in turns: records of several shapes and codecs."""
+"""The Kafka sink's two writers, with one participant each, in turns, for records of several shapes and codecs."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 @dataclass(frozen=True)
 class Load:
-    """What is written.
+    """The records to write.
 
     Attributes:
-        key: the ratio's name in the report, where it has one.
+        key: the ratio's key in the report, if it has one.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Load:
 
     @property
     def records(self) -> int:
-        """Of small ones fewer bytes: their time goes by number."""
+        """The number of records. Small ones have fewer bytes in all, because their time depends on the number."""
         return BYTES_A_TURN // max(self.value_bytes, 50)
 
     def batch(self) -> pa.RecordBatch:
-        """As large as Spark's are: 10 000 records, or 10 MB."""
+        """Return a batch as large as Spark's: 10,000 records or 10 MB."""
         numbers = [f"{number * 7919 % 100_003:05}".encode() for number in range(self.records)]
         numbers = numbers[: min(10_000, max(1, BYTES_A_BATCH // self.value_bytes))]
         columns = {"value": pa.array([(n * (self.value_bytes // 5))[: self.value_bytes] for n in numbers], pa.binary())}
@@ -74,7 +74,7 @@ LOADS = (
 
 
 def run(quick: bool) -> list[Row]:
-    """Records/s of each writer, and their ratio, for each load."""
+    """Return the records/s of each writer and their ratio, for each load."""
     with (
         tempfile.TemporaryDirectory() as folder,
         KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
@@ -98,12 +98,12 @@ def _of_load(load: Load, broker: KafkaBroker, quick: bool) -> list[Row]:
 
 
 def _rate(load: Load, writer: str, batch: pa.RecordBatch, batches: int, broker: KafkaBroker, topic: str) -> float:
-    """Records/s from the first record to the vote, in one process and one transaction."""
+    """Return the records/s from the first record to the vote, in one process and one transaction."""
     options = {"bootstrap.servers": broker.bootstrap_servers, "topic": topic, "writer": writer, **load.options}
     sink = twopc.create_sink("kafka", options)
     sink.bind("sink", uuid.uuid4().hex[:12])
     with Participant({"sink": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("sink", batch)  # begins, and connects
+        participant.write("sink", batch)  # begins a transaction and connects
         started = time.perf_counter()
         for _ in range(batches):
             participant.write("sink", batch)

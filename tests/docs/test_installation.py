@@ -13,7 +13,15 @@ from packaging.requirements import Requirement
 from tests.support.pages import PAGES, ROOT, installations
 from twopc import cli
 
-DISTRIBUTIONS = ("twopc-core", "twopc-files", "twopc-kafka", "twopc-kafka-broker", "twopc-postgres")
+DISTRIBUTIONS = (
+    "twopc-core",
+    "twopc-delta",
+    "twopc-files",
+    "twopc-iceberg",
+    "twopc-kafka",
+    "twopc-kafka-broker",
+    "twopc-postgres",
+)
 
 INSTALLED = [
     (page.name, requirement)

@@ -9,7 +9,9 @@ import pytest
 from tests.support.pages import DOCS, ROOT
 from twopc.options import Option, table
 from twopc.spark.data_source import options as source_options
+from twopc_delta import options as delta_options
 from twopc_files import options as files_options
+from twopc_iceberg import options as iceberg_options
 from twopc_kafka import options as kafka_options
 from twopc_postgres import options as postgres_options
 
@@ -20,6 +22,8 @@ from twopc_postgres import options as postgres_options
         (ROOT / "plugins/kafka/README.md", kafka_options.OPTIONS),
         (ROOT / "plugins/files/README.md", files_options.OPTIONS),
         (ROOT / "plugins/postgres/README.md", postgres_options.OPTIONS),
+        (ROOT / "plugins/iceberg/README.md", iceberg_options.OPTIONS),
+        (ROOT / "plugins/delta/README.md", delta_options.OPTIONS),
         (DOCS / "spark.md", source_options.OPTIONS),
     ],
 )

@@ -24,10 +24,12 @@ EXPORTING = (
     "twopc",
     "twopc.spark",
     "twopc.testing",
+    "twopc_delta",
     "twopc_files",
     "twopc_kafka",
     "twopc_kafka_broker",
     "twopc_postgres",
+    "twopc_iceberg",
 )
 OBSERVERS = (
     "twopc.observers.json_lines.JsonLinesObserver",

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +33,10 @@ class Watcher:
         self.records = 0
         self.early = 0
         self._log = open_store(log) if log else None
+
+    def poll(self) -> None:
+        """Take in what can be read now."""
+        raise NotImplementedError
 
     def add(self, record: dict[str, object]) -> None:
         """Count one visible record."""
@@ -108,11 +112,11 @@ class FolderWatcher(Watcher):
 
 
 @contextmanager
-def watching(watchers: list[TopicWatcher | FolderWatcher]) -> Iterator[None]:
+def watching(watchers: Sequence[Watcher]) -> Iterator[None]:
     """Poll every watcher, each in a thread of its own, until the block ends."""
     stop = threading.Event()
 
-    def watch(watcher: TopicWatcher | FolderWatcher) -> None:
+    def watch(watcher: Watcher) -> None:
         if sys.platform == "linux":  # where each thread has a priority of its own: give way to what is watched
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while not stop.wait(POLL_S):

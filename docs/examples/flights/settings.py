@@ -1,0 +1,38 @@
+"""What the demonstrations and their drivers share: settings, topics, and a Spark that starts soon."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+SOURCE, TARGET, BASELINE = "flights", "enriched", "baseline"
+"""The topics."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a driver is told, as JSON in its first argument."""
+
+    servers: str
+    jars: str
+    folder: str
+    records_per_batch: int
+    writer: str
+    die_at: str | None = None
+
+
+def session(settings: Settings) -> SparkSession:
+    """Start Spark."""
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("flights")
+        .config("spark.jars", settings.jars)
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        # It is killed after seconds: what matters is how soon it runs.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.python.unix.domain.socket.enabled", "true")
+        .getOrCreate()
+    )
