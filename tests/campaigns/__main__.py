@@ -1,6 +1,6 @@
-"""Run a campaign: ``python -m tests.campaigns NAME [arguments]``; ``NAME --help`` shows its arguments.
+"""Run a campaign: ``python -m tests.campaigns NAME [arguments]``. ``NAME --help`` lists the arguments.
 
-Each writes one report below ``build/``, prints it, and ends with 1 if anything is wrong.
+Each campaign writes one report below ``build/``, prints it, and exits with 1 if anything is wrong.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report of a campaign: one JSON file, one closing line, one exit code."""
+"""A campaign's report: one JSON file, one closing line, one exit code."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Document: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 
 class Report:
-    """A JSON file that is whole at any moment; it may be written again and again while the campaign goes on.
+    """A JSON file that is complete at any moment, and may be rewritten while the campaign runs.
 
     Args:
-        path: the file. Its folder is created.
+        path: the file. The class creates its folder.
     """
 
     def __init__(self, path: Path) -> None:
@@ -28,11 +28,11 @@ class Report:
         aside.replace(self._path)
 
     def show(self, hidden: Collection[str] = ()) -> None:
-        """Print the document, without the keys that are ``hidden``."""
+        """Print the document without the ``hidden`` keys."""
         document = json.loads(self._path.read_text(encoding="utf-8"))
         print(json.dumps({key: value for key, value in document.items() if key not in hidden}, indent=1))
 
     def end(self, summary: str, *, failed: bool) -> int:
-        """Print the closing line. Return the exit code."""
+        """Print the closing line and return the exit code."""
         print(f"{'FAILED' if failed else 'passed'}: {summary}; {self._path}", flush=True)
         return int(failed)

@@ -1,7 +1,7 @@
-"""Seams: functions of the real code whose calls go elsewhere for a while.
+"""Seams: functions of the real code whose calls are redirected for a while.
 
-A seam names a function by its module and qualified name, so it survives every change inside that function. A rename
-makes it fail loudly.
+A seam names a function by its module and qualified name, so it survives every change inside that function. If the
+function is renamed, the seam raises an error.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """Calls of one function go to another.
+    """A redirection of one function's calls to another.
 
     Attributes:
-        where: the function: module, colon, qualified name.
-        instead: what is called, with the real function and then the arguments of the call.
-        called_in: if given, a function: only calls in its own body go elsewhere.
+        where: the function, as ``module:qualified.name``.
+        instead: the function to call instead. It gets the real function, then the arguments of the call.
+        called_in: if given, a function; only calls from its body are redirected.
     """
 
     where: str
@@ -32,7 +32,7 @@ class Seam:
 
 
 def returning(answer: Any) -> Callable[..., Any]:
-    """Return ``answer`` and do nothing else."""
+    """Return a replacement that returns ``answer`` and does nothing else."""
     return lambda _real, *_, **__: answer
 
 
@@ -41,7 +41,7 @@ nothing = returning(None)
 
 @contextlib.contextmanager
 def patched(seams: Iterable[Seam]) -> Iterator[None]:
-    """Put every seam in place, for a while.
+    """Redirect the calls at every seam while the context is open.
 
     Raises:
         LookupError: the code has no such function.
@@ -68,7 +68,7 @@ def _found(where: str) -> tuple[Any, str, Any]:
 
 
 def _codes(where: str) -> frozenset[CodeType]:
-    """The code of a function and of the functions in its body."""
+    """Return the code objects of a function and of the functions defined in its body."""
     _, _, found = _found(where)
     function: Any = found.fget if isinstance(found, property) else getattr(found, "__func__", found)
     codes, rest = set(), [inspect.unwrap(function).__code__]

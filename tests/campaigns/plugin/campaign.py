@@ -1,5 +1,5 @@
-"""``make prove-plugin``: every distribution from its wheel, the guide's too, in an environment that has nothing else of
-the project; see ``docs/write-your-own-sink.md``."""
+"""``make prove-plugin``: install the wheels of every distribution and of the guide's sink into an environment without
+the project's source, and test them there. See ``docs/write-your-own-sink.md``."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def contracts(environment: Environment, folder: Path) -> dict[str, int]:
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 1 if anything is wrong."""
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns plugin", description=__doc__)
-    parser.add_argument("--uv", default="uv", help="builds and installs")
-    parser.add_argument("--folder", type=Path, default=Path("build/plugin"), help="where to work, and the report")
+    parser.add_argument("--uv", default="uv", help="the uv that builds and installs")
+    parser.add_argument("--folder", type=Path, default=Path("build/plugin"), help="folder for work and report")
     given = parser.parse_args(arguments)
     folder = given.folder.resolve()
     shutil.rmtree(folder, ignore_errors=True)
@@ -65,5 +65,5 @@ def main(arguments: Sequence[str]) -> int:
     report.write(found)
     report.show()
     wrong = {key: found[key] for key in ("failed", "lost", "duplicates", "leftovers") if found[key]}
-    summary = f"{found['contract_tests']} tests of the contract; wrong: {wrong or 'nothing'}"
+    summary = f"{found['contract_tests']} contract tests; failures: {wrong or 'none'}"
     return report.end(summary, failed=bool(wrong))

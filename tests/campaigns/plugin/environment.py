@@ -1,4 +1,4 @@
-"""An environment that has distributions of this project from their wheels, and no source of it."""
+"""An environment with this project's distributions from their wheels, and without its source."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[3]
 
 
 class Environment:
-    """A new one in ``folder``, with wheels alone, and the tests beside it, where no source of the project is.
+    """A new environment in ``folder``, with wheels only. The tests are copied beside it, away from the project's
+    source.
 
     Args:
-        folder: where to work; must exist.
-        uv: builds and installs.
-        extras: of our distributions, such as ``[s3]`` for ``twopc_files``.
-        tools: what the tests need beside them.
+        folder: the working folder.
+        uv: the uv that builds and installs.
+        extras: the extras of our distributions, such as ``[s3]`` for ``twopc_files``.
+        tools: additional requirements of the tests.
     """
 
     def __init__(self, folder: Path, uv: str, extras: Mapping[str, str], tools: Sequence[str]) -> None:
@@ -38,7 +39,7 @@ class Environment:
         wheels = self._folder / "wheels"
         self._call(self._uv, "build", "--quiet", "--wheel", "--all-packages", "--out-dir", wheels, ROOT)
         self._call(self._uv, "build", "--quiet", "--wheel", "--out-dir", wheels, guide)
-        constraints = self._folder / "constraints.txt"  # what the lock file has of others
+        constraints = self._folder / "constraints.txt"  # the locked versions of third-party packages
         export = (
             "export",
             "--quiet",
@@ -61,7 +62,7 @@ class Environment:
         return f"{name}{self._extras.get(name, '')} @ {wheel.as_uri()}"
 
     def run(self, *arguments: object, may_fail: bool = False) -> str:
-        """What its Python prints."""
+        """Run the environment's Python. Return its output."""
         return self._call(self._python, *arguments, may_fail=may_fail)
 
     def _call(self, *command: object, may_fail: bool = False) -> str:
@@ -70,5 +71,5 @@ class Environment:
             [str(part) for part in command], cwd=self._folder, env=clean, stdout=subprocess.PIPE, text=True, check=False
         )
         if called.returncode and not may_fail:
-            raise SystemExit(f"{command[0]} {command[1]} ended with {called.returncode}\n{called.stdout}")
+            raise SystemExit(f"{command[0]} {command[1]} failed with exit code {called.returncode}\n{called.stdout}")
         return called.stdout

@@ -1,4 +1,4 @@
-"""Kafka, PostgreSQL and files in one decision, whose driver is killed at every step, and PostgreSQL with it."""
+"""Kafka, PostgreSQL and files in one decision. The driver is killed at every step, PostgreSQL at every other."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ STEPS = (
 
 
 def prove(folder: Path) -> dict[str, int]:
-    """Kill at each step once, each in a batch of its own, and the server with every other one.
+    """Kill the driver once at each step, each time in another batch. Also kill the server at every other step.
 
     Returns:
-        ``lost`` and ``duplicates`` in all targets together; ``leftovers``, the pending files and prepared transactions.
+        ``lost`` and ``duplicates`` in all target systems together; ``leftovers``: pending files and prepared
+        transactions.
     """
     topic, table = "orders", "orders"
     kills = 0
@@ -70,4 +71,4 @@ def prove(folder: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(prove(Path(sys.argv[1]))))  # its answer to the process that runs it
+    print(json.dumps(prove(Path(sys.argv[1]))))  # the result for the parent process

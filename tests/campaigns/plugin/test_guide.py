@@ -1,4 +1,4 @@
-"""The sink of the guide keeps the contract, found by its entry point; ``make prove-plugin`` does it from its wheel."""
+"""The guide's sink, found by its entry point, passes the contract. ``make prove-plugin`` tests it from its wheel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_sink_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
     ]
     entry_point = 'sqlite = "twopc_sqlite"'
     assert f"[project.entry-points.twopc]\n{entry_point}\n" in (tmp_path / "pyproject.toml").read_text()
-    metadata = tmp_path / "twopc_sqlite-0.1.0.dist-info"  # what an installer would make of it
+    metadata = tmp_path / "twopc_sqlite-0.1.0.dist-info"  # as an installer would create it
     metadata.mkdir()
     (metadata / "METADATA").write_text("Name: twopc-sqlite\nVersion: 0.1.0\n")
     (metadata / "entry_points.txt").write_text("[twopc]\n" + entry_point.replace('"', ""))

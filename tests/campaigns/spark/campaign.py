@@ -1,4 +1,4 @@
-"""``make prove-spark``: Spark is killed at every step, in every way that it writes; see ``docs/spark.md``."""
+"""``make prove-spark``: kill Spark at every step, in every way that it writes. See ``docs/spark.md``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ console = Console()
 
 
 def prove(way: Way, bench: Bench, started: Callable[[], None]) -> dict[str, Any]:
-    """Run all cases of a way, and report."""
+    """Run all cases of a way. Return the report."""
     began = time.monotonic()
     with ExitStack() as stack:
         if way.on_cluster:
@@ -54,7 +54,7 @@ def prove(way: Way, bench: Bench, started: Callable[[], None]) -> dict[str, Any]
 
 
 def expected(folder: Path, jars: str) -> dict[str, Contents]:
-    """Compute each plan in batch over the whole input. Leave an archive of the classes that this has loaded."""
+    """Compute each plan in batch over the whole input. Also create an archive of the loaded classes."""
     feed_folder(folder / "records")
     archive = f"-Xlog:disable -XX:ArchiveClassesAtExit={folder / 'classes.jsa'}"
     spark = session(jars=jars, java=archive, log_level="")
@@ -68,7 +68,9 @@ def expected(folder: Path, jars: str) -> dict[str, Contents]:
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 1 if anything is wrong."""
     for stop in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(stop, lambda *_: os._exit(1))  # threads would go on; what they have started is bound to us
+        signal.signal(
+            stop, lambda *_: os._exit(1)
+        )  # threads would continue; their child processes end with this process
     given = parsed_arguments(arguments)
     folder = given.folder.resolve()
     work = folder / "work"
@@ -96,14 +98,14 @@ def main(arguments: Sequence[str]) -> int:
             list(pool.map(report_on, given.ways))
     report.show()
     failed = [way for way, outcome in outcomes.items() if outcome.get("told")]
-    return report.end(f"{len(outcomes)} ways; wrong: {', '.join(failed) or 'none'}", failed=bool(failed))
+    return report.end(f"{len(outcomes)} ways; failed: {', '.join(failed) or 'none'}", failed=bool(failed))
 
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns spark", description=__doc__)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--uv", default="uv", help="makes the environments of other versions")
-    at_once = max(2, (os.cpu_count() or 2) - 1)  # a start is a JVM and up to six Pythons that load their classes
-    parser.add_argument("--processes", type=int, default=at_once, help="ways at a time (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, default=Path("build/spark"), help="where to work, and the report")
+    parser.add_argument("--uv", default="uv", help="the uv that creates the environments of other versions")
+    at_once = max(2, (os.cpu_count() or 2) - 1)  # a start runs a JVM and up to six Python processes
+    parser.add_argument("--processes", type=int, default=at_once, help="concurrent ways (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("build/spark"), help="folder for work and report")
     return parser.parse_args(arguments)

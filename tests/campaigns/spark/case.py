@@ -1,4 +1,4 @@
-"""One case: a query whose driver is killed again and again, and which then runs to its end and is compared."""
+"""One case: a query whose driver is killed repeatedly. Then the query runs to its end, and its output is compared."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from tests.support.kills import bound, kill_all_of
 from twopc_kafka_broker import KafkaBroker
 
 DRIVER_AT_MOST_S = 240
-"""The longest run of a driver. It takes 10 s on a quiet machine."""
+"""The longest run of a driver. On an idle machine it takes 10 s."""
 
 FAULT_OF_SPARK_4_1 = 'NullPointerException: Cannot invoke "scala.collection.IterableOps.map'
-"""SPARK-55271: the Kafka source ends the query when it reports on a batch that was repeated after a start. The batch is
-done, and the next start goes on after it."""
+"""SPARK-55271: the Kafka source fails the query when it reports on a batch that was repeated after a start. The batch
+is done, and the next start continues after it."""
 
 Strike = tuple[str, str, int]
-"""The kind of strike, its step and its batch; see ``twopc_faulty``. A driver has at most one per step."""
+"""The kind of strike, its step and its batch; see ``twopc_faulty``. At most one strike per step and driver."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A query and the strikes of each start of its driver. A last start is left alone."""
+    """A query, with the strikes against each start of its driver. The last start is undisturbed."""
 
     plan: str
     starts: Sequence[Sequence[Strike]]
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a case. ``told`` is empty if all is well."""
+    """The result of a case. ``told`` lists the failures."""
 
     kills: int
     lost: int
@@ -57,7 +57,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """The broker, folder and environment that cases share."""
+    """The broker, folder and environment that all cases share."""
 
     folder: Path
     broker: KafkaBroker
@@ -66,7 +66,7 @@ class Bench:
     master: str = "local[2]"
 
     def run(self, case: Case, started: Callable[[], None]) -> Outcome:
-        """Strike the query as its case says, let it finish, and compare. Call ``started`` after each start."""
+        """Strike the query as its case specifies, let it finish, and compare. Call ``started`` after each start."""
         job = self._prepared(case)
         told: list[str] = []
         kills = 0
@@ -78,10 +78,10 @@ class Bench:
             if ended == wanted:
                 kills += sum(strike[0] != "hold" for strike in strikes if strike not in missed)
             else:
-                told.append(f"start {number} ended with {ended} and not with {wanted}")
+                told.append(f"start {number} ended with {ended} instead of {wanted}")
             started()
         if job.outlived.exists():
-            told.append("no other attempt took the place of one that was held")
+            told.append("no other attempt replaced one that was held")
         if "spark.speculation" in case.settings and not _has_speculated(job):
             told.append("no speculative attempt has won")
         found = compare(job, self.expected[case.plan])
@@ -89,13 +89,13 @@ class Bench:
         noted = Path(job.folder) / "versions.json"
         versions = json.loads(noted.read_text()) if noted.exists() else {}
         if told:
-            told.append(f"what it left is in {job.folder}")
+            told.append(f"its files are in {job.folder}")
         else:
             shutil.rmtree(job.folder)
         return Outcome(kills, **asdict(found), told=told, **versions)
 
     def _prepared(self, case: Case) -> Job:
-        """Make the input, the topics and the folder of a case."""
+        """Create the input, topics and folder of a case."""
         name = f"{case.api}-{case.plan}-{uuid.uuid4().hex[:8]}"
         folder = self.folder / name
         folder.mkdir(parents=True)
@@ -129,7 +129,7 @@ class Bench:
             raise RuntimeError(f"the source {topic} could not be filled")
 
     def _start(self, job: Job) -> int | str:
-        """Run a driver to its end, and once more if it failed by Spark's fault. Return how it ended."""
+        """Run a driver to its end, and once more if Spark's own fault ended it. Return its exit code or state."""
         log = Path(job.folder) / "driver.log"
         before = log.stat().st_size if log.exists() else 0
         ended = self._run(job, log)
@@ -154,7 +154,7 @@ class Bench:
 
 
 def _has_speculated(job: Job) -> bool:
-    """Whether a speculative attempt's vote was the one that counted."""
+    """Return whether a speculative attempt's vote counted."""
     ends = (line for log in job.events.iterdir() for line in log.read_text().splitlines() if "TaskEnd" in line)
     return any('"Speculative":true' in end and '{"Reason":"Success"}' in end for end in ends)
 

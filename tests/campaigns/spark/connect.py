@@ -1,4 +1,4 @@
-"""A driver whose query comes from a Spark Connect client: the driver is the server, the client a process below it."""
+"""A driver whose query comes from a Spark Connect client. The driver is the server; the client is a child process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def serve(spark: SparkSession, job: Job) -> None:
-    """Serve a client, and another one whenever it was killed, until all is written."""
+    """Serve a client until everything is written. Start another client whenever one is killed."""
     context = spark.sparkContext._jsc.sc()
     package = spark._jvm.org.apache.spark.sql.connect.service  # type: ignore[union-attr]
     service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")

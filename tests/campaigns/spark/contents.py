@@ -1,4 +1,4 @@
-"""The contents of the targets against the same computation in batch, and what is left."""
+"""The comparison of the target systems with the same computation in batch, and the search for leftovers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tests.campaigns.spark.job import TO_KAFKA, Job
 from tests.campaigns.spark.plans import PLANS, SCHEMA
 from tests.support.contents import Difference, difference, in_files, in_topic, left_in_files
-from twopc_kafka.client.control import connect
+from twopc_kafka.client.control import control_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 Contents = Counter[str]
 
 PATIENCE_S = 10
-"""How long a difference may last: a broker answers a commit before its markers are written and readers see all."""
+"""How long a difference may last: a broker answers a commit before readers see everything."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The differences between the targets of one query and the expected contents; 0 if there is none."""
+    """The number of differences between a query's target systems and the expected contents."""
 
     lost: int
     duplicates: int
@@ -34,13 +34,13 @@ class Found:
 
 
 def in_batch(spark: SparkSession, plan: str, records: str) -> Contents:
-    """Compute the plan over the whole input at once, by Spark's own batch execution."""
+    """Compute the plan over the whole input with Spark's batch execution."""
     computed = PLANS[plan].in_batch(spark.read.schema(SCHEMA).json(records))
     return Counter(row.value for row in computed.selectExpr(*TO_KAFKA).collect())
 
 
 def compare(job: Job, expected: Contents) -> Found:
-    """Wait for a while until nothing differs. Return the differences."""
+    """Wait for up to ``PATIENCE_S`` until nothing differs. Return the differences."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := _compare(job, expected)) != Found(0, 0, 0) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -52,12 +52,12 @@ def _compare(job: Job, expected: Contents) -> Found:
     values = in_topic(job.servers, job.target)
     found = Difference()
     if plan.output_mode == "update":
-        found += Difference(0, len(values) - len(set(values)))  # each update of a key differs from the one before
+        found += Difference(0, len(values) - len(set(values)))  # successive updates of a key differ
         values = _last_of_each_key(values)
     found += difference(expected.elements(), values)
     if job.writes_files:
         found += difference(expected.elements(), map(_as_json, in_files(folder / "parquet")))
-    ongoing = connect({"bootstrap_servers": [job.servers]}).list_ongoing(f"{job.target}.")
+    ongoing = control_of({"bootstrap_servers": [job.servers]}).list_ongoing(f"{job.target}.")
     return Found(found.lost, found.duplicates, len(ongoing) + len(left_in_files(folder / "parquet")))
 
 

@@ -1,6 +1,7 @@
-"""A driver to be killed, run as a process of its own: ``python -m tests.campaigns.spark.driver '{...}'``.
+"""A driver to be killed, run in its own process: ``python -m tests.campaigns.spark.driver '{...}'``.
 
-It is told what to do by a ``Job``. It goes on where the one before it was killed, and ends when all is written.
+Its argument is a ``Job`` as JSON. It continues where the previous driver was killed, and ends when everything is
+written.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ DAEMON = "tests.campaigns.storm.daemon"
 
 
 class Phases:
-    """Turns each phase of the coordinator into a step for faults."""
+    """Turns each phase of the coordinator into a step at which a fault can happen."""
 
     def __init__(self, job: Job) -> None:
         self._faults = Faults(str(job.faults))
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        """Called by the coordinator."""
+        """Handle an event of the coordinator."""
         if isinstance(event, PhaseEntered):
             self._faults.at(event.phase.value)
 
 
 def plant(job: Job) -> None:
-    """Have each strike happen at its step, in its batch or in the first later one that has such a step."""
+    """Plan each strike at its step, in its batch or in the first later batch that has such a step."""
     shutil.rmtree(job.faults, ignore_errors=True)
     job.faults.mkdir()
     whom = {"kill": f" {os.getpgrp()}", "hold": f" {job.outlived}", "orphan": f" {job.client} {job.outlived}"}
@@ -55,7 +56,7 @@ def session_of(job: Job) -> SparkSession:
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # More than cores, so that small batches run on fewer tasks than their state has partitions.
+        # More than there are cores, so that small batches have fewer tasks than their state has partitions.
         "spark.sql.shuffle.partitions": "4",
         "spark.python.daemon.module": DAEMON,
         "spark.executor.memory": "600m",
@@ -63,7 +64,7 @@ def session_of(job: Job) -> SparkSession:
         "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
         **job.settings,
     }
-    # From an archive of loaded classes, if there is one that fits, a JVM starts in half the time.
+    # With a matching archive of loaded classes, a JVM starts in half the time.
     return session(job.master, settings, jars=job.jars, java=f"-XX:SharedArchiveFile={job.classes}")
 
 
@@ -103,7 +104,7 @@ def run_stream(spark: SparkSession, job: Job) -> None:
 
 
 def run_batches(spark: SparkSession, job: Job) -> None:
-    """Write each file of the source by a batch write of its own, as a scheduler does that records what is done."""
+    """Write each file of the source in its own batch write, as a scheduler does that records what is done."""
     done = Path(job.folder) / "done"
     for number in range(int(done.read_text()) if done.exists() else 0, BATCHES):
         job.begun(number).parent.mkdir(exist_ok=True)
@@ -135,7 +136,7 @@ RUN = {
     FORMAT_BATCH: run_batches,
     CONNECT: connect.serve,
 }
-"""By the ``api`` of a job."""
+"""``api`` of a job → the function that runs it."""
 
 
 def main() -> None:

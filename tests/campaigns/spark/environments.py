@@ -1,4 +1,4 @@
-"""Versions of Spark and of Python, each in an environment of its own, which later campaigns use again."""
+"""Environments with other versions of Spark and Python. Later campaigns reuse them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyspark
 from twopc_kafka_broker import SourceNotPublished, spark_kafka_jars
 
 INSTALL_AT_MOST_S = 600
-_PROJECT = ("-e", ".[spark]", "-e", "plugins/kafka", "-e", "plugins/files", "psutil")
+_PROJECT = ("-e", ".[spark]", "-e", "plugins/kafka", "-e", "plugins/kafka-broker", "-e", "plugins/files", "psutil")
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Environment:
 
     Attributes:
         python: the interpreter.
-        jars: of Kafka's source, as a class path; empty where none is published for this Spark.
+        jars: the jars of the Kafka source, as a class path; empty if none is published for this version of Spark.
     """
 
     python: str
@@ -29,7 +29,7 @@ class Environment:
 
 
 class NotHere(Exception):
-    """The environment can't be made on this machine."""
+    """The environment can't be created on this machine."""
 
 
 def own() -> Environment:
@@ -37,11 +37,12 @@ def own() -> Environment:
     return Environment(sys.executable, _jars(pyspark.__version__))
 
 
-def made(folder: Path, uv: str, spark: str, python: str) -> Environment:
-    """One with a version of Spark, and an interpreter that is there already: this process's own where it has both.
+def made(folder: Path, uv: str, spark: str, python: str, *plugins: str) -> Environment:
+    """Return an environment with a version of Spark, an installed interpreter, and ``plugins`` in addition. If this
+    process's own environment has the first two, return that.
 
     Raises:
-        NotHere: the interpreter is not there, or a distribution is not to be had.
+        NotHere: the interpreter is not installed, or a distribution is not available.
     """
     if spark == pyspark.__version__ and python in ("", f"{sys.version_info.major}.{sys.version_info.minor}"):
         return own()
@@ -51,7 +52,7 @@ def made(folder: Path, uv: str, spark: str, python: str) -> Environment:
         interpreter = ("--python", python or sys.executable)
         _call(uv, "venv", "--quiet", "--clear", "--no-python-downloads", *interpreter, str(folder / name))
         installs = (uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", str(executable))
-        _call(*installs, f"pyspark=={spark}", *_PROJECT)
+        _call(*installs, f"pyspark=={spark}", *_PROJECT, *(part for plugin in plugins for part in ("-e", plugin)))
         (folder / name / "done").touch()
     return Environment(str(executable), _jars(spark))
 

@@ -1,4 +1,4 @@
-"""The job of a driver."""
+"""A driver's job."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ TO_KAFKA = ["key", "to_json(struct(*)) AS value"]
 
 @dataclass(frozen=True)
 class Job:
-    """The job of a driver, as JSON in its first argument.
+    """A driver's job, passed as JSON in its first argument.
 
     Attributes:
-        api: by which the query writes: one of the four above.
-        plan: the name of what it computes.
-        source, target: topics. Where the source is files, they are in ``folder/source``.
-        records: of the source, in all.
-        parallelism: partitions of what is written, where the plan leaves it open.
-        strikes: what happens, the step and the batch; of each step one at most.
-        jars: of Kafka's source, as a class path.
-        classes: archive of the JVM's loaded classes; it may be missing.
+        api: the API with which the query writes: one of the four above.
+        plan: the name of its computation.
+        source, target: the topics. Source files are in ``folder/source``.
+        records: the number of records in the source.
+        parallelism: the number of partitions of the output, if the plan leaves it open.
+        strikes: kind, step and batch of each strike; at most one per step.
+        jars: the jars of the Kafka source, as a class path.
+        classes: the path of an archive of the JVM's loaded classes, which may be missing.
         backends: the folder with ``twopc_faulty``.
-        settings: of the Spark session, in addition.
+        settings: additional settings of the Spark session.
     """
 
     api: str
@@ -45,12 +45,12 @@ class Job:
     settings: Mapping[str, str] = field(default_factory=dict)
 
     def begun(self, batch: int) -> Path:
-        """Return the file that exists from the beginning of a batch on, and not during the previous batch."""
+        """Return a file that exists from the beginning of a batch on, but not during the previous batch."""
         return Path(self.folder) / (f"begun/{batch}" if self.api == FORMAT_BATCH else f"checkpoint/offsets/{batch}")
 
     @property
     def writes_files(self) -> bool:
-        """Whether the result goes to files as well, which only ``foreach_batch`` can do on one decision."""
+        """Whether the result also goes to files, which only ``foreach_batch`` can do in one decision."""
         return PLANS[self.plan].to_files and self.api == FOREACH_BATCH
 
     @property
@@ -64,10 +64,10 @@ class Job:
 
     @property
     def client(self) -> Path:
-        """A file with the process group of the Connect client that runs."""
+        """A file with the process group of the running Connect client."""
         return Path(self.folder) / "client"
 
     @property
     def outlived(self) -> Path:
-        """A file that exists if a task reached its end although another attempt should have replaced it."""
+        """A file that exists if a task completed although another attempt should have replaced it."""
         return Path(self.folder) / "outlived"

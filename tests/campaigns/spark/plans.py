@@ -1,8 +1,8 @@
-"""The computations of the queries, on a known input. The same code computes them in batch.
+"""The queries' computations on a known input. The same code also runs in batch.
 
-A batch is a minute of the input. It has records of the minute before; some of its records come once more in the next;
-and some are too late for every window. Only a query whose state and watermark come through each crash drops the late
-ones, knows the repeated ones, and counts no record twice.
+A batch is a minute of the input. It contains records of the previous minute, records that the next batch repeats, and
+records that are too late for every window. Only a query whose state and watermark survive each crash drops the late
+records, recognizes the repeated ones, and counts no record twice.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ BATCHES = 6
 A_BATCH = 16
 DELAY = "1 minute"
 END = "TIMESTAMP '2026-01-01 13:00:00'"
-"""The time of the last records: they push the watermark, so that all windows before them come out. They are left out by
-their time alone, as Spark applies any other condition before it looks at the watermark."""
+"""The time of the last records, which advance the watermark so that all earlier windows are emitted. They are excluded
+by their time only, because Spark applies any other condition before it reads the watermark."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One computation.
+    """A computation.
 
     Attributes:
-        compute: a stream or a batch of ``SCHEMA`` → its result, with a column ``key``.
-        source: ``kafka`` or ``files``, of which each is a batch.
-        output_mode: Spark's. With ``update`` a later value of a key takes the place of an earlier one.
-        drops_late: whether the query has a watermark. In batch there is none, so what is late is left out there.
-        to_files: whether the result goes to Parquet as well, on the same decision.
+        compute: maps a stream or a batch of ``SCHEMA`` to the result, which has a column ``key``.
+        source: ``kafka``, or ``files`` with one file per batch.
+        output_mode: Spark's output mode. With ``update``, a later value of a key replaces an earlier one.
+        drops_late: whether the query has a watermark. There is none in batch, so the late records are removed there.
+        to_files: whether the result also goes to Parquet, in the same decision.
     """
 
     compute: Callable[[DataFrame], DataFrame]
@@ -45,12 +45,12 @@ class Plan:
     to_files: bool = False
 
     def in_batch(self, records: DataFrame) -> DataFrame:
-        """Compute the same over the whole input at once."""
+        """Compute the expected result from the whole input at once."""
         return self.compute(records.where("NOT late") if self.drops_late else records)
 
 
 def batches() -> Iterator[list[Record]]:
-    """Return the input, batch by batch; always the same."""
+    """Yield the input, batch by batch. It is always the same."""
     again: list[Record] = []
     for minute in range(BATCHES):
         views = [_record(minute, 3 * n, "view", 100 * minute + n) for n in range(A_BATCH)]
@@ -74,7 +74,7 @@ def _enriched(events: DataFrame) -> DataFrame:
 
 
 def _aggregated(events: DataFrame) -> DataFrame:
-    """Count by user and minute, when the minute is over."""
+    """Count by user and minute, once the minute is over."""
     from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
     return (
@@ -87,7 +87,7 @@ def _aggregated(events: DataFrame) -> DataFrame:
 
 
 def _counted(events: DataFrame) -> DataFrame:
-    """Count by minute and kind, as the counts grow."""
+    """Count by minute and kind, and emit each update."""
     from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
     return (
@@ -99,7 +99,7 @@ def _counted(events: DataFrame) -> DataFrame:
 
 
 def _joined(events: DataFrame) -> DataFrame:
-    """Join every view with its click within a minute, or with none when that minute is over."""
+    """Join every view with its click within a minute, or with null once that minute is over."""
     from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
     views = events.where("kind = 'view'").selectExpr("id", "user", "at AS viewed").withWatermark("viewed", DELAY)
@@ -115,7 +115,7 @@ def _joined(events: DataFrame) -> DataFrame:
 
 
 def _deduplicated(events: DataFrame) -> DataFrame:
-    """Keep each record once, however often it comes."""
+    """Keep each record once, however often it appears."""
     return _enriched(events.withWatermark("at", DELAY).dropDuplicates(["id", "kind", "at"]))
 
 

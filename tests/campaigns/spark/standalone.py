@@ -1,4 +1,4 @@
-"""A standalone cluster of Spark: a master and workers, each a process of its own."""
+"""A Spark standalone cluster: a master and workers, each in its own process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.de
 
 
 class Standalone:
-    """A context manager. Each worker goes by a host name of its own, as Spark speculates on another host only.
+    """A context manager that runs a cluster. Each worker has its own host name, because Spark starts a speculative
+    attempt only on another host.
 
     Args:
-        folder: where the processes log, and the workers work.
-        workers: how many, each with one core; up to 200.
+        folder: the folder for logs and the workers' files.
+        workers: the number of workers, each with one core; up to 200.
     """
 
     def __init__(self, folder: Path, workers: int = 2) -> None:
@@ -71,7 +72,7 @@ class Standalone:
 
 
 def _wait_for(log: Path, line: str) -> str:
-    """Wait until the pattern is in the log. Return its first group."""
+    """Wait until the pattern matches in the log. Return its first group."""
     deadline = time.monotonic() + START_AT_MOST_S
     while not (found := re.search(line, log.read_text())):
         if time.monotonic() > deadline:

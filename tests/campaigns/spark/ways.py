@@ -1,4 +1,4 @@
-"""The ways in which Spark writes, each with the cases that prove it."""
+"""The ways in which Spark writes, each with its cases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.campaigns.spark.job import CONNECT, FORMAT_BATCH, FORMAT_STREAM
 
 @dataclass(frozen=True)
 class Way:
-    """Cases with what they run on.
+    """Cases, and the environment in which they run.
 
     Attributes:
-        spark, python: versions in an environment of their own; with neither it is that of the campaign.
-        on_cluster: whether there is a master with two workers; otherwise all runs in the driver.
+        spark, python: the versions of a separate environment; if both are empty, the campaign's own environment.
+        on_cluster: whether to run on a master with two workers. Otherwise everything runs in the driver.
     """
 
     cases: Sequence[Case]
@@ -25,7 +25,7 @@ class Way:
 
 
 def _kills(*moments: tuple[str, int]) -> Sequence[Sequence[Strike]]:
-    """Return starts of which each ends at its moment, a step of a batch, with all that the driver had started."""
+    """Return starts that each end at a step of a batch with a kill of the driver and all its processes."""
     return [[("kill", step, batch)] for step, batch in moments]
 
 
@@ -33,10 +33,10 @@ _FOREACH_BATCH = _kills(
     ("pre_commit", 0),  # tasks write
     ("seal", 1),  # all have pre-committed
     ("deciding", 2),  # before the append
-    ("commit", 3),  # decided, and nothing is committed
+    ("commit", 3),  # decided, but nothing is committed
     ("recovering", 3),
-    ("open", 3),  # fenced the one before, and has not looked at the target
-    ("committed", 4),  # amid the commits
+    ("open", 3),  # has fenced the previous driver, but not yet read the target system
+    ("committed", 4),  # during the commits
     ("complete", 4),
     ("sweeping", 5),
 )
@@ -47,7 +47,7 @@ _FORMAT = _kills(
     ("open", 2),
     ("committed", 3),
     ("complete", 4),
-    ("close", 5),  # the log is closed, and Spark has not noted the batch
+    ("close", 5),  # the log is closed, but Spark has not recorded the batch
 )
 _PIPELINE = _kills(
     ("pre_commit", 1),
@@ -55,7 +55,7 @@ _PIPELINE = _kills(
     ("deciding", 3),
     ("commit", 4),
     ("committed", 5),
-    ("sweeping", 6),  # the batch without input, which the watermark of the last one causes
+    ("sweeping", 6),  # the batch without input that the watermark causes
 )
 _LOSSES: Sequence[Sequence[Strike]] = [
     [("lose", "pre_commit", 0), ("kill", "commit", 1)],
@@ -63,7 +63,7 @@ _LOSSES: Sequence[Sequence[Strike]] = [
     [("lose", "pre_commit", 4), ("kill", "seal", 5)],
 ]
 _CONNECT: Sequence[Sequence[Strike]] = [
-    [("orphan", "pre_commit", 0), ("kill", "seal", 1)],  # the next client's query takes the place of the first one's
+    [("orphan", "pre_commit", 0), ("kill", "seal", 1)],  # the next client's query replaces the first one's
     [("kill", "commit", 2)],
     [("kill", "committed", 3)],
     [("orphan", "pre_commit", 4), ("kill", "close", 5)],
@@ -73,7 +73,7 @@ _SPECULATION = {
     "spark.speculation.multiplier": "1.5",
     "spark.speculation.quantile": "0.5",
     "spark.speculation.minTaskRuntime": "500ms",
-    "spark.eventLog.enabled": "true",  # by which an attempt is known for a speculative one
+    "spark.eventLog.enabled": "true",  # shows which attempts are speculative
     "spark.eventLog.compress": "false",
     "spark.eventLog.rolling.enabled": "false",
 }
@@ -87,7 +87,7 @@ _MAIN = Case("enriched", _kills(("pre_commit", 0), ("commit", 2), ("sweeping", 4
 _MAIN_BY_FORMAT = Case("deduplication", _kills(("seal", 1), ("commit", 2)), FORMAT_STREAM)
 
 _SPARKS = ("4.0.3", "4.1.2", "4.2.0", "4.2.1")
-"""Of each minor version a late one whose source for Kafka is published widely; and 4.2.1, with the source of 4.2.0."""
+"""One recent release per minor version whose Kafka source is widely published; and 4.2.1, with the source of 4.2.0."""
 
 _WITHOUT_SOURCE = "4.3.0"
 """A version for which no Kafka source is published, so its cases read files."""

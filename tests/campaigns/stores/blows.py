@@ -1,4 +1,4 @@
-"""Cases in which the server of a store, its writer, or both are killed amid completions."""
+"""Cases in which a store's server, its writer, or both are killed during completions."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from tests.campaigns.stores.query import FILES, run
 from twopc.errors import OperatorRequired
 
 VICTIMS = (("server",), ("writer",), ("server", "writer"))
-"""The victims of a case, in turn."""
+"""The victims of successive cases, in turn."""
 
 LATEST = 1.25
-"""The latest moment of a blow, in usual durations of a completion."""
+"""The latest time of a blow, in multiples of the usual duration of a completion."""
 
 STARTS_AT_MOST = 4
-"""The most restarts of the query in a case, after errors and after stops."""
+"""The maximum number of starts of the query in a case, after errors and after stops."""
 
 
 @dataclass(frozen=True)
 class Blow:
-    """A kill: its victims, the writer's completion that it hits, and the time since that request was sent."""
+    """A kill: its victims, the index of the completion that it hits, and the delay after that request was sent."""
 
     victims: tuple[str, ...]
     completion: int
@@ -59,10 +59,10 @@ class Struck:
     """The result of a case.
 
     Attributes:
-        killed: who was.
-        in_flight: how many completions had no answer at that moment.
+        killed: the victims that were killed.
+        in_flight: the number of completions without an answer at that moment.
         stops: how often the query stopped for an operator.
-        mended: uploads that the operator made open again.
+        mended: the number of uploads that the operator repaired.
     """
 
     number: int
@@ -74,18 +74,19 @@ class Struck:
 
 
 def cases_for(kills: int) -> int:
-    """Return the number of cases that kill the server and the writer ``kills`` times each: two of three cases do."""
+    """Return the number of cases that kill the server and the writer ``kills`` times each. Two of three cases kill the
+    server, and two of three the writer."""
     return math.ceil(kills * len(VICTIMS) / 2)
 
 
 def usual_completion_s(campaign: Campaign) -> tuple[float, list[str]]:
-    """Return how long a completion takes in an undisturbed run, and what is wrong with that run."""
+    """Return the usual duration of a completion in an undisturbed run, and that run's failures."""
     undisturbed, durations_s = _case(campaign, -1, NO_BLOW)
     return statistics.median(durations_s or [0.0]), undisturbed.findings.told
 
 
 def struck(campaign: Campaign, seed: int, usual_s: float, number: int) -> Struck:
-    """Run case ``number``. Its blow follows from the seed, except for the microsecond in which it falls."""
+    """Run case ``number``. The seed determines its blow, except for its exact time."""
     chance = random.Random(f"{campaign.store} {seed} {number}")  # noqa: S311  # it chooses when to strike
     victims = VICTIMS[number % len(VICTIMS)]
     blow = Blow(victims, chance.randrange(FILES), chance.uniform(0, LATEST * usual_s))
@@ -130,7 +131,7 @@ def _write(place: Place, blow: Blow, server_pid: int) -> None:
 
 
 def _tried(place: Place, call: Callable[[], object]) -> None:
-    """Record an error, which is no finding yet: the query is started again."""
+    """Make a call and record its error. The error is not a failure of the case yet, because the query is restarted."""
     logging.disable()
     note(place, "error", None)
     try:
@@ -142,10 +143,10 @@ def _tried(place: Place, call: Callable[[], object]) -> None:
 
 @dataclass
 class _Strike:
-    """Counts the completions of this process, and kills amid one of them.
+    """Counts the completions of this process, and kills during one of them.
 
     Attributes:
-        durations_s: how long each took, with all that the client repeats by itself.
+        durations_s: the duration of each completion, including the client's own retries.
     """
 
     place: Place

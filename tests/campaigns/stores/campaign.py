@@ -1,4 +1,4 @@
-"""``make prove-stores``: the file sink is killed at every step on every store; see ``docs/stores.md``."""
+"""``make prove-stores``: kill a writer of files at every step on every store. See ``docs/stores.md``."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from tests.support.s3_server import S3Server
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
 TOLD_AT_MOST = 20
 CASE_AT_MOST_S = 3 * AT_MOST_S
-"""The longest case: both processes have ended by then. If not, a worker of the pool is gone, and its case with it."""
+"""The longest time of a case. By then both of its processes have ended, or a worker of the pool is gone."""
 
 BLOW_AT_MOST_S = (STARTS_AT_MOST + 2) * AT_MOST_S
-"""The longest case in which the query may be started again and again."""
+"""The longest time of a case in which the query may be restarted."""
 
 console = Console()
 
 
 def prove(campaign: Campaign, stride: int, pool: Any, progress: ProgressLines) -> dict[str, Any]:
-    """Kill a writer at every ``stride``-th moment of a store, and report."""
+    """Kill a writer at every ``stride``-th moment on a store. Return the report."""
     started = time.monotonic()
     steps, names, told = pool.apply_async(moments, (campaign,)).get(CASE_AT_MOST_S)
     work = range(0, 0 if told else len(names), stride)
@@ -53,14 +53,14 @@ def prove(campaign: Campaign, stride: int, pool: Any, progress: ProgressLines) -
                 for o in sorted(outcomes, key=lambda outcome: outcome.moment)
                 for what in o.findings.told
             ],
-            [] if kills or told else ["nothing was killed, and so nothing is proved"],
+            [] if kills or told else ["nothing was killed, so nothing is proved"],
         ),
         "seconds": round(time.monotonic() - started, 1),
     }
 
 
 def prove_by_blows(campaign: Campaign, kills: int, seed: int, pool: Any, progress: ProgressLines) -> dict[str, Any]:
-    """Kill the server and the writer of a store ``kills`` times each amid completions, and report."""
+    """Kill the server and the writer of a store ``kills`` times each during completions. Return the report."""
     started = time.monotonic()
     usual_s, told = pool.apply_async(usual_completion_s, (campaign,)).get(BLOW_AT_MOST_S)
     work = range(0 if told else cases_for(kills))
@@ -92,7 +92,7 @@ def prove_by_blows(campaign: Campaign, kills: int, seed: int, pool: Any, progres
 def run_cases(
     name: str, case: Any, work: range, pool: Any, progress: ProgressLines, at_most_s: float = CASE_AT_MOST_S
 ) -> list[Any]:
-    """Run all cases. Return their results in the order in which they end."""
+    """Run all cases. Return their results in order of completion."""
     bar = progress.add_task(name, total=len(work), found="" if work else "an undisturbed run failed")
     outcomes: list[Any] = []
     results = pool.imap_unordered(case, work)
@@ -104,7 +104,7 @@ def run_cases(
 
 
 def summary(outcomes: Sequence[Any], *told: Sequence[str]) -> dict[str, Any]:
-    """Return the part of the report that all kinds of cases have. ``told`` lists what is wrong, in groups."""
+    """Return the part of the report that all kinds of cases share. ``told`` has the failures, in groups."""
     all_told = [what for group in told for what in group]
     return {
         **{name: sum(getattr(outcome.findings, name) for outcome in outcomes) for name in COUNTED},
@@ -125,7 +125,7 @@ def main(arguments: Sequence[str]) -> int:
         if {"s3", "copy"} & set(given.stores):
             stack.enter_context(server)
         obstacles = {store: PROGRAMS[store].install() for store in given.stores if store in PROGRAMS}
-        # Forked while this process has no thread; none of the workers ever makes one.
+        # Fork while this process has no thread. No worker ever starts one.
         pool = stack.enter_context(multiprocessing.get_context("fork").Pool(given.processes))
         columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
         progress = stack.enter_context(ProgressLines(*columns, console=console))
@@ -140,15 +140,17 @@ def main(arguments: Sequence[str]) -> int:
             report.write(found)
     report.show()
     failed = [store for store, of_store in found.items() if of_store["failures"]]
-    return report.end(f"{len(found)} stores; wrong: {', '.join(failed) or 'none'}", failed=bool(failed))
+    return report.end(f"{len(found)} stores; failed: {', '.join(failed) or 'none'}", failed=bool(failed))
 
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
     parser.add_argument("--stores", nargs="+", choices=sorted([*SEAMS, *PROGRAMS]), default=list(SEAMS))
-    parser.add_argument("--steps-stride", type=int, default=1, help="kill at every n-th moment only")
-    parser.add_argument("--kills", type=int, default=100, help="of a server and of its writer, where both are killed")
-    parser.add_argument("--seed", type=int, default=1, help="which kills those are")
-    parser.add_argument("--processes", type=int, default=2, help="cases at a time")
-    parser.add_argument("--folder", type=Path, default=Path("build/stores"), help="where to work; emptied first")
+    parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
+    parser.add_argument(
+        "--kills", type=int, default=100, help="kills of the server, and of the writer, on stores with a server"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="selects those kills")
+    parser.add_argument("--processes", type=int, default=2, help="concurrent cases")
+    parser.add_argument("--folder", type=Path, default=Path("build/stores"), help="working folder; emptied first")
     return parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""One case: a writer is killed at one moment, and a second process finishes its work and compares."""
+"""One case: a writer is killed at one moment, and a second process finishes its work and compares the contents."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.campaigns.stores.steps import NEVER, Killed, Steps, die, kill
 from twopc import durable_files
 
 AT_MOST_S = 60
-"""The longest run of a process. One that hangs is ended and reported."""
+"""The longest time of a process. A process that hangs is ended and reported."""
 
 LOOKS_EVERY_S = 0.01
 
 
 @dataclass(frozen=True)
 class Campaign:
-    """The store and folder that cases share."""
+    """The store and the folder that all cases share."""
 
     store: str
     folder: Path
@@ -39,7 +39,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a case. ``was_killed``: the writer reached the moment and was killed there."""
+    """The result of a case. ``was_killed`` is whether the writer reached the moment and was killed there."""
 
     moment: int
     was_killed: bool
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def moments(campaign: Campaign) -> tuple[int, list[str], list[str]]:
-    """Return the number of steps of an undisturbed run, its moments, and what is wrong with that run."""
+    """Return the number of steps of an undisturbed run, its moments, and its failures."""
     place = new_place(campaign.store, campaign.folder, campaign.server)
 
     def count() -> None:
@@ -61,7 +61,7 @@ def moments(campaign: Campaign) -> tuple[int, list[str], list[str]]:
 
 
 def killed_at(campaign: Campaign, moment: int) -> Outcome:
-    """Kill a writer at ``moment``, finish its work, and compare."""
+    """Kill a writer at ``moment``, finish its work, and compare the contents."""
     place = new_place(campaign.store, campaign.folder, campaign.server)
     if place.survives:
         status = in_a_process(lambda: _begin(place, moment))
@@ -78,14 +78,14 @@ def concluded(place: Place, status: int) -> Findings:
     found = noted(place, "findings")
     findings = Findings(**found) if found else Findings()
     if status or found is None:
-        findings.told.append(f"a process ended with status {status}; what it left is in {place.work}")
+        findings.told.append(f"a process ended with status {status}; its files are in {place.work}")
     if not findings.told:
         shutil.rmtree(place.work)
     return findings
 
 
 def _both(place: Place, moment: int) -> None:
-    """End the writer. If its store lives in the process, the process survives."""
+    """Run both parts in one process, for a store that lives in the process. The writer ends by an exception."""
     try:
         _begin(place, moment)
     except Killed:
@@ -94,7 +94,7 @@ def _both(place: Place, moment: int) -> None:
 
 
 def _begin(place: Place, moment: int) -> Steps:
-    """Write as the first process, which is killed."""
+    """Write, as the process that is killed."""
     place.make()
     plant(place)
     note(place, "foreign", present(place))
@@ -110,7 +110,7 @@ def _begin(place: Place, moment: int) -> Steps:
 
 
 def finish_and_compare(place: Place) -> None:
-    """Look, finish and look again, as the second process."""
+    """Look, finish the work and look again, as the second process."""
     foreign = noted(place, "foreign") or {}
     findings = Findings()
     findings.whole_batches("after the kill", look(place, foreign))
@@ -124,8 +124,9 @@ def finish_and_compare(place: Place) -> None:
 
 
 def _let_an_hour_pass(place: Place) -> None:
-    """For what a killed process left beside an entry: it stays for so long, as its writer may only be slow. A store
-    that is no disk dates it, so there the limit is moved instead."""
+    """Make temporary files of a killed process old enough to be removed. They are kept for an hour, because their
+    writer may only be slow. On a disk, set the files' times; other stores set the times themselves, so change the
+    limit."""
     for pattern in ("*.aside", "*.probe"):
         for path in place.work.rglob(pattern):
             os.utime(path, (time.time() - 7200,) * 2)
@@ -147,10 +148,10 @@ def is_of_a_kill(status: int) -> bool:
 
 
 def in_a_process(call: Callable[[], object], meanwhile: Callable[[], object] | None = None) -> int:
-    """Run ``call`` in a process of its own, which has all imports done; how it ended, as ``os.wait`` tells it.
-    ``meanwhile`` is called here until then, again and again.
+    """Run ``call`` in a forked process, which has all imports done. Return its status, as from ``os.wait``. Call
+    ``meanwhile`` repeatedly until it ends.
 
-    Upholds: whoever forks has made no file system and no thread.
+    Upholds: a process that forks has created no file system and no thread.
     """
     child = os.fork()
     if child:
@@ -161,7 +162,7 @@ def in_a_process(call: Callable[[], object], meanwhile: Callable[[], object] | N
     try:
         signal.alarm(AT_MOST_S)
         call()
-    except BaseException:  # noqa: BLE001  # whatever it is, the status tells
+    except BaseException:  # noqa: BLE001  # the status reports it
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)

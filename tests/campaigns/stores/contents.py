@@ -1,4 +1,4 @@
-"""The records that readers see, and the files that are left."""
+"""The records that readers see, and leftover files."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class View:
     """The records that readers of a folder see at one moment.
 
     Attributes:
-        listing: committed files by the folder's listing: path → its records.
-        logs: what each log of complete batches lists; None where there is none yet.
-        decided: the newest batch that the commit log has decided, -1 for none.
+        listing: the committed files in the folder's listing: path → its records.
+        logs: the files that each log of complete batches lists; None if the log does not exist yet.
+        decided: the newest batch that the commit log has decided; -1 for none.
     """
 
     listing: Mapping[str, list[Record]]
@@ -38,12 +38,12 @@ class View:
     def listed(self, log: str) -> list[Record]:
         """Return the records that a reader of ``log`` sees; if there is no log, those in the folder."""
         paths = self.logs[log]
-        # Whatever is listed and not there shows as a loss.
+        # A listed file that does not exist shows as a loss.
         return [record for path in (self.listing if paths is None else paths) for record in self.listing.get(path, ())]
 
 
 def look(place: Place, foreign: Mapping[str, str]) -> View:
-    """Read by clients that have written nothing. Raises if a file is not whole."""
+    """Read the folder with independent clients. Raises an error if a file is not complete."""
     fs, folder = place.located()
     paths = [path for path in present(place) if path not in foreign and not path.startswith(("_", ".", "upload "))]
     data = fs.cat([f"{folder}/{path}" for path in paths]) if paths else {}
@@ -84,7 +84,7 @@ def _own(files: list[str] | None, foreign: Mapping[str, str]) -> list[str] | Non
 
 @dataclass
 class Findings:
-    """Counts of everything that is wrong."""
+    """Counts of each kind of failure, with their descriptions."""
 
     lost: int = 0
     duplicates: int = 0
@@ -95,18 +95,18 @@ class Findings:
     told: list[str] = field(default_factory=list)
 
     def whole_batches(self, when: str, view: View) -> None:
-        """Check that no reader of a log sees a part of a batch, and no reader an undecided one."""
+        """Check that no reader of a log sees a part of a batch, and that no reader sees an undecided batch."""
         undecided = {record[0] for found in view.listing.values() for record in found if record[0] > view.decided}
         if undecided:
             self.undecided_seen += len(undecided)
-            self.told.append(f"{when} a batch is seen that is not decided: {sorted(undecided)}")
+            self.told.append(f"{when}, readers see undecided batches: {sorted(undecided)}")
         for log in view.logs:
             seen = view.listed(log)
             for batch_id in range(BATCHES):
                 of_batch = sorted(record for record in seen if record[0] == batch_id)
                 if of_batch and of_batch != records(batch_id):
                     self.half_batches_seen += 1
-                    self.told.append(f"{when} the log {log} shows {len(of_batch)} records of batch {batch_id}")
+                    self.told.append(f"{when}, the log {log} shows {len(of_batch)} records of batch {batch_id}")
 
     def all_there(self, view: View) -> None:
         """Check that every reader sees exactly the records of an undisturbed run."""
@@ -119,15 +119,15 @@ class Findings:
         self.lost += there.lost
         self.duplicates += there.duplicates
         if there != Difference():
-            what = f"lacks {there.lost} records, and has {there.duplicates} too many"
-            self.told.append(f"at the end the reader of the {reader} {what}")
+            what = f"misses {there.lost} records and sees {there.duplicates} duplicates"
+            self.told.append(f"at the end, the reader of the {reader} {what}")
 
     def nothing_left(self, place: Place, view: View, foreign: Mapping[str, str]) -> None:
-        """Check that no pending file, upload or file aside is left, and that every foreign file is still there."""
+        """Check that no pending file, upload or temporary file is left, and that every foreign file is still there."""
         found = present(place)
         left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
         left += [str(path) for path in (place.work / "log").glob(".*.aside")]
         removed = [path for path, state in foreign.items() if found.get(path) != state]
         self.leftovers += len(left)
         self.foreign_removed += len(removed)
-        self.told += [f"left behind: {path}" for path in left] + [f"another's, and gone: {path}" for path in removed]
+        self.told += [f"left behind: {path}" for path in left] + [f"foreign file removed: {path}" for path in removed]

@@ -1,4 +1,4 @@
-"""Files that are not the query's, and must be unchanged afterwards."""
+"""Files that do not belong to the query, and must not change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_ALIKES = {
 
 
 def plant(place: Place) -> None:
-    """Create look-alikes, and pending files of another query that it has not decided yet."""
+    """Create look-alikes, and undecided pending files of another query."""
     fs, folder = place.located()
     fs.makedirs(f"{folder}/_twopc", exist_ok=True)
     fs.makedirs(f"{folder}/kind=a", exist_ok=True)
@@ -33,7 +33,7 @@ def plant(place: Place) -> None:
 
 
 def present(place: Place) -> dict[str, str]:
-    """Return everything that is there: path or upload → a value that changes with it."""
+    """Return everything in the folder: path or upload → a value that changes with it."""
     fs, folder = place.located()
     found = {path.removeprefix(f"{folder}/"): str(info["size"]) for path, info in fs.find(folder, detail=True).items()}
     if place.holds_uploads:

@@ -1,5 +1,5 @@
-"""S3 servers that keep their objects on a disk, so that they go on after a kill. Each is built from the Go module
-proxy, at a fixed version, into the cache folder."""
+"""S3 servers that keep their objects on a disk, and so survive a kill. Each is built at a fixed version from the Go
+module proxy into the cache folder."""
 
 from __future__ import annotations
 
@@ -29,19 +29,23 @@ KEY, SECRET = "provestores", "provestores-secret"
 CHECKSUM_BYTES, CHECKED_BYTES = 32, 1024 * 1024
 """The format in which MinIO keeps data on one drive."""
 
+_NAMED = re.compile(r"transaction (\S+) of batch \d+ \(upload (\S+) to s3://([^/]+)/(\S+)\) ")
+"""An upload in the error of a commit: its transaction, id, bucket and key."""
+
 
 @dataclass(frozen=True)
 class Program:
     """An S3 server that ``go install`` builds.
 
     Attributes:
-        package: what Go installs.
-        version: of its module; MinIO's is a commit, as it has no tags that Go accepts.
-        go: the oldest Go that builds it.
-        arguments: of a server at a port, with its objects in a folder.
-        environment: what it is given beside; the keys among it, which no process list shows.
-        mend: what the README has an operator do about an upload that the server can't complete any more. Takes the
-            folder of its objects, how to reach it, and the error; returns how many uploads it was done to.
+        package: the Go package to install.
+        version: the version of its module; for MinIO a commit, because it has no tags that Go accepts.
+        go: the oldest version of Go that builds it.
+        arguments: returns the arguments for a server, given its port and the folder of its objects.
+        environment: additional environment variables, including the keys, so that no process list shows them.
+        mend: does what the README tells an operator to do about an upload that the server can't complete any more.
+            Takes the folder of the objects, the options to reach the server, and the error. Returns the number of
+            repaired uploads.
     """
 
     package: str
@@ -61,7 +65,7 @@ class Program:
         return cache_folder() / f"{self.name}-{self.version}" / self.name
 
     def install(self) -> str | None:
-        """Build the program if it is missing. Return what prevents that and what to do about it, or nothing."""
+        """Build the program if it is missing. If that is impossible, return the reason and what to do about it."""
         if not self.path.exists() and shutil.which("go") is None:
             return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
 
@@ -77,11 +81,19 @@ def _versitygw(port: int, folder: Path) -> list[str]:
     return ["--port", f"127.0.0.1:{port}", "--quiet", "posix", str(folder)]
 
 
-def _give_its_name_back(objects: Path, options: Mapping[str, Any], error: str) -> int:  # all are stuck
-    """versitygw was killed over ``<id>.<ETag>.inprogress``. Its id alone makes it an open upload again."""
-    stuck = list(objects.glob("*/.sgwtmp/multipart/*/*.inprogress"))
-    for upload in stuck:
-        upload.rename(upload.with_name(upload.name.partition(".")[0]))
+def _give_its_name_back(objects: Path, options: Mapping[str, Any], error: str) -> int:
+    """Repair after a kill of versitygw: renamed from ``<id>.<ETag>.inprogress`` to its id, an upload is open again.
+
+    Rename only the uploads that the error names. A kill after the object was published leaves such a folder, too, and
+    that upload would be open for ever.
+    """
+    stuck = [
+        folder
+        for _, upload, *_ in _NAMED.findall(error)
+        for folder in objects.glob(f"*/.sgwtmp/multipart/*/{upload}.*.inprogress")
+    ]
+    for folder in stuck:
+        folder.rename(folder.with_name(folder.name.partition(".")[0]))
     return len(stuck)
 
 
@@ -90,8 +102,8 @@ def _minio(port: int, folder: Path) -> list[str]:
 
 
 def _put_the_file_back(objects: Path, options: Mapping[str, Any], error: str) -> int:
-    """MinIO was killed over the metadata of an upload, before or after it had moved the parts below the object's key.
-    It keeps them: on one drive, each MiB behind a checksum."""
+    """Repair after a kill of MinIO that destroyed an upload's metadata, before or after it had moved the parts below
+    the object's key. MinIO keeps the parts; on one drive, each MiB follows a checksum."""
     client = botocore.session.Session().create_client(
         "s3",
         "us-east-1",
@@ -99,7 +111,7 @@ def _put_the_file_back(objects: Path, options: Mapping[str, Any], error: str) ->
         aws_access_key_id=options["key"],
         aws_secret_access_key=options["secret"],
     )
-    found = re.findall(r"transaction (\S+) of batch \d+ \(upload (\S+) to s3://([^/]+)/(\S+)\) ", error)
+    found = _NAMED.findall(error)
     for transaction, upload, bucket, key in found:
         folder = base64.urlsafe_b64decode(upload + "==").decode().partition(".")[2]
         below = (f".minio.sys/multipart/*/{folder}", f"{bucket}/{key}")
@@ -131,7 +143,7 @@ PROGRAMS: Mapping[str, Program] = {
         _put_the_file_back,
     ),
 }
-"""Kind of store → its server."""
+"""Store → its server."""
 
 
 class GoServer(ServerProcess):
@@ -144,7 +156,7 @@ class GoServer(ServerProcess):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """The options with which fsspec's ``s3`` reaches the server; the same after a restart."""
+        """The options with which fsspec's ``s3`` reaches the server. A restart does not change them."""
         return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{self._port}"}
 
     @property
@@ -173,7 +185,7 @@ class GoServer(ServerProcess):
         return self._program.mend(self._folder / "objects", self.storage_options, error)
 
     def _answers(self) -> bool:
-        url = f"http://127.0.0.1:{self._port}/minio/health/ready"  # to others a bucket that may not be read
+        url = f"http://127.0.0.1:{self._port}/minio/health/ready"  # for other servers, a bucket that may not be read
         try:
             with contextlib.closing(urllib.request.urlopen(url, timeout=5)):
                 return True

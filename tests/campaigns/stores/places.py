@@ -1,4 +1,4 @@
-"""The place to which the sink of one case writes, in each kind of store."""
+"""The place to which a case's sink writes, for each kind of store."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from twopc_files.sink import FileSink
 
 
 class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
-    """An Arrow file system on this machine's disk: what ``hdfs://`` is to fsspec."""
+    """An Arrow file system on the local disk, which behaves like fsspec's ``hdfs://``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(pyarrow.fs.LocalFileSystem(), **options)
 
 
 class Copying(S3FileSystem):  # type: ignore[misc]
-    """An object store that can only copy: a real one, and it outlives whoever is killed. It also goes by the name of
-    what it is, so that logs of complete batches are kept on it."""
+    """An object store on which files can only be copied. It runs on a real S3 server, and so outlives killed processes.
+    It also keeps the protocol name ``s3``, so that it can hold logs of complete batches."""
 
     protocol = ("gs", "s3")
 
@@ -46,13 +46,13 @@ _registry.update({"hdfs": Renaming, "gs": Copying})
 
 @dataclass(frozen=True)
 class Place:
-    """A folder for one case's files, and the commit log beside it.
+    """A folder for one case's files, with its commit log.
 
     Attributes:
-        store: which kind.
-        work: a folder on this machine, for the engine's position and what is local.
-        server: how to reach the S3 server.
-        name: of the bucket, or what it is in memory.
+        store: the kind of store.
+        work: a local folder, for the query's position and for local stores.
+        server: the options to reach the S3 server.
+        name: the name of the bucket, or of the folder in memory.
     """
 
     store: str
@@ -94,7 +94,7 @@ class Place:
 
     @cached_property
     def log(self) -> LogStore:
-        """The commit log: in the same store, or on a disk if the store can keep none."""
+        """The commit log: in the same store, or on a disk if the store can't keep a log."""
         if self.is_on_s3:
             return open_store(f"s3://{self.name}/log", **self.server)
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
@@ -104,7 +104,7 @@ class Place:
         return FileSink({**options, "storage_options": dict(self.storage_options)})
 
     def located(self) -> tuple[Any, str]:
-        """Return a new file system, and the folder's name in it."""
+        """Return the file system, with an empty cache, and the folder's path in it."""
         fs, folder = url_to_fs(self.url, **self.storage_options)
         fs.invalidate_cache()
         return fs, folder
@@ -126,10 +126,10 @@ SEAMS: Mapping[str, Callable[[steps.Steps], None]] = {
 
 
 def warm_up() -> None:
-    """Import once what takes each process a second. Starts no thread and sends no request."""
-    pa.record_batch({"n": [0]})  # pyarrow's first conversion imports pandas, where there is one
+    """Import once what would take each process a second. Starts no thread and sends no request."""
+    pa.record_batch({"n": [0]})  # pyarrow's first conversion imports pandas if it is installed
     loader = create_loader()
-    botocore.session.create_loader = lambda *_: loader  # S3's API is described in megabytes of JSON
+    botocore.session.create_loader = lambda *_: loader  # the description of S3's API is megabytes of JSON
     botocore.session.Session().create_client("s3", "us-east-1")
 
 

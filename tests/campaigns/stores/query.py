@@ -1,4 +1,4 @@
-"""A query in plain Python: three batches, among them a lost coordinator and a lost task."""
+"""A query in plain Python: three batches, with one lost coordinator and one lost task."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def records(batch_id: int) -> list[Record]:
 
 
 class Lost(BaseException):
-    """Ends the coordinator, while the process goes on."""
+    """Ends the coordinator while the process continues."""
 
 
 class LoseCoordinator:
-    """Ends the coordinator amid the commits of a batch: one transaction is committed, the other is not."""
+    """Ends the coordinator during the commits of a batch: one transaction is committed, the other is not."""
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
@@ -53,9 +53,9 @@ def run(place: Place) -> None:
 
 
 def finish(place: Place) -> None:
-    """Recover, and run every batch that is not recorded as done, as a restart does."""
+    """Recover, then run every batch that is not recorded as done, as a restart does."""
     sink = place.sink()
-    # One commit at a time, so that steps come in the same order wherever the store leaves it to us.
+    # One commit at a time, so that the order of steps is the same as far as the store permits.
     with twopc.Coordinator({"orders": sink}, place.log, owner="plain-loop", commits_at_once=1) as coordinator:
         coordinator.recover()
         position = place.work / "position"
@@ -67,7 +67,7 @@ def finish(place: Place) -> None:
 
 def _phase_one(sink: FileSink, round: twopc.Round) -> Iterator[Vote]:
     if round.batch_id == LOSES_A_TASK:
-        _attempt(sink, round, partition=0, serial=1)  # it votes, and nobody hears it
+        _attempt(sink, round, partition=0, serial=1)  # it votes, and the vote is lost
     for partition in range(PARTITIONS):
         yield _attempt(sink, round, partition, serial=0)
 

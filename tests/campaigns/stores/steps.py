@@ -1,7 +1,7 @@
-"""The steps of a process: its calls into a store, and what its coordinator tells of itself.
+"""The steps of a process: its calls into a store, and the events of its coordinator.
 
-A moment is where a process may be killed: before every step, and after every one that changes something. Of steps in a
-row that only read, the first alone has one: at the others the store is as it was there.
+A moment is a point at which a process may be killed: before every step, and after every step that changes something. Of
+consecutive steps that only read, just the first has a moment, because the store does not change between them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NEVER = 1 << 62
 
 
 class Killed(BaseException):
-    """Stands for the death of a process whose store would be gone with it."""
+    """Replaces the kill of a process whose store would die with it."""
 
 
 def kill() -> None:
@@ -39,7 +39,7 @@ def die() -> None:
 
 
 class Steps:
-    """Counts the moments of this process, and ends it at one of them. Several threads may report them."""
+    """Counts the moments of this process, and ends the process at one of them. Thread-safe."""
 
     def __init__(self, at: int, end: Callable[[], None]) -> None:
         self.moments: list[str] = []
@@ -65,7 +65,7 @@ class Steps:
             if not (is_read and self._has_just_read):
                 self.moments.append(moment)
             self._has_just_read = is_read
-            if len(self.moments) > self._at:  # whoever is dead does nothing in another thread or a finally either
+            if len(self.moments) > self._at:  # a dead process does nothing in another thread or a ``finally`` either
                 self._end()
 
     @twopc.hookimpl
@@ -73,7 +73,7 @@ class Steps:
         self.begins(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def patch(self, owner: Any, reads: tuple[str, ...] = (), changes: tuple[str, ...] = ()) -> None:
-        """Turn calls of ``owner``, a class or a module, into steps, for as long as this process lives."""
+        """Turn calls of a class or a module, ``owner``, into steps until this process ends."""
         for name in (*reads, *changes):
             setattr(owner, name, self._stepping(getattr(owner, name), name in changes))
 
@@ -112,14 +112,14 @@ def on_disk(steps: Steps) -> None:
 
     builtins.open = stepping(builtins.open)
     Path.open = stepping(Path.open)  # type: ignore[method-assign]
-    # Not os.rename and its like, which Python 3.10's pathlib has bound before.
+    # Not os.rename and similar functions, to which Python 3.10's pathlib keeps references.
     steps.patch(Path, reads=("lstat", "is_dir", "iterdir", "read_bytes"), changes=("rename", "unlink", "mkdir"))
     steps.patch(os, reads=("scandir",), changes=("link", "fsync"))
     steps.patch(LocalFileSystem, reads=("ls", "cat_file", "find"), changes=("rm_file",))
 
 
 def on_s3(steps: Steps) -> None:
-    """Turn every request to an S3 server into a step, whoever sends it."""
+    """Turn every request to an S3 server into a step, whichever client sends it."""
     from aiobotocore.client import AioBaseClient
 
     request = AioBaseClient._make_api_call

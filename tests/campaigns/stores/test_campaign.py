@@ -1,4 +1,4 @@
-"""A slice of ``make prove-stores``."""
+"""A part of ``make prove-stores``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.crash
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    """Run a campaign in a process of its own, as it forks and must have no thread. Return its report."""
+    """Run a campaign in its own process, because it forks and must have no thread. Return its report."""
     command = [sys.executable, "-m", "tests.campaigns", "stores", "--folder", str(folder), *arguments]
     ended = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=110, check=False
@@ -27,18 +27,18 @@ def run(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
     return report
 
 
-def test_a_writer_that_is_killed_at_any_of_some_moments_loses_doubles_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_loses_nothing_duplicates_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     report = run(tmp_path / "stores", "--stores", "local", "memory", "--steps-stride", "53")
     assert {store: found["kills"] > 4 for store, found in report.items()} == {"local": True, "memory": True}
 
 
-def test_a_server_and_a_writer_that_are_killed_amid_completions_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_a_server_and_a_writer_that_are_killed_during_completions_lose_and_duplicate_nothing(tmp_path: Path) -> None:
     if not PROGRAMS["versitygw"].path.exists():
-        pytest.skip("no versitygw in the cache: make prove-stores ARGS='--stores versitygw' builds it in minutes")
+        pytest.skip("versitygw is not in the cache; make prove-stores ARGS='--stores versitygw' builds it in minutes")
     report = run(tmp_path / "stores", "--stores", "versitygw", "--kills", "2")
     assert report["versitygw"]["server_kills"] == report["versitygw"]["writer_kills"] == 2
 
 
-def test_a_store_whose_server_can_not_be_built_is_skipped_with_what_to_install(tmp_path: Path) -> None:
+def test_a_store_whose_server_cannot_be_built_is_skipped_with_what_to_install(tmp_path: Path) -> None:
     report = run(tmp_path / "stores", "--stores", "minio", PATH="", XDG_CACHE_HOME=str(tmp_path))
     assert "install Go 1.24 or later" in report["minio"]["skipped"]

@@ -1,4 +1,4 @@
-"""The progress of the query, and its longest time without any; read from its commit log."""
+"""The query's progress, and the longest time without any, read from the commit log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twopc.log.store import open_store
 
 
 class Availability:
-    """The longest time in which no batch was decided."""
+    """Measures the longest time in which no batch was decided."""
 
     def __init__(self, settings: Settings) -> None:
         self._store = open_store(f"{settings.folder}/log")
@@ -32,7 +32,7 @@ class Availability:
             self.decided, self._since = tail[1].decided, now
 
     def watch(self, longest_s: float, meanwhile: Callable[[], None]) -> None:
-        """Look until another batch is decided, ``longest_s`` at most."""
+        """Read the log until another batch is decided, for at most ``longest_s``."""
         decided, deadline = self.decided, time.monotonic() + longest_s
         while self.decided == decided and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""The storm: real processes, killed and paused at random, disks filled, and nothing lost or doubled.
+"""The storm: real processes are killed and paused at random, disks are filled, and nothing is lost or duplicated.
 
-``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. A broker, a driver with two executors, their Python workers,
-and a producer that feeds the source all the while. In the end a last driver runs to the end of the source, and the
-contents of both targets are compared with what was sent.
+``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. It runs a broker, a driver with two executors, their Python
+workers, and a producer that keeps feeding the source. Finally, a last driver runs to the end of the source, and the
+contents of both target systems are compared with the records sent.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
 PARTITIONS = 3
 RECORDS_A_SECOND = 1500
-# Short, so that it costs little time to outlast it; the margin leaves a driver's first batch time to start Python.
+# Short, so that outlasting it takes little time. The margin leaves a driver's first batch time to start Python.
 TRANSACTION_TIMEOUT_MS = 15_000
 COMMIT_MARGIN_MS = 3_000
 TIMEOUT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
 IN_RECOVERY = 1 / 3
-"""The share of strikes that do not wait for a decision after the previous one, so that they hit recovery, too."""
+"""The share of strikes that do not wait for a decision after the previous strike, so that they also hit recovery."""
 PATIENCE_S = 15
 
 console = Console()
 
 
 class Producer:
-    """Writes numbers to the source, each once."""
+    """Writes numbers to the source, each number once."""
 
     def __init__(self, settings: Settings) -> None:
         self._producer = confluent_kafka.Producer(
@@ -58,12 +58,12 @@ class Producer:
         self._sent = 0
 
     def rehearse(self) -> None:
-        """Send a record for the first run."""
+        """Send a record for the rehearsal."""
         self._producer.produce("rehearsal", "0")
         self._producer.flush()
 
     def feed(self, stop: threading.Event) -> None:
-        """Send until ``stop`` is set. Records that a broker does not take while it is down are sent when it is back."""
+        """Send until ``stop`` is set. Records produced while the broker is down are sent when it is back."""
         while not stop.wait(0.1):
             for _ in range(RECORDS_A_SECOND // 10):
                 self._producer.produce(self._topic, str(self._sent))
@@ -73,14 +73,14 @@ class Producer:
     def finish(self) -> int:
         """Wait until all records are delivered. Return how many there are."""
         if self._producer.flush(120):
-            raise SystemExit("the producer could not deliver what it had sent: the storm proves nothing")
+            raise SystemExit("the producer could not deliver all records, so the storm proves nothing")
         return self._sent
 
 
 def storm(
     settings: Settings, broker: KafkaBroker, disks: Sequence[Disk], seconds: float, chance: random.Random
 ) -> dict[str, object]:
-    """Feed, strike, watch; then settle and compare."""
+    """Feed the source, strike, and watch; then settle and compare. Return the report."""
     producer = Producer(settings)
     producer.rehearse()
     checkpoint = Checkpoint(Path(settings.folder) / "checkpoint", Path(settings.folder) / "log")
@@ -132,7 +132,7 @@ def storm(
 
 
 def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
-    """Wait until a driver has decided the first batch: the storm begins when there is something to hit."""
+    """Wait until a driver has decided the first batch, so that there is something to hit."""
     deadline = time.monotonic() + 120
     while availability.decided is None:
         availability.watch(0.2, driver.supervise)
@@ -141,14 +141,14 @@ def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
 
 
 def events(settings: Settings) -> list[dict[str, str]]:
-    """Return the events that drivers recorded, without a line that a kill cut off."""
+    """Return the events that drivers recorded, except a line that a kill cut off."""
     path = Path(settings.folder) / "events.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 def is_spotless(report: dict[str, object]) -> bool:
-    """Whether there is no loss, duplicate or leftover, no need of an operator, and no rollback without a timeout."""
+    """Return whether the last driver finished, without loss, duplicate, leftover, failed repair or forbidden replay."""
     found = [report["lost"], report["duplicates"], report["dangling"], report["staged_files_left"]]
     spotless = found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
     repairs = report["checkpoint_repairs"]
@@ -162,10 +162,10 @@ def is_spotless(report: dict[str, object]) -> bool:
 
 
 def main(given: Sequence[str]) -> int:
-    """Return the exit code: 1 on any loss, duplicate, or leftover."""
+    """Run the storm. Return the exit code: 1 on any loss, duplicate or leftover."""
     no_disks = enter_namespace(given)
     arguments = parsed_arguments(given)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that what was started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -186,7 +186,7 @@ def main(given: Sequence[str]) -> int:
             writer=arguments.writer,
             classes=str(folder.with_name(f"{folder.name}-classes.jsa")),
         )
-        chance = random.Random(arguments.seed)  # noqa: S311  # it chooses whom to strike
+        chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the victims
         try:
             found = {
                 "seed": arguments.seed,
@@ -205,25 +205,25 @@ def main(given: Sequence[str]) -> int:
     summary = f"{found['kills_in_all']} kills, {found['records']} records"
     if is_spotless(found):
         return report.end(summary, failed=False)
-    # The next storm empties its folder, and what tells why is in this one.
+    # The next storm empties its folder, so keep this one, which shows the cause.
     kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
     shutil.rmtree(kept, ignore_errors=True)
     shutil.move(folder, kept)
-    return Report(kept / "report.json").end(f"{summary}; not spotless, and its folder is kept", failed=True)
+    return Report(kept / "report.json").end(f"{summary}; not spotless, so its folder is kept", failed=True)
 
 
 def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.campaigns storm", description="kill everything at random; lose nothing"
+        prog="python -m tests.campaigns storm", description="kill everything at random, and lose nothing"
     )
     parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
-    parser.add_argument("--seed", type=int, default=1, help="which storm (default: 1)")
-    parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="of the Kafka sink (default: arrow)")
+    parser.add_argument("--seed", type=int, default=1, help="selects the strikes (default: 1)")
+    parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="writer of the Kafka sink (default: arrow)")
     what = "transactions that never roll back by themselves (KIP-939)"
     parser.add_argument("--without-timeout", action="store_true", help=what)
-    parser.add_argument("--folder", default="build/storm", help="where to work; emptied first")
+    parser.add_argument("--folder", default="build/storm", help="working folder; emptied first")
     arguments = parser.parse_args(given)
     if arguments.without_timeout and arguments.writer != ARROW:
-        parser.error("--without-timeout: only the writer 'arrow' begins such transactions")
+        parser.error("--without-timeout requires --writer arrow")
     return arguments

@@ -1,4 +1,4 @@
-"""The strikes: kills, pauses, full disks. A seed repeats the strikes, not what the machine makes of them."""
+"""The strikes: kills, pauses and full disks. A seed repeats the strikes, but not the machine's timing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Deed = Callable[[], bool]
 
 
 class Chaos:
-    """Strikes, and undoes later what can be undone."""
+    """Strikes, and later undoes what can be undone."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Chaos:
         self.kills, self.pauses, self.full_disks = Counter[str](), Counter[str](), Counter[str]()
 
     def strike(self) -> str:
-        """Do one deed or several at once. Return what was struck."""
+        """Strike once or several times at once. Return what was struck."""
         before = self._done()
         for _ in range(self._chance.choice((1, 1, 1, 2, 3))):
             self._strike_once()
@@ -61,7 +61,7 @@ class Chaos:
         return Counter({f"{verb} {name}": times for verb, counts in done.items() for name, times in counts.items()})
 
     def _strike_once(self) -> None:
-        """Do the first possible deed of a shuffled deck, so that even a short storm has some of each."""
+        """Do the first possible strike of a shuffled deck. Even a short storm thus has some of each kind."""
         if not self._deck:
             self._deck = [deed for deed, often in self._deeds().items() for _ in range(often)]
             self._chance.shuffle(self._deck)
@@ -69,7 +69,8 @@ class Chaos:
             if deed():
                 del self._deck[place]
                 return
-        self._deck.clear()  # a worker whose daemon was killed works on, and is below no driver: nobody can be found
+        # None is possible. For example, a worker whose daemon was killed is below no driver, so it can't be found.
+        self._deck.clear()
 
     def _deeds(self) -> dict[Deed, int]:
         return {
@@ -90,7 +91,7 @@ class Chaos:
         }
 
     def calm(self) -> None:
-        """Undo now what would be undone later."""
+        """Undo now everything that would be undone later."""
         for timer, _ in self._later:
             timer.cancel()
         for timer, undo in self._later:
@@ -110,14 +111,14 @@ class Chaos:
         return self._kill_some("python worker", self._driver.python_workers())
 
     def _kill_python_daemons(self) -> bool:
-        """Strike the daemons from which executors fork their workers."""
+        """Kill daemons, from which executors fork their workers."""
         return self._kill_some("python daemon", self._driver.python_daemons())
 
     def _kill_executors(self) -> bool:
         return self._kill_some("executor", self._driver.executors())
 
     def _kill_some(self, name: str, victims: Sequence[psutil.Process]) -> bool:
-        """Kill one process, several, or all at once."""
+        """Kill one, several or all of the victims."""
         for victim in self._chance.sample(victims, self._chance.randint(min(1, len(victims)), len(victims))):
             with contextlib.suppress(psutil.NoSuchProcess):
                 victim.kill()
@@ -134,7 +135,7 @@ class Chaos:
         return bool(victims) and self._pause(name, self._chance.choice(victims), longest_s)
 
     def _pause(self, name: str, process: psutil.Process, longest_s: float) -> bool:
-        """Suspend a process, and resume it later, when others may have taken its place."""
+        """Suspend a process, and resume it later, when another may have taken its place."""
 
         def resume() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -151,7 +152,7 @@ class Chaos:
     # The driver. --------------------------------------------------------------------------------------------------
 
     def _is_a_fresh_driver(self) -> bool:
-        """Whether the driver has decided a batch since the last one died. If not, only its start would be tested."""
+        """Return whether the driver has decided a batch since the last death. If not, a kill tests only its start."""
         decided = self._availability.decided
         if not self._driver.is_alive or decided == self._decided_at_last_death:
             return False
@@ -166,7 +167,7 @@ class Chaos:
         return True
 
     def _kill_driver_at_a_moment(self) -> bool:
-        """Have the driver alone kill itself. The processes that it started notice by themselves."""
+        """Make the driver kill only itself. The processes that it started notice by themselves."""
         if not self._is_a_fresh_driver():
             return False
         moment = self._chance.choice(MOMENTS)
@@ -176,7 +177,7 @@ class Chaos:
         return self._dies(moment)
 
     def _outlast_the_timeout(self) -> bool:
-        """Leave a decided batch uncommitted for longer than Kafka waits, and sometimes kill amid the replay, too."""
+        """Leave a decided batch uncommitted for longer than Kafka waits. Sometimes also kill during the replay."""
         if not self._is_a_fresh_driver() or not self._dies(Phase.COMMITTING.value):
             return False
         self._driver.down_until = time.monotonic() + self._timeout_s + 3
@@ -185,7 +186,7 @@ class Chaos:
         return True
 
     def _dies(self, moment: str, patience_s: float = 20) -> bool:
-        """Have the driver, or the next one, kill itself at a moment. Return whether it came to that."""
+        """Make the driver, or the next one, kill itself at a moment. Return whether it did."""
         self._wish.write_text(moment, encoding="utf-8")
         deadline = time.monotonic() + patience_s
         while self._wish.exists() and time.monotonic() < deadline:
@@ -203,7 +204,7 @@ class Chaos:
         return self._pause("driver", psutil.Process(self._driver.process.pid), 5)
 
     def _replace_sleeping_driver(self) -> bool:
-        """Suspend the driver. It resumes while a new one works, and must be fenced."""
+        """Suspend the driver. It resumes while a new one runs, and must be fenced."""
         if not self._is_a_fresh_driver():
             return False
         sleeper = self._driver.fall_asleep()
@@ -215,7 +216,7 @@ class Chaos:
         return True
 
     def _lose_of_checkpoint(self) -> bool:
-        """Cut the power of the driver and its disk. Nobody else may write to that any more."""
+        """Simulate a power cut of the driver and its disk. Requires that no other driver writes to the disk."""
         if time.monotonic() < self._sleeps_until or not self._is_a_fresh_driver():
             return False
         self._driver.kill()

@@ -1,4 +1,4 @@
-"""Spark's checkpoint after a power cut: its newest files are gone, as Spark syncs none of them; and the repair."""
+"""Spark's checkpoint after a power cut, which removes its newest files because Spark syncs none; and the repair."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPAIR_S = 60
 
 
 class Loss(Enum):
-    """Parts of the checkpoint that a power cut takes. The log is synced, and keeps everything."""
+    """The parts of the checkpoint that a power cut removes. The log is synced and keeps everything."""
 
     ONE_BATCH = "newest batch"
     TWO_BATCHES = "two newest batches"
@@ -21,7 +21,7 @@ class Loss(Enum):
 
 
 class Checkpoint:
-    """The checkpoint of the query, while that does not run."""
+    """The checkpoint of a query that is not running."""
 
     def __init__(self, folder: Path, log: Path) -> None:
         self._folder, self._log = folder, log
@@ -34,7 +34,7 @@ class Checkpoint:
         batches = planned[: 2 if loss is Loss.TWO_BATCHES else 1]
         kinds = {Loss.PLAN: ["offsets"], Loss.COMMIT: ["commits"]}.get(loss, ["offsets", "commits"])
         files = [self._folder / kind / str(batch) for kind in kinds for batch in batches]
-        if len(planned) < 3 or not any(file.exists() for file in files):  # something is to be left
+        if len(planned) < 3 or not any(file.exists() for file in files):  # keep at least one batch
             return False
         for file in files:
             file.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ class Checkpoint:
         return True
 
     def repair(self) -> None:
-        """Repair the checkpoint as an operator does when the query has stopped for it."""
+        """Repair the checkpoint as an operator does after the query has stopped because of it."""
         command = ["checkpoint", "repair", str(self._folder), str(self._log), "--yes"]
         done = subprocess.run(
             [sys.executable, "-m", "twopc.cli", *command], capture_output=True, text=True, timeout=REPAIR_S, check=False

@@ -1,4 +1,4 @@
-"""The contents of both targets against the records that were sent, and what is left; by clients that did not write."""
+"""The comparison of both target systems with the records sent, and the search for leftovers, by independent clients."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 SKIPPED = re.compile(
     r"Couldn't find leader endpoint for partitions \w+\((.*?)\) while trying to send transaction markers"
 )
-"""What a broker logs when it completes a transaction without its marker in a partition; see docs/storm.md. The
-partitions are a Set, and from the fifth on a HashSet."""
+"""What a broker logs when it completes a transaction without a marker in some partitions; see docs/storm.md. The
+collection is a Set, or a HashSet from five partitions on."""
 
 MENDED = "wrote a marker that Kafka had left out"
-"""The words with which the sink logs that it has written such a marker."""
+"""What the sink logs when it has written such a marker."""
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
-    """Compare both targets with the numbers below ``sent``, each once."""
+    """Compare both target systems with the numbers below ``sent``, each of which must be there once."""
     places = in_kafka(settings)
     kafka = difference(range(sent), (number for number, at in places.items() for _ in at))
     parquet = difference(range(sent), in_parquet(settings))
@@ -48,7 +48,7 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
 
 
 def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
-    """Read the target topic to its end by a committed reader: number → its (partition, offset)."""
+    """Read the committed records of the target topic. Return number → its positions, as (partition, offset)."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for record in records_of(settings.servers, settings.target):
         places[int(record.value)].append((record.partition, record.offset))
@@ -56,21 +56,20 @@ def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
 
 
 def in_parquet(settings: Settings) -> Iterator[int]:
-    """Read the folder by DuckDB."""
+    """Read the Parquet folder with DuckDB."""
     rows = duckdb.connect().execute("SELECT value FROM read_parquet(?)", [f"{settings.folder}/parquet/*.parquet"])
     while some := rows.fetchmany(10_000):
         yield from (int(value) for (value,) in some)
 
 
 def skipped_markers(settings: Settings) -> int:
-    """Count how often the broker ended a transaction and left it open in a partition of the target."""
+    """Count how often the broker ended a transaction but left it open in a partition of the target topic."""
     log = (Path(settings.folder) / "broker" / "broker.log").read_text(encoding="utf-8", errors="replace")
     return sum(settings.target in partitions for partitions in SKIPPED.findall(log))
 
 
 def dangling(settings: Settings) -> list[str]:
-    """Transactions that are not complete in the broker, by kafka-python's own command for it, and partitions of the
-    target that hold back readers."""
+    """Return the broker's incomplete transactions, and the partitions of the target topic that hold back readers."""
     admin = KafkaAdminClient(bootstrap_servers=settings.servers)
     try:
         listed = [listing for of_broker in admin.list_transactions().values() for listing in of_broker]
@@ -82,7 +81,7 @@ def dangling(settings: Settings) -> list[str]:
 
 
 def ends(settings: Settings, isolation_level: str) -> dict[TopicPartition, int]:
-    """Return the offset to which a reader may read each partition of the target."""
+    """Return the offset up to which a reader can read, for each partition of the target topic."""
     with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level=isolation_level) as consumer:
         numbers = consumer.partitions_for_topic(settings.target)
         found: dict[TopicPartition, int] = consumer.end_offsets([TopicPartition(settings.target, n) for n in numbers])

@@ -1,4 +1,4 @@
-"""PySpark's daemon with the imports done: a Python worker that is killed is back in milliseconds, not in seconds."""
+"""PySpark's daemon with all imports done, so that a killed Python worker is back in milliseconds instead of seconds."""
 
 import pyarrow.parquet
 import pyspark.worker

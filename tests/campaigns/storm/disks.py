@@ -1,7 +1,7 @@
-"""Disks that can be filled: a tmpfs for each, in a mount namespace that only the storm's processes are in.
+"""Disks that can be filled: one tmpfs each, in a mount namespace that contains only the storm's processes.
 
-So what is mounted is seen by nobody else, and is gone with the last of these processes, however they end. Root may do
-this, and others where the system lets them have a user namespace.
+No other process sees the mounts, and they disappear with the last process of the namespace, however it ends. Root may
+create such a namespace, and so may other users where the system permits user namespaces.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NAMESPACES = (["--mount"], ["--mount", "--map-root-user"])
 
 Lack = Literal["bytes", "names"]
 LACKS: tuple[Lack, ...] = ("bytes", "names")
-"""The resources of which a full disk has none: room for data, or for names (tmpfs counts a hard link as one)."""
+"""The resources that a full disk can lack: room for data, or for names (tmpfs counts a hard link as a name)."""
 
 
 def enter_namespace(arguments: Sequence[str]) -> str | None:
-    """Become the same program in a namespace where it may mount.
+    """Replace this process by the same program in a namespace where it may mount.
 
     Returns:
-        None inside of it; or why that is not possible here.
+        None within the namespace; otherwise the reason why none can be created.
     """
     if _INSIDE in os.environ:
         return None
@@ -42,8 +42,9 @@ def enter_namespace(arguments: Sequence[str]) -> str | None:
 
 
 def in_namespace() -> tuple[list[str], str]:
-    """Return the prefix of a command that runs in a namespace where it may mount; or nothing, and why there is none."""
-    unshare, obstacle = shutil.which("unshare"), "there is no command unshare (of util-linux)"
+    """Return a command prefix that runs a program in a namespace where it may mount. If there is none, return an empty
+    prefix and the reason."""
+    unshare, obstacle = shutil.which("unshare"), "the command unshare (util-linux) is not installed"
     for options in _NAMESPACES if unshare else ():
         command = [str(unshare), *options]
         with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +73,7 @@ class Disk:
         return self._filler.exists()
 
     def fill(self, lack: Lack, names_left: int) -> None:
-        """Use up the disk, except for ``names_left`` names. With one, an entry is written aside and not linked."""
+        """Fill the disk, except for ``names_left`` names. With one left, an entry is written aside but not linked."""
         self._filler.mkdir()
         taken = list(_until_full(self._take_bytes() if lack == "bytes" else self._take_names()))
         if lack == "names":
@@ -94,7 +95,7 @@ class Disk:
             number += 1
 
     def free(self) -> None:
-        """Give the room back, if the disk is full."""
+        """Free the space if the disk is full."""
         shutil.rmtree(self._filler, ignore_errors=True)
 
     def keep(self, folder: Path) -> None:

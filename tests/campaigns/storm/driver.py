@@ -1,4 +1,4 @@
-"""The driver's process under a supervisor."""
+"""The driver process and its supervisor."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REHEARSAL_S = 120
 
 
 class Driver:
-    """The driver: started again whenever it is gone, whoever killed it."""
+    """A driver that is restarted whenever it is gone, whatever ended it."""
 
     def __init__(self, settings: Settings, checkpoint: Checkpoint) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class Driver:
         )
 
     def _rehearse(self) -> None:
-        """Write a few records elsewhere, which leaves the archive of classes. Without it drivers start more slowly."""
+        """Write a few records elsewhere to create the archive of classes, with which drivers start faster."""
         folder = Path(self._settings.folder) / "rehearsal"
         (folder / "parquet").mkdir(parents=True)
         elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
@@ -76,21 +76,21 @@ class Driver:
             self._start_again()
 
     def _start_again(self) -> None:
-        """Start the driver again. If it ended by itself because the checkpoint has lost files, repair that first."""
+        """Start the driver again. If it ended because the checkpoint has lost files, repair the checkpoint first."""
         self.kill()
         if self._checkpoint.is_damaged and self.process.returncode > 0:
             self._checkpoint.repair()
         self.process = self._start(self._settings)
 
     def kill(self) -> None:
-        """Kill the driver and all that it started."""
+        """Kill the driver and all processes that it started."""
         kill_all_of(self.process)
 
     def fall_asleep(self) -> Process:
-        """Suspend the driver and all that it started, and let another take its place.
+        """Suspend the driver and all processes that it started, and start a replacement.
 
         Returns:
-            The one that sleeps; see ``wake``.
+            The suspended driver, for ``wake``.
         """
         sleeper = self.process
         for process in all_of(sleeper):
@@ -100,7 +100,7 @@ class Driver:
         return sleeper
 
     def run_to_the_end(self, meanwhile: Callable[[], None]) -> bool:
-        """Start a last driver, again and again if it fails. Return whether it came to the end of the source in time."""
+        """Start a last driver, and restart it if it fails. Return whether it reached the end of the source in time."""
         self._settings = replace(self._settings, to_the_end=True)
         self.kill()
         self.process = self._start(self._settings)
@@ -120,7 +120,7 @@ class Driver:
         return self._running(EXECUTOR)
 
     def python_daemons(self) -> list[psutil.Process]:
-        """Return the Python daemons, one below each executor."""
+        """Return the Python daemons, one per executor."""
         return [process for process in self._running(DAEMON) if DAEMON not in arguments(_parent(process))]
 
     def python_workers(self) -> list[psutil.Process]:
@@ -128,12 +128,12 @@ class Driver:
         return [process for process in self._running(DAEMON) if DAEMON in arguments(_parent(process))]
 
     def _running(self, program: str) -> list[psutil.Process]:
-        """Return the processes below the driver that run a Java class or a Python module."""
+        """Return the processes below the driver that run a given Java class or Python module."""
         return [process for process in all_of(self.process) if program in arguments(process)]
 
 
 def wake(sleeper: Process) -> None:
-    """Resume a driver that was suspended, with all that it started."""
+    """Resume a suspended driver and all processes that it started."""
     for process in all_of(sleeper):
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()

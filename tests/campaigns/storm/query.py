@@ -1,4 +1,4 @@
-"""The driver that the storm kills: Kafka → Kafka and Parquet on one decision, on two executors."""
+"""The driver that the storm kills: Kafka → Kafka and Parquet in one decision, on two executors."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from twopc.spark import ForeachBatch, foreach_batch
 
 REPLAYED = TransactionReplayed.__name__
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
-"""Moments at which a driver can kill itself: as it enters a phase, or between two commits of one batch."""
+"""The moments at which a driver can kill itself: on entering a phase, or between two commits of one batch."""
 
 DAEMON = "tests.campaigns.storm.daemon"
 RUN_AGAIN = (RoundAborted, InDoubt)
-"""Errors after which the query starts again in the same driver, as ``twopc.errors`` says; others end the driver."""
+"""Errors after which the query starts again in the same driver, as ``twopc.errors`` says. Others end the driver."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a driver, as JSON in its first argument.
+    """A driver's settings, passed as JSON in its first argument.
 
     Attributes:
-        without_timeout: the brokers grant it, and the sink requires it.
-        classes: archive of the JVM's loaded classes, with which it starts in half the time.
-        to_the_end: end when all is written that the source has now.
-        is_rehearsal: make that archive.
+        without_timeout: whether the brokers grant transactions without a timeout and the sink requires them.
+        classes: an archive of the JVM's loaded classes, with which it starts in half the time.
+        to_the_end: whether to end when everything that the source has now is written.
+        is_rehearsal: whether to create that archive.
     """
 
     servers: str
@@ -56,12 +56,12 @@ class Settings:
 
 
 def wish(settings: Settings) -> Path:
-    """Return the file with the moment at which the next driver that comes to it kills itself."""
+    """Return the file that contains the moment at which the next driver to reach it kills itself."""
     return Path(settings.folder) / "die-at"
 
 
 class Observer:
-    """Records replays and errors, and kills this process at the moment in the file of ``wish``."""
+    """Records replays and errors, and kills this process at the moment given in the file ``wish``."""
 
     def __init__(self, settings: Settings) -> None:
         self._wish = wish(settings)
@@ -69,13 +69,13 @@ class Observer:
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        """Called by the coordinator."""
+        """Handle an event of the coordinator."""
         if isinstance(event, TransactionReplayed):
             self.note(REPLAYED, event.lost.transaction_id)
         self._die_if_wished(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def note(self, kind: str, what: str) -> None:
-        """Write one line, which survives a later kill."""
+        """Write one line that survives a later kill."""
         self._file.write(json.dumps({"event": kind, "what": what}) + "\n")
         self._file.flush()
 
@@ -86,14 +86,14 @@ class Observer:
 
 
 class Noted:
-    """Writes batches by ``write``, and records their errors by name."""
+    """Writes batches with ``write``, and records the names of their errors."""
 
     def __init__(self, write: ForeachBatch, observer: Observer) -> None:
         self._write, self._observer = write, observer
         self.error: TwoPhaseCommitError | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Called by Spark."""
+        """Write a batch. Spark calls this."""
         self.error = None
         try:
             self._write(batch, batch_id)
@@ -104,7 +104,7 @@ class Noted:
 
 
 def main() -> None:
-    """Run until killed, or to the end of what the source has now."""
+    """Run until killed, or to the current end of the source."""
     settings = Settings(**json.loads(sys.argv[1]))
     observer = Observer(settings)
     twopc.register_observer(observer)
@@ -121,7 +121,7 @@ def main() -> None:
 
 
 def run(writer: DataStreamWriter, noted: Noted) -> None:
-    """Run the query, and run it again as long as its error asks for that."""
+    """Run the query, and run it again as long as its error permits that."""
     while True:
         try:
             writer.start().awaitTermination()
@@ -134,7 +134,7 @@ def run(writer: DataStreamWriter, noted: Noted) -> None:
 
 def end_jvm() -> None:
     """Let the JVM exit normally, so that it writes its archive."""
-    gateway = SparkContext._gateway  # there is no other way to wait for it
+    gateway = SparkContext._gateway  # there is no other way to wait for the JVM
     assert gateway is not None
     gateway.shutdown()
     gateway.proc.stdin.close()
@@ -142,7 +142,7 @@ def end_jvm() -> None:
 
 
 def session_of(settings: Settings) -> SparkSession:
-    """Start Spark with two executors, each a JVM of its own, that start soon and are given up soon."""
+    """Start Spark with two executors, each in its own JVM, that start fast and are given up fast."""
     archive = "-XX:ArchiveClassesAtExit" if settings.is_rehearsal else "-XX:SharedArchiveFile"
     master = "local[1]" if settings.is_rehearsal else "local-cluster[2,1,700]"
     of_storm = {
@@ -153,11 +153,11 @@ def session_of(settings: Settings) -> SparkSession:
         "spark.executor.memory": "600m",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.daemon.module": DAEMON,
-        # The first batch's transactions are not to wait for executors that are still starting.
+        # The first batch's transactions must not wait for executors that are still starting.
         "spark.scheduler.minRegisteredResourcesRatio": "1.0",
         "spark.task.maxFailures": "16",
         "spark.deploy.maxExecutorRetries": "-1",
-        # A paused executor is given up soon, and goes on as a zombie when it wakes.
+        # A paused executor is given up soon, and continues as a zombie when it wakes.
         "spark.network.timeout": "20s",
         "spark.network.timeoutInterval": "5s",
         "spark.storage.blockManagerHeartbeatTimeoutMs": "20s",
@@ -167,12 +167,12 @@ def session_of(settings: Settings) -> SparkSession:
 
 
 def start_python(spark: SparkSession) -> None:
-    """Start Python on both executors, before a transaction waits for it."""
+    """Start Python on both executors before a transaction has to wait for it."""
     spark.range(0, 2, numPartitions=2).mapInArrow(lambda batches: batches, "id long").collect()
 
 
 def source(spark: SparkSession, settings: Settings) -> DataFrame:
-    """Return the records that the storm feeds, as a stream of small batches."""
+    """Return the producer's records as a stream of small batches."""
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.servers)

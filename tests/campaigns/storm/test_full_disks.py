@@ -1,4 +1,4 @@
-"""The commit log on a disk that is really full."""
+"""The commit log on a full disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_an_append_to_a_full_disk_is_in_doubt_and_leaves_the_log_as_it_was(
 ) -> None:
     command, obstacle = in_namespace()
     if not command:
-        pytest.skip(f"no disk can be filled here: {obstacle}")
+        pytest.skip(f"can't mount a disk to fill: {obstacle}")
     program = [
         sys.executable,
         "-m",
@@ -40,16 +40,16 @@ def test_an_append_to_a_full_disk_is_in_doubt_and_leaves_the_log_as_it_was(
 def append_to_a_full_disk(folder: Path, lack: Lack, names_left: int) -> None:
     disk, store = Disk(folder), open_store(str(folder))
     log = CommitLog.open(store, "query")
-    log.decide(Decision(Round(1, 0), {}), committed_through=None)
+    log.decide(Decision(Round(1, 0), {}))
     before = read_tail(store)
     disk.fill(lack, names_left)
     with pytest.raises(InDoubt, match="No space left on device"):
-        log.decide(Decision(Round(1, 1), {}), committed_through=0)
+        log.decide(Decision(Round(1, 1), {}))
     with pytest.raises(InDoubt, match="No space left on device"):
         CommitLog.open(store, "query")
     assert read_tail(store) == before
     disk.free()
-    assert [path.suffix for path in folder.iterdir()] == [".json", ".json"]  # nothing that was written aside
+    assert [path.suffix for path in folder.iterdir()] == [".json", ".json"]  # and no temporary file
     assert CommitLog.open(store, "query").tail.decided == 0
 
 
