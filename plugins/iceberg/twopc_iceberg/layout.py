@@ -55,6 +55,10 @@ class Layout:
         text = self.columns.model_dump_json() + self.spec.model_dump_json()
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    def partition_types(self) -> list[IcebergType]:
+        """Return the type of each partition field's values."""
+        return [field.field_type for field in self.spec.partition_type(Schema(*self.columns.fields)).fields]
+
     def unreadable_by(self, table: Layout) -> str | None:
         """Return why a table of another layout can't read the files; None if it can."""
         if self.spec != table.spec:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pyiceberg.avro.file import AvroFile
+from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import UNASSIGNED_SEQ, ManifestContent, ManifestFile, PartitionFieldSummary
+from pyiceberg.types import IcebergType
 
 from twopc.transaction import Committable, JsonValue
 from twopc_iceberg.files import DurableFileIO
@@ -78,12 +80,6 @@ class Prepared:
             raise TypeError("a committable of the iceberg sink has other numbers")
         return cls(**found)
 
-    def data_files(self, io: DurableFileIO) -> dict[str, int]:
-        """Return the location of each data file, and its length, as the manifest has them. Errors of the store pass
-        through."""
-        entries = self.manifest_file(snapshot_id=0).fetch_manifest_entry(io)
-        return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
-
     def written(self, io: DurableFileIO) -> Layout:
         """Return the columns and the partition spec of the files, as the manifest has them. Ids of schemas and specs
         may mean others in the table by now. Errors of the store pass through."""
@@ -111,6 +107,30 @@ class Prepared:
             partitions=None if self.partitions is None else [_field(each) for each in self.partitions],
             key_metadata=None,
         )
+
+
+def joined_partitions(
+    summaries: Sequence[list[JsonValue] | None], types: Sequence[IcebergType]
+) -> list[JsonValue] | None:
+    """Return the summary of all partitions that several summaries have; None if one of them is left out."""
+    known = [summary for summary in summaries if summary is not None]
+    if len(known) < len(summaries):
+        return None
+    return [_joined(of_type, fields) for of_type, *fields in zip(types, *known, strict=True)]
+
+
+def _joined(of_type: IcebergType, fields: Sequence[Any]) -> JsonValue:
+    has_null, has_nan, lower, upper = zip(*fields, strict=True)
+
+    def value(bound: str) -> Any:
+        return from_bytes(of_type, base64.b64decode(bound))  # type: ignore[arg-type]  # a primitive one
+
+    return [
+        any(has_null),
+        any(has_nan),
+        min((bound for bound in lower if bound is not None), key=value, default=None),
+        max((bound for bound in upper if bound is not None), key=value, default=None),
+    ]
 
 
 def _summary(field: PartitionFieldSummary) -> JsonValue:

@@ -1,15 +1,17 @@
 """The Iceberg sink: a transaction per task attempt, and one snapshot per batch.
 
 A task writes Parquet files and a manifest that names them. No snapshot has them yet, so no reader sees them. The
-coordinator commits the manifests of a batch as one snapshot, from any process: see ``snapshot.py``.
+coordinator joins the manifests of a batch (``batch_manifests.py``) and commits them as one snapshot, from any process
+(``snapshot.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
@@ -23,11 +25,12 @@ from twopc.errors import (
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import TransactionId
+from twopc_iceberg.batch_manifests import BatchManifest, FileChanged, of_batch
 from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
 from twopc_iceberg.files import AT_ONCE
-from twopc_iceberg.manifests import ManifestMerger
+from twopc_iceberg.manifests import ManifestMerger, target_bytes
 from twopc_iceberg.marks import Mark
 from twopc_iceberg.notes import Note, Notes
 from twopc_iceberg.options import IcebergOptions
@@ -40,6 +43,7 @@ from twopc_iceberg.writer import TransactionWriter, target_file_bytes
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
 
     from twopc.checks import CheckResult
 
@@ -52,8 +56,26 @@ TRUSTED_S = 60.0
 FEW_FILES = AT_ONCE
 """``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
 
-_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_trusted")
+_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_look")
 """Attributes that do not travel to the tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What ``seal`` has seen of a batch.
+
+    Attributes:
+        names: its transactions.
+        since_s: when by the monotonic clock its data files were there.
+        manifests: its manifests.
+    """
+
+    names: frozenset[str]
+    since_s: float
+    manifests: Sequence[BatchManifest]
+
+
+_NO_LOOK = _Look(frozenset(), -math.inf, ())
 
 
 class IcebergTransaction(Transaction):
@@ -86,8 +108,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         self._lake = Lake(self._options)
         self._committer = BatchCommitter(self._lake)
         self._merger = ManifestMerger(self._lake)
-        # The transactions of the last sealed batch, and when by the monotonic clock their data files were there.
-        self._trusted: tuple[frozenset[str], float] = (frozenset(), 0.0)
+        self._look = _NO_LOOK
 
     def __repr__(self) -> str:
         return f"IcebergSink({self._options})"
@@ -185,10 +206,15 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             if why := obstacle(table, prepared, self._lake.io()):
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
             looks = age_s >= TRUSTED_S or sum(each.files for each in prepared) <= FEW_FILES
-            gone = self._changed_file(prepared, looks)
-        if gone is not None:
-            raise RoundAborted(f"file {gone} of {self._options} is gone: its transaction was rolled back")
-        self._trusted = _names(committables), time.monotonic() - (0.0 if looks else age_s)
+            try:
+                manifests = self._manifests(prepared)
+                if looks:
+                    self._require_data_files(manifests)
+            except FileChanged as changed:
+                raise RoundAborted(
+                    f"file {changed.location} of {self._options} is gone: its transaction was rolled back"
+                ) from None
+        self._look = _Look(_names(committables), time.monotonic() - (0.0 if looks else age_s), manifests)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
         return [
             Committable(c.transaction_id, {**c.handle, **sealed}, c.records, c.replay_copy, c.bytes)
@@ -226,14 +252,16 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         except OperatorRequired as error:
             raise RoundAborted(error.message) from error
 
-    def _changed_file(self, prepared: Sequence[Prepared], data_files: bool) -> str | None:
-        """Return a file that is gone or cut short: a manifest, or with ``data_files`` any other."""
-        io, by_manifest = self._lake.io(), {each.manifest: each for each in prepared}
-        gone = io.first_changed({each.manifest: each.length for each in prepared})
-        if gone is not None or not data_files:
-            return gone
-        found = io.at_once(lambda location: by_manifest[location].data_files(io), list(by_manifest))
-        return io.first_changed({location: length for each in found for location, length in each.items()})
+    def _manifests(self, prepared: Sequence[Prepared]) -> list[BatchManifest]:
+        table = self._lake.table()
+        locate = table.location_provider().new_metadata_location
+        return of_batch(self._lake.io(), prepared, target_bytes(table.metadata.properties), locate)
+
+    def _require_data_files(self, manifests: Sequence[BatchManifest]) -> None:
+        """Raises FileChanged."""
+        lengths = {location: length for each in manifests for location, length in each.data_files().items()}
+        if (changed := self._lake.io().first_changed(lengths)) is not None:
+            raise FileChanged(changed)
 
     # After it. --------------------------------------------------------------------------------------------------
 
@@ -254,11 +282,20 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         with self._asking(what, commit_failed):
             # A note that is gone protects its files from every abort, before readers can see them.
             self._notes().remove(committable.transaction_id for committable in committables)
-        names, since_s = self._trusted
-        is_trusted = names == _names(committables) and time.monotonic() - since_s < TRUSTED_S
-        self._committer.commit(batch, lambda: self._changed_file(prepared, data_files=not is_trusted))
+        self._committer.commit(batch, lambda: self._written(prepared, _names(committables)))
+        self._look = _NO_LOOK
         with self._asking(what, commit_failed):
             self._use(TableForTasks.of(self._lake.table()))
+
+    def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Sequence[Prepared]:
+        """Write the manifests of a decided batch, and return them. Raises FileChanged."""
+        look = self._look if self._look.names == names else _NO_LOOK
+        manifests = look.manifests or self._manifests(prepared)
+        if time.monotonic() - look.since_s >= TRUSTED_S:
+            self._require_data_files(manifests)
+        for each in manifests:
+            each.write(self._lake.io())
+        return [each.prepared for each in manifests]
 
     def _use(self, table: TableForTasks) -> None:
         """Write the next batches to the table as it is now. If its columns are others, records are checked again."""
@@ -283,10 +320,16 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         branch = committables[0].handle.get(_BRANCH)
         return branch if isinstance(branch, str) else self._not_ours(committables[0])
 
-    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Merge small manifests, now that the batch is visible."""
-        if committables:
-            self._merger.merge(self._branch(committables))
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        """Remove the tasks' manifests that were joined, and merge small ones, now that the batch is visible."""
+        if not committables:
+            return
+        with self._asking(f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"):
+            if (snapshot := self._snapshot_of(batch_id)) is not None:
+                used = {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
+                written = {self._prepared(committable).manifest for committable in committables}
+                self._lake.io().remove(written - used)
+        self._merger.merge(self._branch(committables))
 
     def abort(self, committable: Committable) -> None:
         """Remove the transaction's files, unless a snapshot has them.
@@ -308,16 +351,21 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         """Whether a snapshot may have the transaction's files. An attempt that lost against another one of its task is
         in no snapshot, and its batch is visible."""
         table = self._lake.load()
-        mark = Mark.of(self.transactional_ids.scope)
         batch_id = self.transactional_ids.round_of(name).batch_id
-        found = mark.found(table.metadata)
+        found = Mark.of(self.transactional_ids.scope).found(table.metadata)
         if found is None or found < batch_id:
             return False
-        snapshot_id = mark.snapshot(table.metadata, batch_id)
-        snapshot = None if snapshot_id is None else table.metadata.snapshot_by_id(snapshot_id)
-        if snapshot is None:
+        if (snapshot := self._snapshot_of(batch_id)) is None:
             return True  # it has expired
-        return note.manifest in {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
+        io, files = self._lake.io(), {*note.files}
+        added = (each for each in snapshot.manifests(io) if each.added_snapshot_id == snapshot.snapshot_id)
+        return any(entry.data_file.file_path in files for each in added for entry in each.fetch_manifest_entry(io))
+
+    def _snapshot_of(self, batch_id: int) -> Snapshot | None:
+        """Return the snapshot that made the batch visible, if the table, as it was last seen, still has it."""
+        metadata = self._lake.table().metadata
+        snapshot_id = Mark.of(self.transactional_ids.scope).snapshot(metadata, batch_id)
+        return None if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
 
     def recover(self) -> Iterable[Committable]:
         with self._asking(f"a look at the open transactions of {self._options}"):

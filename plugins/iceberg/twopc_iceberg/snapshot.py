@@ -1,4 +1,4 @@
-"""The commit of a batch: one snapshot with all of its manifests, and the query's mark, or nothing.
+"""The commit of a batch: one snapshot with all of its files, and the query's mark, or nothing.
 
 Two processes may commit one batch at the same time, requests get lost or arrive late, answers get lost, and other
 writers append, rewrite and expire meanwhile. These rules make it visible once all the same:
@@ -49,6 +49,7 @@ from pyiceberg.table.update import (
 )
 
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
+from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.marks import BATCH, SCOPE, Mark
@@ -149,13 +150,13 @@ class BatchCommitter:
         self._lake = lake
         self._attempts: list[Attempt] = []
 
-    def commit(self, batch: DecidedBatch, changed_file: Callable[[], str | None]) -> None:
+    def commit(self, batch: DecidedBatch, manifests: Callable[[], Sequence[Prepared]]) -> None:
         """Make ``batch`` visible; nothing if it is visible.
 
         Args:
             batch: the batch.
-            changed_file: returns one of its files that is gone or cut short. Called before the first attempt: a
-                snapshot without a file can't be read.
+            manifests: writes the manifests of the batch, and returns them. Called before the first attempt. Raises
+                FileChanged: a snapshot without a file can't be read.
 
         Raises:
             Retriable: no answer, or other writers were faster each time.
@@ -165,12 +166,16 @@ class BatchCommitter:
             OperatorRequired: the catalog refuses, the branch is gone, or the table can't read the files any more.
         """
         table = self._asked(self._lake.table, batch)
+        added: Sequence[Prepared] | None = None
         for number in range(ATTEMPTS):
             if is_visible(table.metadata, batch):
                 return self._clean_up(table)
-            if number == 0 and (gone := self._asked(changed_file, batch)) is not None:
-                return self._lost(batch, gone)
-            failure = self._try(table, batch)
+            if added is None:
+                try:
+                    added = self._asked(manifests, batch)
+                except FileChanged as changed:
+                    return self._lost(batch, changed.location)
+            failure = self._try(table, batch, added)
             if failure is None:
                 table = self._asked(self._lake.table, batch)
                 continue
@@ -222,10 +227,10 @@ class BatchCommitter:
             return Retriable(f"{batch.what}: the catalog reports a conflict and shows no change: {told(failure)}")
         return commit_failed(failure, batch.what)
 
-    def _try(self, table: Table, batch: DecidedBatch) -> Exception | None:
+    def _try(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Exception | None:
         """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
         mean that the snapshot has not landed."""
-        attempt, requirements, updates = self._asked(lambda: self._propose(table, batch), batch)
+        attempt, requirements, updates = self._asked(lambda: self._propose(table, batch, added), batch)
         try:
             response = table.catalog.commit_table(table, requirements, updates)
         except CATALOG_ERRORS as error:
@@ -238,7 +243,7 @@ class BatchCommitter:
         return None
 
     def _propose(
-        self, table: Table, batch: DecidedBatch
+        self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]
     ) -> tuple[Attempt, tuple[TableRequirement, ...], tuple[TableUpdate, ...]]:
         """Return what to ask of the catalog.
 
@@ -254,7 +259,7 @@ class BatchCommitter:
                 f"{batch.what}, and the table {why}. Undo that change of the table and start again. Otherwise write the"
                 " batch's records by other means, and give its transactions up with 'twopc abandon'."
             )
-        attempt = self._attempt(table, parent, batch)
+        attempt = self._attempt(table, parent, batch, added)
         if parent is None:
             snapshot = new_snapshot(metadata, attempt, update_snapshot_summaries(Summary(operation=Operation.APPEND)))
             updates = moved(metadata, snapshot, batch.branch)
@@ -267,14 +272,16 @@ class BatchCommitter:
             )
         return attempt, requirements(metadata, batch.branch, parent), updates
 
-    def _attempt(self, table: Table, parent: Snapshot | None, batch: DecidedBatch) -> Attempt:
+    def _attempt(
+        self, table: Table, parent: Snapshot | None, batch: DecidedBatch, added: Sequence[Prepared]
+    ) -> Attempt:
         """Write the manifest list of the next snapshot, unless an attempt that may still land has it."""
         attempt = Attempt.of(table, parent, None if parent is None else batch)
         if known := next((each for each in self._attempts if each.is_like(attempt)), None):
             return known
         io = self._lake.io()
-        added = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in batch.prepared]
-        write_list(io, table.metadata, attempt, [*added, *live_manifests(io, parent)])
+        new = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
+        write_list(io, table.metadata, attempt, [*new, *live_manifests(io, parent)])
         self._attempts.append(attempt)
         return attempt
 

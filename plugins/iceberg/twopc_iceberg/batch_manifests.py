@@ -1,0 +1,176 @@
+"""The manifests of a batch become one, so that a batch of any number of tasks adds one manifest to the table.
+
+An entry of a manifest that a snapshot adds has neither snapshot id nor sequence number: it inherits both. So entries of
+several such manifests can stand in one file as they are. Their Avro blocks are copied, not decoded.
+
+The name of the new file follows from the manifests in it, and its bytes, too: whoever commits the batch, and however
+often, writes the same file. So it needs no note, and a failed attempt leaves it to the next one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import PurePosixPath
+from typing import TypeVar
+
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.file import META_SCHEMA, SYNC_SIZE, AvroFileHeader
+from pyiceberg.avro.resolver import construct_reader
+
+from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.layout import Layout
+from twopc_iceberg.prepared import Prepared, joined_partitions
+
+ItemT = TypeVar("ItemT")
+
+_HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+
+
+class FileChanged(Exception):
+    """A file of a batch is gone or cut short.
+
+    Attributes:
+        location: the file.
+    """
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self.location = location
+
+
+@dataclass(frozen=True, slots=True)
+class BatchManifest:
+    """A manifest that the snapshot of a batch adds.
+
+    Attributes:
+        prepared: where it is, and what a manifest list has of it.
+        content: its bytes.
+        is_new: whether it is made of several, and still to be written.
+    """
+
+    prepared: Prepared
+    content: bytes
+    is_new: bool
+
+    def data_files(self) -> Mapping[str, int]:
+        """Return the location of each data file, and its length, as the manifest has them."""
+        entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(_InMemory(self.content))  # type: ignore[arg-type]
+        return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
+
+    def write(self, io: DurableFileIO) -> None:
+        if self.is_new:
+            io.write(self.prepared.manifest, self.content)
+
+
+def of_batch(
+    io: DurableFileIO, prepared: Sequence[Prepared], target_bytes: int, locate: Callable[[str], str]
+) -> list[BatchManifest]:
+    """Read the manifests of a batch's transactions, and join them. Errors of the store pass through.
+
+    Args:
+        io: access to the table's files.
+        prepared: the manifest of each transaction.
+        target_bytes: how large a manifest may become.
+        locate: returns the location of a metadata file of a given name.
+
+    Raises:
+        FileChanged: a manifest is gone or cut short.
+    """
+    alike: dict[tuple[int, str], list[Prepared]] = defaultdict(list)
+    for each in prepared:
+        alike[each.spec, each.layout].append(each)
+    return [
+        manifest
+        for group in alike.values()
+        for pack in packed(group, target_bytes, lambda each: each.length)
+        for manifest in _joined(pack, _contents(io, pack), locate)
+    ]
+
+
+def packed(items: Sequence[ItemT], target_bytes: int, length: Callable[[ItemT], int]) -> Iterator[list[ItemT]]:
+    """Split items into parts that are not larger than the target together."""
+    part: list[ItemT] = []
+    for each in items:
+        if part and sum(map(length, part)) + length(each) > target_bytes:
+            yield part
+            part = []
+        part.append(each)
+    if part:
+        yield part
+
+
+def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
+    def content(location: str) -> bytes:
+        try:
+            return io.read(location)
+        except FileNotFoundError:
+            raise FileChanged(location) from None
+
+    found: list[bytes] = io.at_once(content, [each.manifest for each in pack])
+    for each, read in zip(pack, found, strict=True):
+        if len(read) != each.length:
+            raise FileChanged(each.manifest)
+    return found
+
+
+def _joined(
+    pack: Sequence[Prepared], contents: Sequence[bytes], locate: Callable[[str], str]
+) -> Iterator[BatchManifest]:
+    """Yield one manifest; or all as they are, if their headers differ: the table's codec was changed."""
+    decoder = new_decoder(contents[0])
+    header = _HEADER.read(decoder)
+    start = decoder.tell()
+    head = contents[0][: start - SYNC_SIZE]
+    if len(pack) == 1 or not all(content.startswith(head) for content in contents):
+        for each, content in zip(pack, contents, strict=True):
+            yield BatchManifest(each, content, is_new=False)
+        return
+    first, sync = pack[0], header.sync
+    blocks = [
+        block for each, content in zip(pack, contents, strict=True) for block in _blocks(each.manifest, content, start)
+    ]
+    content = b"".join([head, sync, *(part for block in blocks for part in (block, sync))])
+    names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:16]
+    location = locate(f"{PurePosixPath(first.manifest).stem}-{names}.avro")
+    layout = Layout.from_manifest(header.meta["schema"], first.spec, header.meta["partition-spec"])
+    joined = replace(
+        first,
+        manifest=location,
+        length=len(content),
+        files=sum(each.files for each in pack),
+        rows=sum(each.rows for each in pack),
+        bytes=sum(each.bytes for each in pack),
+        partitions=joined_partitions([each.partitions for each in pack], layout.partition_types()),
+    )
+    yield BatchManifest(joined, content, is_new=True)
+
+
+def _blocks(location: str, content: bytes, start: int) -> Iterator[bytes]:
+    """Yield the Avro blocks of a file, without their sync markers."""
+    decoder = new_decoder(content)
+    decoder.skip(start - SYNC_SIZE)
+    sync = decoder.read(SYNC_SIZE)
+    while (begin := decoder.tell()) < len(content):
+        decoder.read_int()  # entries
+        decoder.skip(decoder.read_int())
+        end = decoder.tell()
+        if end + SYNC_SIZE > len(content) or decoder.read(SYNC_SIZE) != sync:
+            raise FileChanged(location)
+        yield content[begin:end]
+
+
+class _InMemory:
+    """Bytes as pyiceberg asks for a file."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def new_input(self, location: str) -> _InMemory:  # noqa: ARG002
+        return self
+
+    def open(self) -> BytesIO:
+        return BytesIO(self._content)

@@ -1,0 +1,200 @@
+"""The tasks' manifests of a batch become one, and no record is lost, doubled or hidden from a filter by that."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull, Reference
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType, DecimalType, DoubleType, IntegerType, NestedField, PrimitiveType, StringType
+
+from tests.support.between import Between, lost, once
+from twopc import Round
+from twopc.errors import Retriable
+
+if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
+
+    from tests.sinks.iceberg.conftest import Place
+
+BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
+TASKS = [[f"{task:02}"] for task in range(12)]
+RECORDS = [value for [value] in TASKS]
+
+
+def manifests(place: Place) -> list[ManifestFile]:
+    table = place.table()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    return snapshot.manifests(table.io)
+
+
+def avro_files(place: Place) -> dict[str, bytes]:
+    """The manifests on the disk, and what is in them; no manifest list."""
+    folder = Path(place.table().location().removeprefix("file://"))
+    found = (path for path in folder.rglob("*.avro") if not path.name.startswith("snap-"))
+    return {f"file://{path}": path.read_bytes() for path in found}
+
+
+def test_a_batch_of_many_tasks_adds_one_manifest_and_leaves_no_other(place: Place) -> None:
+    batch, sink = place.decided(*TASKS), place.sink()
+    sink.commit_batch(0, batch)
+    [manifest] = manifests(place)
+    assert (manifest.added_files_count, manifest.added_rows_count) == (12, 12)
+    assert place.values() == RECORDS
+    sink.complete(0, batch)
+    assert list(avro_files(place)) == [manifest.manifest_path]
+    assert place.values() == RECORDS
+
+
+def test_another_process_that_finds_the_batch_visible_removes_the_tasks_manifests(place: Place) -> None:
+    batch = place.decided(*TASKS)
+    place.sink().commit_batch(0, batch)
+    recovering = place.sink()
+    recovering.commit_batch(0, batch)
+    recovering.complete(0, batch)
+    recovering.complete(0, batch)
+    assert list(avro_files(place)) == [manifest.manifest_path for manifest in manifests(place)]
+    assert place.values() == RECORDS
+
+
+def test_whoever_commits_a_batch_writes_the_same_manifest(place: Place) -> None:
+    batch = place.decided(*TASKS)
+    tasks = set(avro_files(place))
+    killed, sink = place.sink(), place.sink()
+    Between(passes=0).stand(killed)
+    with pytest.raises(Retriable):
+        killed.commit_batch(0, batch)
+    before = avro_files(place)
+    assert len(before.keys() - tasks) == 1
+    sink.commit_batch(0, batch)
+    assert avro_files(place) == before
+    assert place.values() == RECORDS
+
+
+def test_a_commit_whose_answer_is_lost_adds_its_manifest_once(place: Place) -> None:
+    batch, sink = place.decided(*TASKS), place.sink()
+    Between(after=once(lost)).stand(sink)
+    sink.commit_batch(0, batch)
+    sink.complete(0, batch)
+    assert len(manifests(place)) == 1
+    assert place.values() == RECORDS
+
+
+def test_a_process_that_has_sealed_the_batch_needs_no_manifest_of_a_task_any_more(place: Place) -> None:
+    """Another process may have completed the batch, and a look at the table may be older than that."""
+    sink = place.sink()
+    batch = place.decided(*TASKS, sink=sink)
+    for location in avro_files(place):
+        Path(location.removeprefix("file://")).unlink()
+    sink.commit_batch(0, batch)
+    assert place.values() == RECORDS
+
+
+def test_a_process_that_is_late_finds_the_batch_visible_whose_tasks_manifests_are_gone(place: Place) -> None:
+    batch, late, sink = place.decided(*TASKS), place.sink(), place.sink()
+    sink.commit_batch(0, batch)
+    sink.complete(0, batch)
+    late.commit_batch(0, batch)  # its look at the table was before
+    assert place.appends() == 1
+    assert place.values() == RECORDS
+
+
+def test_a_manifest_is_not_larger_than_the_table_says(place: Place) -> None:
+    batch = place.decided(*TASKS)
+    size = batch[0].handle["length"]
+    assert isinstance(size, int)
+    with place.table().transaction() as transaction:
+        transaction.set_properties({"commit.manifest.target-size-bytes": str(5 * size + 100)})
+    sink = place.sink()
+    sink.commit_batch(0, batch)
+    sink.complete(0, batch)
+    assert sorted(manifest.added_files_count or 0 for manifest in manifests(place)) == [2, 5, 5]
+    assert place.values() == RECORDS
+
+
+def test_manifests_of_another_codec_are_left_as_they_are(place: Place) -> None:
+    votes = [place.vote(["a"], partition=0)]
+    with place.table().transaction() as transaction:
+        transaction.set_properties({"write.avro.compression-codec": "zstd"})
+    votes.append(place.vote(["b"], partition=1))
+    sink = place.sink()
+    batch = sink.seal(votes, 0.0)
+    sink.commit_batch(0, batch)
+    sink.complete(0, batch)
+    assert len(manifests(place)) == 2
+    assert place.values() == ["a", "b"]
+
+
+def test_manifests_of_two_specs_are_joined_apart(place: Place) -> None:
+    votes = [place.vote([f"a{task}"], partition=task) for task in range(3)]
+    with place.table().update_spec() as update:
+        update.add_identity("value")
+    votes += [place.vote([f"b{task}"], partition=3 + task) for task in range(3)]
+    sink = place.sink()
+    batch = sink.seal(votes, 0.0)
+    sink.commit_batch(0, batch)
+    sink.complete(0, batch)
+    assert sorted(manifest.partition_spec_id for manifest in manifests(place)) == [0, 1]
+    assert place.values() == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    assert place.table().scan(row_filter="value = 'b1'").count() == 1
+
+
+@pytest.mark.parametrize(
+    ("of_type", "values"),
+    [
+        (IntegerType(), [-1, 3, -300, None, 256]),
+        (DoubleType(), [-0.5, float("nan"), 2.0, None]),
+        (StringType(), ["b", "a", None, "ü"]),
+        (DateType(), [dt.date(1969, 1, 1), dt.date(2026, 1, 1), None]),
+        (DecimalType(9, 2), [decimal.Decimal("-1.25"), decimal.Decimal("300.00"), None]),
+    ],
+    ids=str,
+)
+def test_a_filter_finds_each_value_of_a_partition_field(
+    of_type: PrimitiveType, values: list[Any], place: Place
+) -> None:
+    """A reader passes over a manifest whose summary does not have the value."""
+    place.create(Schema(NestedField(1, "value", of_type)), BY_VALUE)
+    sink = place.sink()
+    assert sink._for_tasks is not None
+    schema = sink._for_tasks.arrow_schema
+    batch = place.decided(*[_records([value], schema) for value in values])
+    sink.commit_batch(0, batch)
+    [manifest] = manifests(place)
+    [summary] = manifest.partitions or []
+    assert summary.contains_null
+    for value in values:
+        assert place.table().scan(row_filter=_equal_to(value)).count() == 1, value
+
+
+def _records(values: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(values, schema.field("value").type)], names=["value"])
+
+
+def _equal_to(value: Any) -> BooleanExpression:
+    column = Reference("value")
+    if value is None:
+        return IsNull(term=column)
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return IsNaN(term=column) if is_nan else EqualTo(term=column, value=value)
+
+
+def test_joined_manifests_of_many_batches_are_merged(place: Place) -> None:
+    place.create(spec=BY_VALUE, properties={"commit.manifest.min-count-to-merge": "3"})
+    sink = place.sink()
+    for number in range(7):
+        batch = place.decided([f"a{number}"], [f"b{number}"], round=Round(1, number), sink=sink)
+        sink.commit_batch(number, batch)
+        sink.complete(number, batch)
+    assert len(manifests(place)) <= 4
+    assert place.values() == sorted(f"{name}{number}" for name in "ab" for number in range(7))
+    assert place.table().scan(row_filter="value = 'a0'").count() == 1
