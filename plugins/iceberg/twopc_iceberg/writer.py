@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -22,6 +21,7 @@ from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.notes import Note
+from twopc_iceberg.parquet import ParquetWriter
 from twopc_iceberg.partitions import Partition, split
 from twopc_iceberg.prepared import Prepared
 from twopc_iceberg.table import TableForTasks, avro_compression
@@ -31,6 +31,10 @@ ROW_GROUP_BYTES = 64 * 2**20
 
 HELD_BYTES = 64 * 2**20
 """What all open files may hold together."""
+
+ROW_GROUPS_BYTES = 128 * 2**20
+"""What the last row groups of all open files may have together. Arrow keeps their pages, plain and compressed, until
+the next row group begins or the file is closed."""
 
 OPEN_FILES = 32
 """How many files are open at a time. The one that was written to longest ago is finished to make room."""
@@ -42,10 +46,11 @@ class _OpenFile:
 
     location: str
     output: DurableFile
-    writer: FileFormatWriter
+    writer: ParquetWriter
     partition: Record
     held: list[pa.Table] = field(default_factory=list)
     held_bytes: int = 0
+    row_group_bytes: int = 0
 
     @property
     def written_bytes(self) -> int:
@@ -109,6 +114,8 @@ class TransactionWriter:
             self._write(partition)
         while sum(each.held_bytes for each in self._open.values()) > HELD_BYTES:
             self._flush(max(self._open.values(), key=lambda each: each.held_bytes))
+        while sum(each.row_group_bytes for each in self._open.values()) > ROW_GROUPS_BYTES:
+            self._finish(next(iter(self._open)))
 
     def _write(self, partition: Partition) -> None:
         file = self._open[partition.key] = self._open.pop(partition.key)
@@ -131,8 +138,7 @@ class TransactionWriter:
         if len(self._open) >= OPEN_FILES:
             self._finish(next(iter(self._open)))
         output = self._io.new_output(location)
-        model = FileFormatFactory.get(FileFormat.PARQUET)
-        writer = model.create_writer(output, self._table.file_schema, self._table.parsed.properties)
+        writer = ParquetWriter(output, self._table.file_schema, self._table.parsed.properties)
         self._open[partition.key] = _OpenFile(location, output, writer, partition.values)
 
     def _new_location(self, partition: Partition, number: int) -> str:
@@ -142,7 +148,7 @@ class TransactionWriter:
     def _flush(self, file: _OpenFile) -> None:
         if file.held:
             file.writer.write(pa.concat_tables(file.held))
-            file.held, file.held_bytes = [], 0
+            file.held, file.held_bytes, file.row_group_bytes = [], 0, file.held_bytes
 
     def _finish(self, key: tuple[str, ...]) -> None:
         file = self._open.pop(key)

@@ -29,6 +29,8 @@ from twopc_iceberg.sink import TRUSTED_S
 from twopc_iceberg.snapshot import Attempt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tests.sinks.iceberg.conftest import Place
 
 MARK = "twopc.committed.twopc.log.orders"
@@ -538,14 +540,14 @@ def test_credentials_that_have_ended_unannounced_are_renewed_by_the_next_call(
 ) -> None:
     batch, sink = place.decided(["a"]), place.sink()
     sink._lake.table().io.properties["s3.session-token"] = "old"
-    remove = DurableFileIO._remove
+    remove = DurableFileIO.remove
 
-    def refuse_the_old(io: DurableFileIO, location: str) -> None:
+    def refuse_the_old(io: DurableFileIO, locations: Iterable[str]) -> None:
         if "s3.session-token" in io.properties:
             raise OSError("AWS Error UNKNOWN: ExpiredToken")
-        remove(io, location)
+        remove(io, locations)
 
-    monkeypatch.setattr(DurableFileIO, "_remove", refuse_the_old)
+    monkeypatch.setattr(DurableFileIO, "remove", refuse_the_old)
     with pytest.raises(Retriable):
         sink.commit_batch(0, batch)
     sink.commit_batch(0, batch)
