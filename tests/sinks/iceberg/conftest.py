@@ -19,6 +19,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import AddSchemaUpdate, RemoveSnapshotRefUpdate, SetCurrentSchemaUpdate
 from pyiceberg.types import NestedField, StringType
 
+from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Coordinator, Participant, Round
 from twopc_iceberg import IcebergSink
@@ -26,6 +27,9 @@ from twopc_iceberg import IcebergSink
 VALUE = Schema(NestedField(1, "value", StringType(), required=False))
 
 NAME = "db.orders"
+
+COMMIT = "/tables/orders"
+"""The end of a commit's URL in a REST catalog."""
 
 
 @dataclass(frozen=True)
@@ -147,3 +151,22 @@ def place(tmp_path: Path) -> Iterator[Place]:
     yield place
     for catalog in place.catalogs:
         catalog.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
+    with RestCatalogServer(tmp_path_factory.mktemp("rest")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def direct(server: RestCatalogServer) -> Iterator[ProxyIntoHost]:
+    """What other programs go through: nothing is disturbed."""
+    with server.proxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(server: RestCatalogServer) -> Iterator[ProxyIntoHost]:
+    with server.proxy() as proxy:
+        yield proxy
