@@ -75,7 +75,8 @@ class IcebergSpark:
         Raises:
             SqlFailed: has Spark's own error.
         """
-        return self.table(statement).to_pylist()
+        found: list[dict[str, Any]] = self.table(statement).to_pylist()
+        return found
 
     def table(self, statement: str) -> pa.Table:
         """Execute a statement, and return its rows as Arrow has them."""

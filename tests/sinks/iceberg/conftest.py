@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow.fs import S3FileSystem
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
@@ -121,6 +123,21 @@ class Place(SinkPlace[IcebergSink]):
         votes = [self.vote(each, round, number, sink) for number, each in enumerate(records)]
         sealed = (sink or self.sink()).seal(votes, 0.0)
         return [from_log(each) for each in sealed]
+
+
+def place_on_s3(storage: Mapping[str, str], folder: Path, **properties: str) -> Place:
+    """A catalog in SQLite whose tables are in a bucket of their own. ``properties`` replace those of the catalog."""
+    bucket = f"lake-{uuid.uuid4().hex[:8]}"
+    keys = {"access_key": storage["key"], "secret_key": storage["secret"], "region": "us-east-1"}
+    S3FileSystem(**keys, endpoint_override=storage["endpoint_url"], allow_bucket_creation=True).create_dir(bucket)
+    of_s3 = {
+        "s3.endpoint": storage["endpoint_url"],
+        "s3.access-key-id": storage["key"],
+        "s3.secret-access-key": storage["secret"],
+        "s3.region": "us-east-1",
+    }
+    catalog = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"s3://{bucket}/warehouse"}
+    return Place({**catalog, **of_s3, **properties})
 
 
 class Query:

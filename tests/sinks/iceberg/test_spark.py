@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import (
     BucketTransform,
@@ -191,9 +191,15 @@ def place(server: RestCatalogServer, direct: HttpProxy) -> Iterator[Place]:
         catalog.close()
 
 
-def create(place: Place, server: RestCatalogServer, *arguments: Any, **properties: str) -> None:
+def create(
+    place: Place,
+    server: RestCatalogServer,
+    schema: Schema = VALUE,
+    partitions: PartitionSpec = UNPARTITIONED_PARTITION_SPEC,
+    **properties: str,
+) -> None:
     """Create the table anew, in a folder of its own."""
-    place.create(*arguments, location=f"{server.warehouse}/{uuid.uuid4().hex}", properties=properties)
+    place.create(schema, partitions, location=f"{server.warehouse}/{uuid.uuid4().hex}", properties=properties)
 
 
 def write(place: Place, batch_id: int, *votes: Committable) -> None:
