@@ -129,9 +129,14 @@ def main() -> None:
                     writer.write_table(found)
                 answer = {"file": str(file)}
             except Exception as error:  # noqa: BLE001  # whatever it is, the test decides
-                answer = {"error": f"{type(error).__name__}: {error}"}
+                answer = {"error": f"{type(error).__name__}: {_without_stack(str(error))}"}
             print(json.dumps(answer), flush=True)  # noqa: T201  # the answer
     spark.stop()
+
+
+def _without_stack(error: str) -> str:
+    """Return the lines of a Java error without those that name its calls."""
+    return "\n".join(line for line in error.splitlines() if not line.lstrip().startswith(("at ", "...")))
 
 
 if __name__ == "__main__":
