@@ -39,6 +39,10 @@ def go_server(name: str, folder: Path) -> GoServer:
     return GoServer(PROGRAMS[name], folder)
 
 
+SELDOM = 10
+"""At which requests a server that stays away is killed: clients wait longer and longer for it."""
+
+
 class Way(Enum):
     """When the server is killed: before a request reaches it, while it works on it, or before its reply arrives."""
 
@@ -103,8 +107,8 @@ class StruckServer(HttpProxy):
         return None
 
 
-def strike_each_request(proxy: StruckServer, query: RestartedQuery, way: Way, lost: int, step: int) -> list[str]:
-    """Kill the server in each batch at another request: at every ``step``-th of a usual batch.
+def strike_requests(proxy: StruckServer, query: RestartedQuery, way: Way, lost: int) -> list[str]:
+    """Kill the server in each batch at another request of a usual batch. Each request is hit in one of the three ways.
 
     Returns:
         The values of all batches.
@@ -120,7 +124,8 @@ def strike_each_request(proxy: StruckServer, query: RestartedQuery, way: Way, lo
     before = len(proxy.requests)
     run(1)
     usual = len(proxy.requests) - before
-    for batch_id, number in enumerate(range(0, usual, step), 2):
+    step = len(Way) if lost == 0 else SELDOM
+    for batch_id, number in enumerate(range([*Way].index(way), usual, step), 2):
         proxy.strike(number, way, lost)
         run(batch_id)
         assert proxy.has_struck, f"a batch has fewer than {number} requests"

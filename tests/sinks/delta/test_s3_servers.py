@@ -23,7 +23,7 @@ from tests.support.struck_server import (
     Way,
     go_server,
     s3_server,
-    strike_each_request,
+    strike_requests,
 )
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
@@ -150,6 +150,6 @@ def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_reco
     with go_server(name, tmp_path / "s3") as server, StruckServer(server) as proxy:
         bucket = Bucket.created(server.storage_options)
         query = RestartedQuery(lambda: DeltaSink(bucket.through(proxy)), tmp_path / "log")
-        written = strike_each_request(proxy, query, way, lost, step=1 if lost == 0 else 4)
+        written = strike_requests(proxy, query, way, lost)
         assert bucket.values() == written
         assert list(bucket.sink().recover()) == []

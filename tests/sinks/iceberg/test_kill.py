@@ -9,7 +9,7 @@ import pytest
 from tests.sinks.iceberg.conftest import place_on_s3
 from tests.support.killed_writer import BEFORE, VALUES, killed_writer
 from tests.support.restarted_query import RestartedQuery
-from tests.support.struck_server import KILLED, StruckServer, Way, go_server, strike_each_request
+from tests.support.struck_server import KILLED, StruckServer, Way, go_server, strike_requests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,7 +54,7 @@ def test_an_s3_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_
         place = place_on_s3(server.storage_options, tmp_path, **{"s3.endpoint": proxy.url})
         place.create(properties={"commit.manifest.min-count-to-merge": "8"})
         query = RestartedQuery(place.unbound, tmp_path / "log")
-        written = strike_each_request(proxy, query, way, lost, step=1 if lost == 0 else 4)
+        written = strike_requests(proxy, query, way, lost)
         assert place.values() == written
         assert list(place.sink("log").recover()) == []
         for catalog in place.catalogs:
