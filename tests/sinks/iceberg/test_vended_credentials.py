@@ -85,9 +85,13 @@ def files(server: S3Server) -> S3FileSystem:
     return S3FileSystem(**keys, endpoint_override=server.endpoint_url, allow_bucket_creation=True)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture
 def vendor(request: pytest.FixtureRequest) -> Vendor:
-    return Vendor(**KINDS[request.param])
+    """What gives out credentials; of the first kind, unless a test names others."""
+    return Vendor(**KINDS[getattr(request, "param", next(iter(KINDS)))])
+
+
+of_each_kind = pytest.mark.parametrize("vendor", KINDS, indirect=True)
 
 
 @pytest.fixture
@@ -110,6 +114,7 @@ def commit(sink: IcebergSink, batch_id: int, votes: Sequence[Committable]) -> No
     sink.complete(batch_id, batch)
 
 
+@of_each_kind
 def test_batches_are_written_with_what_the_catalog_gives_out(lake: Lake) -> None:
     sink = lake.place.sink()
     for batch_id in range(3):
@@ -120,6 +125,7 @@ def test_batches_are_written_with_what_the_catalog_gives_out(lake: Lake) -> None
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
+@of_each_kind
 @pytest.mark.parametrize("refusal", REFUSALS)
 def test_credentials_that_end_at_any_request_neither_lose_nor_double_a_record(
     refusal: str, lake: Lake, tmp_path: Path
@@ -150,6 +156,7 @@ def test_credentials_that_end_at_any_request_neither_lose_nor_double_a_record(
     assert not any(secret in told for secret in lake.vendor.secrets)
 
 
+@of_each_kind
 def test_a_task_gets_new_credentials_when_those_it_was_given_end_soon(lake: Lake, monkeypatch: Any) -> None:
     sink = lake.place.sink()
     lake.vote(sink, "before", 0)
@@ -202,6 +209,7 @@ def test_a_driver_whose_credentials_have_ended_asks_for_new_ones(step: str, refu
     assert lake.place.values() == (["a"] if step == "commit_batch" else [])
 
 
+@of_each_kind
 def test_no_secret_that_the_catalog_gave_out_is_kept_or_told(
     lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
