@@ -51,6 +51,10 @@ class Way(Enum):
     AFTER = "after"
 
 
+STRIKES = [*((way, 0) for way in Way), (Way.BEFORE, 5)]
+"""When the server is killed, and how many more requests find it away."""
+
+
 class StruckServer(HttpProxy):
     """A proxy in front of a server, which kills it at one request, and starts it again.
 

@@ -19,6 +19,7 @@ from tests.support.restarted_query import RestartedQuery
 from tests.support.struck_server import (
     KILLED,
     S3_SERVERS,
+    STRIKES,
     StruckServer,
     Way,
     go_server,
@@ -141,8 +142,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: Bucket
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lost", [0, 5])
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize(("way", "lost"), STRIKES)
 @pytest.mark.parametrize("name", KILLED)
 def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
     name: str, way: Way, lost: int, tmp_path: Path

@@ -9,7 +9,7 @@ import pytest
 from tests.sinks.iceberg.conftest import place_on_s3
 from tests.support.killed_writer import BEFORE, VALUES, killed_writer
 from tests.support.restarted_query import RestartedQuery
-from tests.support.struck_server import KILLED, StruckServer, Way, go_server, strike_requests
+from tests.support.struck_server import KILLED, STRIKES, StruckServer, Way, go_server, strike_requests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,8 +44,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, pla
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("lost", [0, 5])
-@pytest.mark.parametrize("way", Way)
+@pytest.mark.parametrize(("way", "lost"), STRIKES)
 @pytest.mark.parametrize("name", KILLED)
 def test_an_s3_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
     name: str, way: Way, lost: int, tmp_path: Path
