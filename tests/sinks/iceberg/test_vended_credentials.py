@@ -165,7 +165,7 @@ def test_a_task_gets_new_credentials_when_those_it_was_given_end_soon(lake: Lake
     assert len(lake.vendor.given) == given
     later = time.time() + (3600 if lake.vendor.reports_end else of_tasks.SHORTEST_LIFE_S) - 599
     lake.vendor.end_all()
-    monkeypatch.setattr(of_tasks.time, "time", lambda: later)
+    monkeypatch.setattr(time, "time", lambda: later)
     lake.vote(sink, "ended", 2)
     assert len(lake.vendor.given) > given
     assert lake.store.refused == 0
