@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import statistics
 import subprocess
 import tempfile
@@ -21,17 +20,15 @@ import twopc
 from tests.benchmarks.lake_append import Appended
 from tests.benchmarks.lake_tables import create_delta, create_iceberg, delta_rows, expire_snapshots, iceberg_rows
 from tests.benchmarks.measuring import Row, in_turns, ratio
-from tests.benchmarks.peers import BUILD, PeerMissing
+from tests.benchmarks.peers import PeerMissing
 from tests.benchmarks.pipeline import Load, Machine, Output, fill, ours, session, told_if_missing
 from tests.benchmarks.protocol import run_batches
-from tests.campaigns.spark.environments import NotHere, made, own
+from tests.support.environments import NotHere, own
+from tests.support.iceberg_spark import SPARK_VERSION, iceberg_environment
 from twopc import TwoPhaseCommitSink
 from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
-
-ICEBERG_SPARK_VERSION = "4.1.4"
-"""No runtime of Iceberg is published for Spark 4.2 yet."""
 
 DRIVERS_BATCHES = {4: (100, 25), 200: (20, 3)}
 """Tasks per batch → the number of batches, in a full and in a quick run."""
@@ -98,13 +95,9 @@ def _append(name: str, folder: Path, quick: bool) -> list[Row]:
 def _appended(name: str, folder: Path, quick: bool) -> Appended:
     """Run the comparison in an environment with the Spark for which the format has a runtime."""
     try:
-        environment = own()
-        if name == ICEBERG:
-            uv = os.environ.get("UV", "uv")
-            environments = BUILD / "environments"
-            environment = made(environments, uv, ICEBERG_SPARK_VERSION, "", "plugins/iceberg", "plugins/delta")
+        environment = iceberg_environment() if name == ICEBERG else own()
     except NotHere as error:
-        raise PeerMissing(f"Spark {ICEBERG_SPARK_VERSION} can't be installed here: {error}") from error
+        raise PeerMissing(f"Spark {SPARK_VERSION} can't be installed here: {error}") from error
     folder.mkdir()
     command = [environment.python, "-m", "tests.benchmarks.lake_append", name, str(folder)]
     done = subprocess.run(

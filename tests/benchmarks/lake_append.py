@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +19,13 @@ import twopc
 from tests.benchmarks.appending import COLUMNS, append_ratios
 from tests.benchmarks.lake_tables import create_delta, create_iceberg, delta_rows, iceberg_rows
 from tests.support.delta_spark import DELTA_SPARK
+from tests.support.iceberg_spark import iceberg_jars
 from tests.support.spark_home import set_java_and_python
 from twopc_kafka_broker.jars import maven_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ICEBERG_SPARK = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 SCHEMA = pa.schema({"id": pa.int64(), "shop": pa.int64(), "price": pa.float64(), "name": pa.string()})
 
 
@@ -48,7 +48,7 @@ class Format:
         create: creates our table, and returns the options of its sink.
     """
 
-    jars: Callable[[], list[Path]]
+    jars: Callable[[], Sequence[Path]]
     settings: Callable[[Path], dict[str, str]]
     create: Callable[[Path, pa.Schema], dict[str, str]]
     rows: Callable[[Path], int]
@@ -80,7 +80,7 @@ def _iceberg_count(spark: SparkSession) -> int:
 
 FORMATS = {
     "iceberg": Format(
-        jars=lambda: [*maven_jars("iceberg-spark-runtime-4.1-1.12.0", ICEBERG_SPARK)],
+        jars=iceberg_jars,
         settings=_iceberg_settings,
         create=create_iceberg,
         rows=iceberg_rows,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from email.message import Message
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -72,8 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     pass_on: Callable[[Request], Answer | None]
 
     def _handle(self) -> None:
-        assert "Transfer-Encoding" not in self.headers, "the proxy needs a Content-Length"
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self._chunks() if _is_chunked(self.headers) else self._read(self.headers.get("Content-Length", "0"))
         answer = type(self).pass_on(Request(self.command, self.path, dict(self.headers.items()), body))
         if answer is None:
             self.close_connection = True
@@ -87,6 +87,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer.body)))
         self.end_headers()
         self.wfile.write(answer.body)
+
+    def _read(self, length: str, base: int = 10) -> bytes:
+        return self.rfile.read(int(length, base))
+
+    def _chunks(self) -> bytes:
+        """Read a body that comes in chunks, without trailers."""
+        found = []
+        while chunk := self._read(self.rfile.readline().decode(), base=16):
+            found.append(chunk)
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(found)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server looks for
 
@@ -166,8 +178,11 @@ class HttpProxy:
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
         connection = http.client.HTTPConnection(*self._server, timeout=TIMEOUT_S)
         try:
+            is_chunked = _is_chunked(request.headers)
             headers = {name: value for name, value in request.headers.items() if name.lower() not in dropped}
-            connection.request(request.method, request.target, request.body, headers)
+            if is_chunked:
+                headers["Transfer-Encoding"] = "chunked"  # it may be signed
+            connection.request(request.method, request.target, request.body, headers, encode_chunked=is_chunked)
             reply = connection.getresponse()
             body = reply.read()
             of_body = set() if request.method == "HEAD" else {"content-length"}
@@ -186,6 +201,10 @@ class HttpProxy:
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
+
+
+def _is_chunked(headers: Mapping[str, str] | Message) -> bool:
+    return headers.get("Transfer-Encoding", "").lower() == "chunked"
 
 
 def _matching(method: str, target: Callable[[str], bool] | str) -> Callable[[Request], bool]:

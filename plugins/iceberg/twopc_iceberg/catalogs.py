@@ -24,7 +24,7 @@ from twopc.errors import ConfigurationError
 from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
 from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
 from twopc_iceberg.outcomes import CATALOG_ERRORS
-from twopc_iceberg.table import are_expiring
+from twopc_iceberg.table import are_expiring, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
 """How long a REST catalog may take to accept a connection, and to send anything. pyiceberg has no limit of its own."""
@@ -57,8 +57,9 @@ class Lake:
     def load(self) -> Table:
         """Return the table as the catalog has it now."""
         with self._forgetting():
-            self._table = self.catalog().load_table(self._options.table)
-            return self._table
+            table = self._table = self.catalog().load_table(self._options.table)
+        assume_end(table.io.properties)
+        return table
 
     def table(self) -> Table:
         """Return the table as it was last seen, with credentials that do not end soon."""

@@ -13,9 +13,9 @@ from pyarrow import compute as pc
 from pyarrow import types
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
+from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import StructType
+from pyiceberg.types import BinaryType, FixedType, StructType
 
 from twopc.errors import ConfigurationError
 
@@ -43,13 +43,20 @@ class Partition:
         return tuple(repr(self.values[place]) for place in range(len(self.values)))
 
 
-def check_spec(spec: PartitionSpec, what: str) -> None:
-    """Make sure that every transform of the spec is known.
+def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
+    """Make sure that every transform of the spec is known, and that all readers understand its partitions.
 
     Raises:
-        ConfigurationError: one is not.
+        ConfigurationError: one is not, or they don't.
     """
     for field in spec.fields:
+        source = schema.find_type(field.source_id) if field.source_id in schema.field_ids else None
+        if isinstance(field.transform, IdentityTransform) and isinstance(source, FixedType):
+            raise ConfigurationError(
+                f"{what} is partitioned by {field.name!r}, the identity of a column of the type {source}. pyiceberg and"
+                " Iceberg for Java write such partitions differently, and neither can read the other's manifests. Use"
+                " the transform bucket, or a column of the type binary."
+            )
         if isinstance(field.transform, UnknownTransform):
             raise ConfigurationError(
                 f"{what} is partitioned by {field.name!r} with the transform {field.transform}, which pyiceberg does"
@@ -88,6 +95,8 @@ def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa
         column = column.storage
     if isinstance(field.transform, IdentityTransform):
         return column
+    if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, BinaryType):
+        return pc.binary_slice(column, 0, field.transform.width)  # which pyiceberg has no function for
     return _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
 
 

@@ -48,7 +48,7 @@ def require_supported(table: Table, options: IcebergOptions) -> None:
             f"{what} has a sort order, which the sink does not keep yet. ALTER TABLE … WRITE UNORDERED, and sort as"
             " files are rewritten."
         )
-    check_spec(metadata.spec(), what)
+    check_spec(metadata.spec(), metadata.schema(), what)
     provider = table.location_provider()
     if foreign := _foreign_scheme([provider.data_path, provider.metadata_path, metadata.location]):
         raise ConfigurationError(

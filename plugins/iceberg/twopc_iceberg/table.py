@@ -23,7 +23,9 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from twopc_iceberg.files import DurableFileIO, io_of
 from twopc_iceberg.marks import PREFIX
 
-_EXPIRES_AT = "s3.session-token-expires-at-ms"
+_TOKEN, _EXPIRES_AT = "s3.session-token", "s3.session-token-expires-at-ms"  # names
+SHORTEST_LIFE_S = 900.0
+"""How long credentials count as valid whose end the catalog does not report. AWS gives out none for less."""
 _MARGIN_S = 600.0
 """How long before their end credentials count as expired: longer than a task writes, and than clocks differ."""
 
@@ -87,6 +89,12 @@ def are_expiring(io_properties: Mapping[str, str]) -> bool:
     """Whether the credentials that a catalog gave with a table end soon."""
     expires_at_ms = io_properties.get(_EXPIRES_AT, "")
     return expires_at_ms.isdecimal() and int(expires_at_ms) / 1000 < time.time() + _MARGIN_S
+
+
+def assume_end(io_properties: dict[str, str]) -> None:
+    """Give an end to credentials for which the catalog has just given none."""
+    if _TOKEN in io_properties and _EXPIRES_AT not in io_properties:
+        io_properties[_EXPIRES_AT] = f"{(time.time() + SHORTEST_LIFE_S) * 1000:.0f}"
 
 
 def avro_compression(properties: Mapping[str, str]) -> Any:

@@ -20,11 +20,11 @@ from rich.progress import TextColumn, TimeElapsedColumn
 from tests.campaigns.report import Report
 from tests.campaigns.spark.case import Bench, feed_folder
 from tests.campaigns.spark.contents import Contents, in_batch
-from tests.campaigns.spark.environments import NotHere, made, own
 from tests.campaigns.spark.plans import PLANS
 from tests.campaigns.spark.standalone import Standalone
 from tests.campaigns.spark.ways import WAYS, Way
 from tests.campaigns.storm.query import end_jvm
+from tests.support.environments import NotHere, made, own
 from tests.support.progress_lines import ProgressLines
 from tests.support.spark_session import session
 from twopc_kafka_broker import JarsNotAvailable, KafkaBroker

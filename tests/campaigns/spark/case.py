@@ -15,9 +15,9 @@ from pathlib import Path
 import confluent_kafka
 
 from tests.campaigns.spark.contents import Contents, compare
-from tests.campaigns.spark.environments import Environment
 from tests.campaigns.spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
 from tests.campaigns.spark.plans import PLANS, batches
+from tests.support.environments import Environment
 from tests.support.kills import bound, kill_all_of
 from twopc_kafka_broker import KafkaBroker
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow.fs import S3FileSystem
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
@@ -19,6 +21,7 @@ from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import AddSchemaUpdate, RemoveSnapshotRefUpdate, SetCurrentSchemaUpdate
 from pyiceberg.types import NestedField, StringType
 
+from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Coordinator, Participant, Round
 from twopc_iceberg import IcebergSink
@@ -26,6 +29,9 @@ from twopc_iceberg import IcebergSink
 VALUE = Schema(NestedField(1, "value", StringType(), required=False))
 
 NAME = "db.orders"
+
+COMMIT = "/tables/orders"
+"""The end of a commit's URL in a REST catalog."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,21 @@ class Place(SinkPlace[IcebergSink]):
         return [from_log(each) for each in sealed]
 
 
+def place_on_s3(storage: Mapping[str, str], folder: Path, **properties: str) -> Place:
+    """A catalog in SQLite whose tables are in a bucket of their own. ``properties`` replace those of the catalog."""
+    bucket = f"lake-{uuid.uuid4().hex[:8]}"
+    keys = {"access_key": storage["key"], "secret_key": storage["secret"], "region": "us-east-1"}
+    S3FileSystem(**keys, endpoint_override=storage["endpoint_url"], allow_bucket_creation=True).create_dir(bucket)
+    of_s3 = {
+        "s3.endpoint": storage["endpoint_url"],
+        "s3.access-key-id": storage["key"],
+        "s3.secret-access-key": storage["secret"],
+        "s3.region": "us-east-1",
+    }
+    catalog = {"uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"s3://{bucket}/warehouse"}
+    return Place({**catalog, **of_s3, **properties})
+
+
 class Query:
     """A query whose tasks get a copy of its sink, as Spark's do."""
 
@@ -147,3 +168,22 @@ def place(tmp_path: Path) -> Iterator[Place]:
     yield place
     for catalog in place.catalogs:
         catalog.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
+    with RestCatalogServer(tmp_path_factory.mktemp("rest")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def direct(server: RestCatalogServer) -> Iterator[ProxyIntoHost]:
+    """What other programs go through: nothing is disturbed."""
+    with server.proxy() as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(server: RestCatalogServer) -> Iterator[ProxyIntoHost]:
+    with server.proxy() as proxy:
+        yield proxy

@@ -298,6 +298,7 @@ TRANSFORMS: list[tuple[IcebergType, pa.DataType, Transform[Any, Any], list[Any]]
     (DecimalType(9, 2), pa.decimal128(9, 2), IdentityTransform(), [Decimal("1.50"), Decimal("-1.50"), None]),
     (DecimalType(9, 2), pa.decimal128(9, 2), BucketTransform(3), [Decimal("1.50"), Decimal("-1.50"), None]),
     (BinaryType(), pa.binary(), IdentityTransform(), [b"\0", b"\xff", None]),
+    (BinaryType(), pa.binary(), TruncateTransform(2), [b"\0\xff\0", b"\0\xff", b"\0", b"", None]),
     (DateType(), pa.date32(), IdentityTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),
     (DateType(), pa.date32(), MonthTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),
     (DateType(), pa.date32(), YearTransform(), [dt.date(1969, 12, 31), dt.date(2024, 2, 29), None]),

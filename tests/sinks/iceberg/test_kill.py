@@ -6,9 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sinks.iceberg.conftest import place_on_s3
 from tests.support.killed_writer import BEFORE, VALUES, killed_writer
+from tests.support.restarted_query import RestartedQuery
+from tests.support.struck_server import KILLED, STRIKES, StruckServer, Way, go_server, strike_requests
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.sinks.iceberg.conftest import Place
 
 pytestmark = pytest.mark.crash
@@ -35,3 +40,21 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, pla
     assert list(sink.recover()) == []
     assert place.values() == []
     assert place.files() == before
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("way", "lost"), STRIKES)
+@pytest.mark.parametrize("name", KILLED)
+def test_an_s3_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
+    name: str, way: Way, lost: int, tmp_path: Path
+) -> None:
+    with go_server(name, tmp_path / "s3") as server, StruckServer(server) as proxy:
+        place = place_on_s3(server.storage_options, tmp_path, **{"s3.endpoint": proxy.url})
+        place.create(properties={"commit.manifest.min-count-to-merge": "8"})
+        query = RestartedQuery(place.unbound, tmp_path / "log")
+        written = strike_requests(proxy, query, way, lost)
+        assert place.values() == written
+        assert list(place.sink("log").recover()) == []
+        for catalog in place.catalogs:
+            catalog.close()

@@ -10,41 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.sinks.iceberg.conftest import Place
+from tests.sinks.iceberg.conftest import COMMIT, Place
 from tests.sinks.iceberg.test_contract import SCHEMA, SPEC
 from tests.sinks.iceberg.test_contract import TestAppend as Append
 from tests.support import networks
 from tests.support.http_proxy import Answer, HttpProxy, Lost
-from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 from twopc import Round
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable
 from twopc_iceberg import catalogs
 
 if TYPE_CHECKING:
+    from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
     from twopc_iceberg import IcebergSink
 
 pytestmark = pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
-
-COMMIT = "/tables/orders"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalogServer]:
-    with RestCatalogServer(tmp_path_factory.mktemp("rest")) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def direct(server: RestCatalogServer) -> Iterator[ProxyIntoHost]:
-    """What other programs go through: nothing is disturbed."""
-    with server.proxy() as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def proxy(server: RestCatalogServer) -> Iterator[ProxyIntoHost]:
-    with server.proxy() as proxy:
-        yield proxy
 
 
 @pytest.fixture

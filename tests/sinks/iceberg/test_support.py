@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpdate
-from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import FixedType, IntegerType, LongType, NestedField, StringType
 
 from tests.support.between import Between, lost, once
 from twopc import Round
@@ -52,6 +53,14 @@ def test_a_table_of_version_3_is_refused(place: Place) -> None:
     metadata = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**metadata, "format-version": 3, "next-row-id": 0}), encoding="utf-8")
     assert "format version 3. pyiceberg can't write its manifests" in refusal(place)
+
+
+def test_a_partition_that_java_and_python_write_differently_is_refused(place: Place) -> None:
+    code = Schema(NestedField(1, "code", FixedType(4)))
+    place.create(code, PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "code")))
+    assert "neither can read the other's manifests" in refusal(place)
+    place.create(code, PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "code_bucket")))
+    place.sink()
 
 
 def test_a_sort_order_is_refused(place: Place) -> None:

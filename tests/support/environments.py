@@ -1,4 +1,4 @@
-"""Environments with other versions of Spark and Python. Later campaigns reuse them."""
+"""Environments with other versions of Spark and Python. Later runs reuse them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyspark
 
+from tests.support.pages import ROOT
 from twopc_kafka_broker import SourceNotPublished, spark_kafka_jars
 
 INSTALL_AT_MOST_S = 600
@@ -65,6 +66,6 @@ def _jars(spark: str) -> str:
 
 
 def _call(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_AT_MOST_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=INSTALL_AT_MOST_S, check=False)
     if done.returncode != 0:
         raise NotHere(f"{' '.join(command[:3])}: {done.stderr.strip()[-400:]}")

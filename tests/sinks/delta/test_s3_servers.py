@@ -1,0 +1,155 @@
+"""The Delta sink keeps its contract on S3 servers of several makers, also when they are killed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import s3fs
+from deltalake import DeltaTable, QueryBuilder, Schema
+
+from tests.sinks.delta.conftest import VALUE
+from tests.support.killed_writer import BEFORE, VALUES, killed_writer
+from tests.support.restarted_query import RestartedQuery
+from tests.support.struck_server import (
+    KILLED,
+    S3_SERVERS,
+    STRIKES,
+    StruckServer,
+    Way,
+    go_server,
+    s3_server,
+    strike_requests,
+)
+from tests.support.typed_records import typed
+from twopc.testing import SinkContract
+from twopc_delta import DeltaSink
+from twopc_delta.options import DeltaOptions
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A table in a bucket of its own.
+
+    Attributes:
+        storage: the options to reach the server.
+    """
+
+    name: str
+    storage: Mapping[str, Any]
+
+    @classmethod
+    def created(cls, storage: Mapping[str, Any], schema: pa.Schema = VALUE) -> Bucket:
+        bucket = cls(f"lake-{uuid.uuid4().hex[:8]}", {**storage, "client_kwargs": {"region_name": "us-east-1"}})
+        s3fs.S3FileSystem(**storage, use_listings_cache=False).mkdir(bucket.name)
+        DeltaTable.create(bucket.url, Schema.from_arrow(schema), storage_options=bucket._of_delta())
+        return bucket
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}/orders"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"path": self.url, "storage_options": self.storage}
+
+    def _of_delta(self) -> dict[str, str]:
+        return DeltaOptions.parse(self.options).storage.delta_options()
+
+    def through(self, proxy: StruckServer) -> dict[str, Any]:
+        """The options of a sink that reaches the server through a proxy."""
+        return {"path": self.url, "storage_options": {**self.storage, "endpoint_url": proxy.url}}
+
+    def sink(self) -> DeltaSink:
+        sink = DeltaSink(self.options)
+        sink.bind("orders", "log")
+        sink.open()
+        return sink
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What a reader sees."""
+        table = DeltaTable(self.url, storage_options=self._of_delta())
+        found = QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
+        return list(pa.table(found).to_pylist())
+
+    def values(self) -> list[str]:
+        return sorted(row["value"] for row in self.rows())
+
+    def objects(self) -> list[str]:
+        """Every object of the table but its log."""
+        found = s3fs.S3FileSystem(**self.storage, use_listings_cache=False).find(f"{self.name}/orders")
+        return [path for path in found if "_delta_log" not in path]
+
+
+@pytest.fixture(scope="module", params=S3_SERVERS)
+def storage(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The options to reach a server."""
+    with s3_server(request.param, tmp_path_factory.mktemp("s3")) as server:
+        yield server.storage_options
+
+
+@pytest.fixture
+def bucket(storage: dict[str, Any]) -> Bucket:
+    return Bucket.created(storage)
+
+
+class TestOnS3(SinkContract):
+    kills = 15
+
+    @pytest.fixture(autouse=True)
+    def _bucket(self, storage: dict[str, Any]) -> None:
+        self.bucket = Bucket.created(storage, typed().schema)
+
+    def make_sink(self) -> DeltaSink:
+        return DeltaSink(self.bucket.options)
+
+    def visible(self) -> list[str]:
+        return self.bucket.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return self.bucket.rows()
+
+
+@pytest.mark.crash
+def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(bucket: Bucket) -> None:
+    committable = killed_writer("delta", bucket.options)
+    assert committable is not None
+    assert bucket.values() == []
+    batch = bucket.sink().seal([committable], age_s=0)
+    for _ in range(2):
+        bucket.sink().commit_batch(7, batch)
+    assert bucket.values() == sorted(VALUES)
+
+
+@pytest.mark.crash
+def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: Bucket) -> None:
+    killed_writer("delta", bucket.options, BEFORE)
+    sink = bucket.sink()
+    [found] = sink.recover()
+    sink.abort(found)
+    assert list(sink.recover()) == []
+    assert bucket.values() == bucket.objects() == []
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("way", "lost"), STRIKES)
+@pytest.mark.parametrize("name", KILLED)
+def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
+    name: str, way: Way, lost: int, tmp_path: Path
+) -> None:
+    with go_server(name, tmp_path / "s3") as server, StruckServer(server) as proxy:
+        bucket = Bucket.created(server.storage_options)
+        query = RestartedQuery(lambda: DeltaSink(bucket.through(proxy)), tmp_path / "log")
+        written = strike_requests(proxy, query, way, lost)
+        assert bucket.values() == written
+        assert list(bucket.sink().recover()) == []

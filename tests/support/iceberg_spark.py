@@ -1,0 +1,143 @@
+"""Spark with Iceberg's own runtime: a process that executes SQL, in an environment that has the fitting Spark.
+
+``python -m tests.support.iceberg_spark SETTINGS`` reads a line of JSON per statement, and answers each with one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tests.support.environments import Environment, made
+from tests.support.pages import ROOT
+from tests.support.spark_home import set_java_and_python
+from tests.support.spark_session import session
+from twopc_kafka_broker.jars import maven_jars
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+SPARK_VERSION = "4.1.4"
+"""No runtime of Iceberg is published for Spark 4.2 yet."""
+
+_RUNTIME = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+_NAME = "iceberg-spark-runtime-4.1-1.12.0"
+
+_EXTENSIONS = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
+
+
+class SqlFailed(Exception):
+    """Spark refused a statement, or could not execute it."""
+
+
+def iceberg_environment() -> Environment:
+    """Return an environment with Spark and our sinks. Raises NotHere if it can't be created."""
+    of_setup = sorted(str(path) for path in ROOT.glob("build/uv-*/bin/uv"))
+    uv = os.environ.get("UV") or next(iter(of_setup), "uv")
+    return made(ROOT / "build" / "environments", uv, SPARK_VERSION, "", "plugins/iceberg", "plugins/delta")
+
+
+def iceberg_jars() -> tuple[Path, ...]:
+    """Return the jars of Iceberg's runtime for this Spark."""
+    return maven_jars(_NAME, _RUNTIME)
+
+
+class IcebergSpark:
+    """Executes SQL. The catalog is ``lake``.
+
+    Args:
+        environment: has Spark.
+        catalog: the catalog's properties, as Iceberg names them.
+        log: the file of Spark's log.
+    """
+
+    def __init__(self, environment: Environment, catalog: Mapping[str, str], log: Path) -> None:
+        settings = {f"spark.sql.catalog.lake.{name}": value for name, value in catalog.items()}
+        command = [environment.python, "-m", "tests.support.iceberg_spark", json.dumps(settings)]
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+            )
+
+    def sql(self, statement: str) -> list[dict[str, Any]]:
+        """Execute a statement, and return its rows.
+
+        Raises:
+            SqlFailed: has Spark's own error.
+        """
+        found: list[dict[str, Any]] = self.table(statement).to_pylist()
+        return found
+
+    def table(self, statement: str) -> pa.Table:
+        """Execute a statement, and return its rows as Arrow has them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(statement) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "Spark ended: see its log"
+        answer = json.loads(line)
+        if "error" in answer:
+            raise SqlFailed(answer["error"])
+        file = Path(answer["file"])
+        with pa.ipc.open_file(file.read_bytes()) as reader:
+            found = reader.read_all()
+        file.unlink()
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # its end of input
+        self._process.wait(timeout=60)
+
+
+# In the process of Spark. -------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Execute each statement of standard input."""
+    set_java_and_python()
+    settings = {
+        "spark.sql.extensions": _EXTENSIONS,
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        # Other processes change the tables, too.
+        "spark.sql.catalog.lake.cache-enabled": "false",
+        **json.loads(sys.argv[1]),
+    }
+    spark = session(settings=settings, jars=os.pathsep.join(map(str, iceberg_jars())), log_level="WARN")
+    with tempfile.TemporaryDirectory() as folder:
+        for number, line in enumerate(sys.stdin):
+            file = Path(folder, f"{number}.arrow")
+            try:
+                found = spark.sql(json.loads(line)).toArrow()
+                with pa.ipc.new_file(file, found.schema) as writer:
+                    writer.write_table(found)
+                answer = {"file": str(file)}
+            except Exception as error:  # noqa: BLE001  # whatever it is, the test decides
+                answer = {"error": f"{type(error).__name__}: {_without_stack(str(error))}"}
+            print(json.dumps(answer), flush=True)  # noqa: T201  # the answer
+    spark.stop()
+
+
+def _without_stack(error: str) -> str:
+    """Return the lines of a Java error without those that name its calls."""
+    return "\n".join(line for line in error.splitlines() if not line.lstrip().startswith(("at ", "...")))
+
+
+if __name__ == "__main__":
+    main()
