@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from pyiceberg.avro.decoder import new_decoder
@@ -134,8 +133,8 @@ def _joined(
         block for each, content in zip(pack, contents, strict=True) for block in _blocks(each.manifest, content, start)
     ]
     content = b"".join([head, sync, *(part for block in blocks for part in (block, sync))])
-    names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:16]
-    location = locate(f"{PurePosixPath(first.manifest).stem}-{names}.avro")
+    names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:32]
+    location = locate(f"{names}-m0.avro")  # no longer than the tasks' names: those were not refused
     layout = Layout.from_manifest(header.meta["schema"], first.spec, header.meta["partition-spec"])
     joined = replace(
         first,

@@ -13,9 +13,9 @@ from pyarrow import compute as pc
 from pyarrow import types
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
+from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import StructType
+from pyiceberg.types import BinaryType, StructType
 
 from twopc.errors import ConfigurationError
 
@@ -88,6 +88,8 @@ def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa
         column = column.storage
     if isinstance(field.transform, IdentityTransform):
         return column
+    if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, BinaryType):
+        return pc.binary_slice(column, 0, field.transform.width)  # pyiceberg truncates no large_binary
     return _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
 
 

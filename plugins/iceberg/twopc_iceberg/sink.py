@@ -51,7 +51,7 @@ _MARK, _BRANCH = "mark", "branch"
 """In the handle of a decided transaction: the table's mark before the decision, and the branch that it goes to."""
 
 TRUSTED_S = 60.0
-"""How long after a look the data files of a batch count as present. Clean-up jobs spare new files for far longer."""
+"""How long after a look the files of a batch count as present. Clean-up jobs spare new files for far longer."""
 
 FEW_FILES = AT_ONCE
 """``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
@@ -66,7 +66,7 @@ class _Look:
 
     Attributes:
         names: its transactions.
-        since_s: when by the monotonic clock its data files were there.
+        since_s: when by the monotonic clock its files were there.
         manifests: its manifests.
     """
 
@@ -289,9 +289,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
 
     def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Sequence[Prepared]:
         """Write the manifests of a decided batch, and return them. Raises FileChanged."""
-        look = self._look if self._look.names == names else _NO_LOOK
-        manifests = look.manifests or self._manifests(prepared)
-        if time.monotonic() - look.since_s >= TRUSTED_S:
+        look = self._look
+        if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
+            manifests = look.manifests
+        else:
+            manifests = self._manifests(prepared)
             self._require_data_files(manifests)
         for each in manifests:
             each.write(self._lake.io())
@@ -324,7 +326,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         """Remove the tasks' manifests that were joined, and merge small ones, now that the batch is visible."""
         if not committables:
             return
-        with self._asking(f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"):
+        what = f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"
+        with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
                 used = {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
                 written = {self._prepared(committable).manifest for committable in committables}
