@@ -327,6 +327,20 @@ def test_a_log_that_is_older_than_the_table_is_refused_before_the_decision(place
         place.sink().seal([vote], 0.0)
 
 
+def test_a_catalog_that_has_lost_the_commit_of_a_batch_decides_no_further_one(place: Place) -> None:
+    sink = place.sink()
+    sink.commit_batch(0, place.decided(["a"], sink=sink))
+    batch = place.decided(["b"], round=Round(1, 1), sink=sink)
+    sink.commit_batch(1, batch)
+    place.lose_commit()
+    vote = place.vote(["c"], Round(1, 2))
+    with pytest.raises(Retriable, match="lost a commit"):
+        sink.seal([vote], 0.0)
+    place.sink().commit_batch(1, batch)  # as recovery does
+    assert place.values() == ["a", "b"]
+    assert sink.seal([vote], 0.0)
+
+
 def remove(place: Place, end: str) -> None:
     """Remove a file of the table, as a clean-up job does."""
     name = next(name for name in place.files() if name.endswith(end))
