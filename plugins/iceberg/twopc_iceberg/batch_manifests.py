@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
-from pathlib import PurePosixPath
 from typing import TypeVar
 
 from pyiceberg.avro.decoder import new_decoder
@@ -49,7 +48,7 @@ class BatchManifest:
     Attributes:
         prepared: where it is, and what a manifest list has of it.
         content: its bytes.
-        is_new: whether it is made of several, and still to be written.
+        is_new: whether it is made of several, and to be written.
     """
 
     prepared: Prepared
@@ -87,20 +86,48 @@ def of_batch(
         manifest
         for group in alike.values()
         for pack in packed(group, target_bytes, lambda each: each.length)
-        for manifest in _joined(pack, _contents(io, pack), locate)
+        for manifest in _of_pack(io, pack, locate)
     ]
 
 
 def packed(items: Sequence[ItemT], target_bytes: int, length: Callable[[ItemT], int]) -> Iterator[list[ItemT]]:
     """Split items into parts that are not larger than the target together."""
-    part: list[ItemT] = []
+    part, size = list[ItemT](), 0
     for each in items:
-        if part and sum(map(length, part)) + length(each) > target_bytes:
+        if part and size + length(each) > target_bytes:
             yield part
-            part = []
+            part, size = [], 0
         part.append(each)
+        size += length(each)
     if part:
         yield part
+
+
+def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str], str]) -> list[BatchManifest]:
+    """Return one manifest; or all as they are, if their headers differ: the table's codec was changed."""
+    names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:32]
+    location = locate(f"{names}-m0.avro")  # no longer than the tasks' names: those were not refused
+    try:
+        contents = _contents(io, pack)
+    except FileChanged as changed:
+        return [_made_before(io, pack, location, changed)]
+    start = _header(contents[0])[1]
+    head = contents[0][:start]
+    if len(pack) == 1 or not all(content.startswith(head) for content in contents):
+        return [BatchManifest(each, content, is_new=False) for each, content in zip(pack, contents, strict=True)]
+    sync = contents[0][start : start + SYNC_SIZE]
+    found = zip(pack, contents, strict=True)
+    blocks = [block for each, content in found for block in _blocks(each.manifest, content, start)]
+    return [_described(pack, location, b"".join([head, sync, *(part for block in blocks for part in (block, sync))]))]
+
+
+def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, changed: FileChanged) -> BatchManifest:
+    """Return what a commit has made of manifests that are gone: the catalog has lost that commit, or does not show it
+    yet."""
+    try:
+        return _described(pack, location, io.read(location))
+    except FileNotFoundError:
+        raise changed from None
 
 
 def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
@@ -117,25 +144,9 @@ def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
     return found
 
 
-def _joined(
-    pack: Sequence[Prepared], contents: Sequence[bytes], locate: Callable[[str], str]
-) -> Iterator[BatchManifest]:
-    """Yield one manifest; or all as they are, if their headers differ: the table's codec was changed."""
-    decoder = new_decoder(contents[0])
-    header = _HEADER.read(decoder)
-    start = decoder.tell()
-    head = contents[0][: start - SYNC_SIZE]
-    if len(pack) == 1 or not all(content.startswith(head) for content in contents):
-        for each, content in zip(pack, contents, strict=True):
-            yield BatchManifest(each, content, is_new=False)
-        return
-    first, sync = pack[0], header.sync
-    blocks = [
-        block for each, content in zip(pack, contents, strict=True) for block in _blocks(each.manifest, content, start)
-    ]
-    content = b"".join([head, sync, *(part for block in blocks for part in (block, sync))])
-    names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:16]
-    location = locate(f"{PurePosixPath(first.manifest).stem}-{names}.avro")
+def _described(pack: Sequence[Prepared], location: str, content: bytes) -> BatchManifest:
+    """Return the manifest that was made of several, by its bytes."""
+    first, (header, _) = pack[0], _header(content)
     layout = Layout.from_manifest(header.meta["schema"], first.spec, header.meta["partition-spec"])
     joined = replace(
         first,
@@ -146,13 +157,19 @@ def _joined(
         bytes=sum(each.bytes for each in pack),
         partitions=joined_partitions([each.partitions for each in pack], layout.partition_types()),
     )
-    yield BatchManifest(joined, content, is_new=True)
+    return BatchManifest(joined, content, is_new=True)
+
+
+def _header(content: bytes) -> tuple[AvroFileHeader, int]:
+    """Return the header of an Avro file, and where the sync marker at its end begins."""
+    decoder = new_decoder(content)
+    return _HEADER.read(decoder), decoder.tell() - SYNC_SIZE
 
 
 def _blocks(location: str, content: bytes, start: int) -> Iterator[bytes]:
     """Yield the Avro blocks of a file, without their sync markers."""
     decoder = new_decoder(content)
-    decoder.skip(start - SYNC_SIZE)
+    decoder.skip(start)
     sync = decoder.read(SYNC_SIZE)
     while (begin := decoder.tell()) < len(content):
         decoder.read_int()  # entries

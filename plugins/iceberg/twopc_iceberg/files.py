@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -113,12 +114,13 @@ class DurableFileIO(PyArrowFileIO):
             with self.new_output(location).create(overwrite=True) as stream:
                 stream.write(data)
             return
-        aside = f"{location}.aside"
+        # A name of its own: two drivers may write one file, and one of them may be killed while the other renames.
+        aside = f"{location}.{secrets.token_hex(4)}.aside"
         with self.new_output(aside).create(overwrite=True) as stream:
             stream.write(data)
-        _, path = self._located(location)
-        Path(f"{path}.aside").replace(path)
-        sync_folder(Path(path).parent)
+        path = Path(self._located(location)[1])
+        Path(self._located(aside)[1]).replace(path)
+        sync_folder(path.parent)
 
     def remove(self, locations: Iterable[str]) -> None:
         """Remove files, or do nothing for those that are gone. On return, they stay gone after a power cut."""

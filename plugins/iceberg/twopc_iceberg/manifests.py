@@ -55,7 +55,7 @@ class ManifestMerger:
         """Merge the branch's small manifests, if there are as many as the table's properties name."""
         try:
             _merge(self._lake, branch)
-        except CommitFailedException as error:  # another writer was faster. Files that were written for it cost room
+        except CommitFailedException as error:  # another writer was faster
             logger.debug("manifests are not merged now: %s", told(error))
         except Exception as error:  # noqa: BLE001  # whatever it is, the batch is visible
             log = logger.debug if self._has_warned else logger.warning
@@ -81,9 +81,14 @@ def _merge(lake: Lake, branch: str) -> None:
     kept = [each for each in found if each.manifest_path not in replaced]
     write_list(io, metadata, attempt, [*merged, *kept])
     snapshot = new_snapshot(metadata, attempt, _summary(parent, merged, kept, replaced))
-    response = table.catalog.commit_table(
-        table, requirements(metadata, branch, parent), moved(metadata, snapshot, branch)
-    )
+    try:
+        response = table.catalog.commit_table(
+            table, requirements(metadata, branch, parent), moved(metadata, snapshot, branch)
+        )
+    except CommitFailedException:
+        if attempt.is_dead(lake.load().metadata):
+            io.remove([attempt.manifest_list, *(each.manifest_path for each in merged)])
+        raise
     lake.seen(response.metadata, response.metadata_location)
 
 

@@ -96,7 +96,7 @@ def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa
     if isinstance(field.transform, IdentityTransform):
         return column
     if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, BinaryType):
-        return pc.binary_slice(column, 0, field.transform.width)  # which pyiceberg has no function for
+        return pc.binary_slice(column, 0, field.transform.width)  # pyiceberg truncates no large_binary
     return _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 from twopc.errors import (
     LogMismatch,
     OperatorRequired,
+    Retriable,
     RoundAborted,
     TwoPhaseCommitError,
 )
@@ -51,12 +52,12 @@ _MARK, _BRANCH = "mark", "branch"
 """In the handle of a decided transaction: the table's mark before the decision, and the branch that it goes to."""
 
 TRUSTED_S = 60.0
-"""How long after a look the data files of a batch count as present. Clean-up jobs spare new files for far longer."""
+"""How long after a look the files of a batch count as present. Clean-up jobs spare new files for far longer."""
 
 FEW_FILES = AT_ONCE
 """``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
 
-_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_look")
+_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_look", "_committed")
 """Attributes that do not travel to the tasks."""
 
 
@@ -66,7 +67,7 @@ class _Look:
 
     Attributes:
         names: its transactions.
-        since_s: when by the monotonic clock its data files were there.
+        since_s: when by the monotonic clock its files were there.
         manifests: its manifests.
     """
 
@@ -109,6 +110,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         self._committer = BatchCommitter(self._lake)
         self._merger = ManifestMerger(self._lake)
         self._look = _NO_LOOK
+        self._committed: int | None = None
 
     def __repr__(self) -> str:
         return f"IcebergSink({self._options})"
@@ -199,10 +201,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         with self._asking(what):
             table = self._lake.load()
             metadata = table.metadata
+            self._require_same_table(metadata, prepared)
             found = self._undecided_mark(metadata, committables)
             with self._vetoing():
                 head(metadata, self._options.branch, what)
-            self._require_same_table(metadata, prepared)
             if why := obstacle(table, prepared, self._lake.io()):
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
             looks = age_s >= TRUSTED_S or sum(each.files for each in prepared) <= FEW_FILES
@@ -226,6 +228,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
 
         Raises:
             LogMismatch: the table has this batch, which the log has not decided: it is older than the table.
+            Retriable: the table does not have a batch any more that this process has committed.
         """
         mark = Mark.of(self.transactional_ids.scope)
         batch_id = self._batch_of(committables)
@@ -237,6 +240,12 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             raise LogMismatch(
                 f"{self._options} has batch {found} of this query, and the commit log is about to decide batch"
                 f" {batch_id}: the log was restored from an older copy, or lost entries. Restore the newest one."
+            )
+        if self._committed is not None and (found is None or found < self._committed):
+            raise Retriable(
+                f"{self._options} had batch {self._committed} of this query, and the catalog shows batch {found}: it"
+                " answers with an old copy of the table, or has lost a commit. Restore what it has lost. A restarted"
+                " query commits the last batch again, unless the log has it as complete."
             )
         return found
 
@@ -283,15 +292,17 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             # A note that is gone protects its files from every abort, before readers can see them.
             self._notes().remove(committable.transaction_id for committable in committables)
         self._committer.commit(batch, lambda: self._written(prepared, _names(committables)))
-        self._look = _NO_LOOK
+        self._look, self._committed = _NO_LOOK, max(batch_id, self._committed or 0)
         with self._asking(what, commit_failed):
             self._use(TableForTasks.of(self._lake.table()))
 
     def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Sequence[Prepared]:
         """Write the manifests of a decided batch, and return them. Raises FileChanged."""
-        look = self._look if self._look.names == names else _NO_LOOK
-        manifests = look.manifests or self._manifests(prepared)
-        if time.monotonic() - look.since_s >= TRUSTED_S:
+        look = self._look
+        if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
+            manifests = look.manifests
+        else:
+            manifests = self._manifests(prepared)
             self._require_data_files(manifests)
         for each in manifests:
             each.write(self._lake.io())
@@ -324,7 +335,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         """Remove the tasks' manifests that were joined, and merge small ones, now that the batch is visible."""
         if not committables:
             return
-        with self._asking(f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"):
+        what = f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"
+        with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
                 used = {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
                 written = {self._prepared(committable).manifest for committable in committables}

@@ -276,13 +276,15 @@ class BatchCommitter:
         self, table: Table, parent: Snapshot | None, batch: DecidedBatch, added: Sequence[Prepared]
     ) -> Attempt:
         """Write the manifest list of the next snapshot, unless an attempt that may still land has it."""
-        attempt = Attempt.of(table, parent, None if parent is None else batch)
-        if known := next((each for each in self._attempts if each.is_like(attempt)), None):
-            return known
-        io = self._lake.io()
-        new = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
-        write_list(io, table.metadata, attempt, [*new, *live_manifests(io, parent)])
-        self._attempts.append(attempt)
+        new, io = Attempt.of(table, parent, None if parent is None else batch), self._lake.io()
+        known = next((each for each in self._attempts if each.is_like(new)), None)
+        attempt = known or new
+        # A clean-up job may have removed the file of an attempt that was proposed days ago.
+        if known is None or io.lengths([known.manifest_list]) == [None]:
+            files = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
+            write_list(io, table.metadata, attempt, [*files, *live_manifests(io, parent)])
+        if known is None:
+            self._attempts.append(attempt)
         return attempt
 
     def _clean_up(self, table: Table) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import sqlite3
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -92,6 +94,12 @@ class Place(SinkPlace[IcebergSink]):
         new_schema = () if schema is None else (AddSchemaUpdate(schema=schema), set_current)
         no_main = RemoveSnapshotRefUpdate.model_validate({"ref-name": "main"})
         table.catalog.commit_table(table, (), (*new_schema, no_main))
+
+    def lose_commit(self) -> None:
+        """Lose the catalog's last commit, as a standby does that takes over too early."""
+        with contextlib.closing(sqlite3.connect(self.properties["uri"].removeprefix("sqlite:///"))) as database:
+            database.execute("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
+            database.commit()
 
     def branched(self, branch: str = "audit") -> None:
         """Add a record, ``old``, and begin a branch there."""

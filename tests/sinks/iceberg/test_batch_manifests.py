@@ -108,6 +108,55 @@ def test_a_process_that_is_late_finds_the_batch_visible_whose_tasks_manifests_ar
     assert place.values() == RECORDS
 
 
+def test_two_drivers_that_write_the_manifest_at_once_leave_it_whole(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed as it begins to write, while the other moves its own file into place."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    batch, killed, sink = place.decided(*TASKS), place.sink(), place.sink()
+    replace = Path.replace
+
+    def move(aside: Path, target: Path) -> Path:
+        if aside.parent.name == "metadata":
+            with monkeypatch.context() as patch:
+                patch.setattr("twopc_iceberg.files._SyncedStream.write", kill)
+                with pytest.raises(Killed):
+                    killed.commit_batch(0, batch)
+        return replace(aside, target)
+
+    monkeypatch.setattr(Path, "replace", move)
+    sink.commit_batch(0, batch)
+    assert place.values() == RECORDS
+
+
+def test_the_manifest_of_a_batch_has_no_longer_name_than_those_of_its_tasks(place: Place) -> None:
+    """A disk that takes the tasks' files takes it, too."""
+    sink = place.sink("l" * 217)
+    sink.commit_batch(0, place.decided(["a"], ["b"], sink=sink))
+    assert place.values() == ["a", "b"]
+
+
+def test_a_completed_batch_whose_commit_the_catalog_has_lost_is_committed_again(place: Place) -> None:
+    """The tasks' manifests are gone. What was made of them has all that they had."""
+    batch, sink = place.decided(*TASKS), place.sink()
+    sink.commit_batch(0, batch)
+    sink.complete(0, batch)
+    place.lose_commit()
+    assert place.values() == []
+    recovering = place.sink()
+    recovering.commit_batch(0, batch)
+    recovering.complete(0, batch)
+    assert place.values() == RECORDS
+    [manifest] = manifests(place)
+    assert manifest.added_files_count == len(TASKS)
+
+
 def test_a_manifest_is_not_larger_than_the_table_says(place: Place) -> None:
     batch = place.decided(*TASKS)
     size = batch[0].handle["length"]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -79,6 +80,40 @@ def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) ->
     assert place.values() == ["0", "1", "2", "3", "foreign"]
     batch(place, sink, 4, "4")
     assert place.values() == ["0", "1", "2", "3", "4", "foreign"]
+
+
+def test_a_merge_that_another_writer_forestalls_leaves_no_file(place: Place) -> None:
+    """Else a busy table would get some with each batch."""
+    place.create(properties=FEW)
+    sink = place.sink()
+    for number in range(3):
+        batch(place, sink, number, f"{number}")
+    last = place.decided(["3"], round=Round(1, 3), sink=sink)
+    sink.commit_batch(3, last)
+    Between(before=once(lambda: place.table().append(pa.table({"value": ["foreign"]})))).stand(sink)
+    sink.complete(3, last)
+    table = place.table()
+    lists = {snapshot.manifest_list for snapshot in table.snapshots()}
+    used = lists | {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
+    assert {f"{table.location()}/{name}" for name in place.files() if name.endswith(".avro")} == used
+
+
+def test_a_merge_whose_conflict_is_reported_though_it_has_landed_removes_no_file(place: Place) -> None:
+    """As by a gateway that has repeated the request and passes on the second answer."""
+
+    def conflict() -> None:
+        raise CommitFailedException
+
+    place.create(properties=FEW)
+    sink = place.sink()
+    for number in range(3):
+        batch(place, sink, number, f"{number}")
+    last = place.decided(["3"], round=Round(1, 3), sink=sink)
+    sink.commit_batch(3, last)
+    Between(after=once(conflict)).stand(sink)
+    sink.complete(3, last)
+    assert manifests(place) == 1
+    assert place.values() == ["0", "1", "2", "3"]
 
 
 def test_a_merge_whose_answer_is_lost_costs_nothing(place: Place) -> None:

@@ -298,6 +298,15 @@ def test_a_table_that_was_dropped_calls_an_operator(place: Place) -> None:
         sink.commit_batch(0, batch)
 
 
+def test_a_table_that_was_dropped_before_its_batch_was_completed_calls_an_operator(place: Place) -> None:
+    batch, sink = place.decided(["a"], ["b"]), place.sink()
+    sink.commit_batch(0, batch)
+    sink._lake.forget_table()
+    place.catalog().drop_table("db.orders")
+    with pytest.raises(OutcomeUnknown, match="no such table"):
+        sink.complete(0, batch)
+
+
 def test_a_mark_that_was_removed_by_hand_calls_an_operator(place: Place) -> None:
     place.sink().commit_batch(0, place.decided(["a"]))
     batch = place.decided(["b"], round=Round(1, 1))
@@ -316,6 +325,20 @@ def test_a_log_that_is_older_than_the_table_is_refused_before_the_decision(place
     vote = place.vote(["other"], Round(2, 0))
     with pytest.raises(LogMismatch, match="older copy"):
         place.sink().seal([vote], 0.0)
+
+
+def test_a_catalog_that_has_lost_the_commit_of_a_batch_decides_no_further_one(place: Place) -> None:
+    sink = place.sink()
+    sink.commit_batch(0, place.decided(["a"], sink=sink))
+    batch = place.decided(["b"], round=Round(1, 1), sink=sink)
+    sink.commit_batch(1, batch)
+    place.lose_commit()
+    vote = place.vote(["c"], Round(1, 2))
+    with pytest.raises(Retriable, match="lost a commit"):
+        sink.seal([vote], 0.0)
+    place.sink().commit_batch(1, batch)  # as recovery does
+    assert place.values() == ["a", "b"]
+    assert sink.seal([vote], 0.0)
 
 
 def remove(place: Place, end: str) -> None:
@@ -357,6 +380,19 @@ def test_a_commit_long_after_the_seal_looks_at_data_files(place: Place, monkeypa
     monkeypatch.setattr("twopc_iceberg.sink.TRUSTED_S", 0.0)
     with pytest.raises(TransactionLost):
         sink.commit_batch(0, batch)
+
+
+def test_a_commit_long_after_the_seal_looks_at_a_manifest_that_is_not_joined(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot without it could not be read."""
+    sink = place.sink()
+    batch = place.decided(["a"], sink=sink)
+    remove(place, "m0.avro")
+    monkeypatch.setattr("twopc_iceberg.sink.TRUSTED_S", 0.0)
+    with pytest.raises(TransactionLost):
+        sink.commit_batch(0, batch)
+    assert place.values() == []
 
 
 def test_files_that_are_gone_since_the_batch_was_compacted_are_not_lost(place: Place) -> None:
@@ -447,6 +483,21 @@ def test_a_commit_that_is_repeated_without_an_answer_writes_one_file(is_new: boo
     sink.commit_batch(0, batch)
     assert place.values().count("a") == 1
     assert len(lists(place)) == len(place.table().snapshots())
+
+
+def test_the_file_of_an_attempt_is_written_again_if_a_clean_up_job_has_removed_it(place: Place) -> None:
+    """The catalog was away for longer than such a job waits."""
+    append(place)
+    batch, sink = place.decided(["a"]), place.sink()
+    before = lists(place)
+    between = Between(passes=0).stand(sink)
+    with pytest.raises(Retriable):
+        sink.commit_batch(0, batch)
+    [proposed] = {*lists(place)} - {*before}
+    remove(place, proposed)
+    between.passes = 10
+    sink.commit_batch(0, batch)
+    assert place.values() == ["a", "foreign"]
 
 
 def test_the_file_of_an_attempt_that_may_still_land_is_kept(place: Place) -> None:
