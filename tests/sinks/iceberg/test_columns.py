@@ -292,7 +292,6 @@ TRANSFORMS: list[tuple[IcebergType, pa.DataType, Transform[Any, Any], list[Any]]
     (LongType(), pa.int64(), TruncateTransform(10), [1, 11, -1, None]),
     (StringType(), pa.string(), IdentityTransform(), ["a/b", "ü", "", None, "a=b", "null"]),
     (StringType(), pa.string(), TruncateTransform(2), ["abc", "abd", "ü", "", None]),
-    (BinaryType(), pa.binary(), TruncateTransform(2), [b"abc", b"abd", b"", None]),
     (StringType(), pa.string(), BucketTransform(3), ["a", "b", "c", None]),
     (DoubleType(), pa.float64(), IdentityTransform(), [1.5, float("nan"), None, float("nan"), 0.0, -0.0]),
     (BooleanType(), pa.bool_(), IdentityTransform(), [True, False, None]),
