@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import Schema
 from pyarrow import types
 
 from twopc.errors import RecordRefused, SchemaMismatch
@@ -14,6 +19,13 @@ from twopc_delta.table import TableView
 
 _IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
 """Types of partition columns whose values have one form in the log that every reader takes back."""
+
+
+_EPOCH = dt.date(1970, 1, 1)
+_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
+
+_NO_NAME = re.compile(r"[ ,;{}()\n\t=]|^$")
+"""What Delta has in no name of a column, where columns are not mapped. delta-rs would add it."""
 
 
 @dataclass(frozen=True)
@@ -56,21 +68,63 @@ class Fit:
                     record=pc.index(too_long, True).as_py(),
                     column=field.name,
                 )
-        if field.name in self.partition_by and types.is_string(values.type):
-            empty = pc.equal(values, "")
-            if pc.any(empty).as_py():
-                raise RecordRefused(
-                    "Delta reads an empty text in a partition column as null",
-                    record=pc.index(empty, True).as_py(),
-                    column=field.name,
-                )
+        if field.name in self.partition_by:
+            _require_in_log(values, field.name)
         return values
+
+
+def _require_in_log(values: pa.Array, column: str) -> None:
+    """Raise RecordRefused for a value of a partition column that no reader takes back from the log as it was."""
+    bad, why = None, ""
+    if types.is_string(values.type):
+        bad, why = pc.equal(values, ""), "Delta reads an empty text in a partition column as null"
+    elif types.is_date32(values.type):
+        days = values.cast(pa.int32())
+        bad = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
+        why = "a partition's date must be in the years 1 to 9999"
+    if bad is not None and pc.any(bad).as_py():
+        raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
 
 
 def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:
     """Return the columns of records that the table lacks."""
     known = {name.lower() for name in view.schema.names}
     return [field for field in schema if field.name.lower() not in known]
+
+
+def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
+    """Return the columns that a table would get to hold ``new``. Each may be null.
+
+    Raises:
+        SchemaMismatch: names the column that it can't get.
+    """
+    added = []
+    for field in new:
+        for inner in _parts(field):
+            if _NO_NAME.search(inner.name):
+                raise SchemaMismatch(f"column {inner.name!r} can't be added to {table}: Delta takes no such name")
+            if types.is_timestamp(inner.type) and inner.type.tz is None and "timestampNtz" not in view.features:
+                raise SchemaMismatch(
+                    f"column {inner.name!r} is a timestamp without a zone, which {table} does not hold without the"
+                    " table feature timestampNtz. Cast it, or add the column with ALTER TABLE."
+                )
+        try:
+            converted = Schema.from_arrow(pa.schema([pa.field(field.name, field.type)]))
+        except Exception:  # noqa: BLE001  # what delta-rs raises here has no type of its own
+            raise SchemaMismatch(
+                f"column {field.name!r} can't be added to {table}: Delta has no type for Arrow's {field.type}"
+            ) from None
+        if why := replace(view, fields=tuple(json.loads(converted.to_json())["fields"])).obstacle():
+            raise SchemaMismatch(f"column {field.name!r} can't be added to {table}: {why}")
+        added += pa.schema(converted.to_arrow())
+    return pa.schema(added)
+
+
+def _parts(field: pa.Field) -> Iterator[pa.Field]:
+    """Yield a column and all fields inside of it."""
+    yield field
+    for number in range(field.type.num_fields):
+        yield from _parts(field.type.field(number))
 
 
 def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:

@@ -5,47 +5,41 @@ version after the one that was looked at, and only there: if another writer was 
 is looked at anew. So the mark, the table's id and its columns are compared with exactly the version that the entry
 follows, whoever writes beside us. Whatever answer an attempt gets, only the table shows whether it has the batch.
 
-delta-rs reads all active files of a table to load it, so each look would take longer as the table grows. The handle of
-a table whose newest entry is ours is kept, and only what came after it is read. The entry shows that the table is still
-the same one: no other table and no older copy of this one has it. The handle is kept until the next checkpoint: each
-update makes the next ones slower.
+delta-rs loads a table with all of its active files, which takes longer as the table grows. So what a look has found is
+kept if the newest entry adds files, and the next look reads only the entries that came after it. The kept entry shows
+that the table is still the same one: no other table has its files, and no older copy has it. An entry that changes the
+table's metadata or protocol is left to delta-rs.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
 
-from twopc.errors import Retriable
+from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import outcomes
 from twopc_delta.columns import type_names
-from twopc_delta.notes import Note, Notes, digest
+from twopc_delta.entry import changes_table, entry_of, is_unique, mark_in
+from twopc_delta.log_files import LogFiles
+from twopc_delta.notes import Note
+from twopc_delta.prepared import Prepared, without_note
 from twopc_delta.storage import Storage
 from twopc_delta.table import TableView
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 ATTEMPTS = 20
 """How often a commit may lose the race for a version of the log before an operator is told."""
 
 CHECKPOINT_INTERVAL = 10
 """Entries between two checkpoints, where the table does not set it: as Spark's Delta writer has it."""
-
-LOOKS_AT_ONCE = 32
-"""Requests for files at a time, at a store."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +67,14 @@ class Snapshot:
     """A table as a look has found it.
 
     Attributes:
-        table: delta-rs's handle of exactly this version.
-        view: the same, as a value.
+        view: the table at exactly this version.
         mark: the newest batch of this sink that is in the table.
-        entry: the newest entry of the table's log, if it is ours.
+        entry: the newest entry of the table's log; None if it is behind a checkpoint alone.
     """
 
-    table: DeltaTable
     view: TableView
     mark: int | None
-    entry: bytes | None = None
+    entry: bytes | None
 
     @property
     def newest(self) -> int:
@@ -126,7 +118,8 @@ class TableLog:
         self._storage = storage
         self._mark = mark
         self._name = name
-        self._notes = Notes(storage)
+        self._files = LogFiles(storage)
+        self._prepared = Prepared(storage, name)
         self._kept: deque[Snapshot] = deque(maxlen=1)  # who takes it is the only one that has it
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
@@ -134,32 +127,45 @@ class TableLog:
         try:
             if (kept := self._caught_up()) is not None:
                 return kept
-            return self._snapshot(load(self._storage, what, is_decided))
+            found = self._loaded(what, is_decided)
+            if found.entry is None:  # perhaps the table was restored from a copy while it was loaded
+                found = self._loaded(what, is_decided)
+            return found
         except outcomes.FAILURES as error:
             raise outcomes.look_failed(self._failure(error), what, is_decided) from None
 
     def _caught_up(self) -> Snapshot | None:
-        """Return the newest version, read from the kept one on; None if none is kept, or the table is another one."""
+        """Return the newest version, read from the kept one on; None if none is kept, or only delta-rs can read it.
+
+        Upholds: a look never shows entries that are not in the log any more. The table may be restored from a copy at
+        any moment, so the kept entry is compared after the newer ones were read.
+        """
         try:
-            kept = self._kept.pop()
+            found = kept = self._kept.pop()
         except IndexError:
             return None
-        if self._storage.entry(kept.view.version) != kept.entry:
+        newest = self._files.newest_after(kept.view.version)
+        if newest is None:
             return None
-        kept.table.update_incremental()
-        if kept.table.version() == kept.view.version:
-            return kept
-        return self._snapshot(kept.table)
+        for version in range(kept.view.version + 1, newest + 1):
+            entry = self._files.entry(version)
+            if entry is None or changes_table(entry):
+                return None
+            own = mark_in(entry, self._mark)
+            view = replace(kept.view, version=version)
+            found = Snapshot(view, found.mark if own is None else own, entry)
+        return found if self._files.entry(kept.view.version) == kept.entry else None
 
-    def _snapshot(self, table: DeltaTable) -> Snapshot:
-        mark = table.transaction_version(self._mark)
-        newest = None if mark is None else self._storage.entry(table.version())
-        is_ours = newest is not None and mark is not None and self._is_in(newest, mark)
-        return Snapshot(table, TableView.of(table), mark, newest if is_ours else None)
+    def _loaded(self, what: str, is_decided: bool) -> Snapshot:
+        table = load(self._storage, what, is_decided)
+        entry = self._files.entry(table.version())
+        own = None if entry is None else mark_in(entry, self._mark)  # then no older entry counts
+        mark = table.transaction_version(self._mark) if own is None else own
+        return Snapshot(TableView.of(table), mark, entry)
 
     def _keep(self, snapshot: Snapshot) -> None:
         """Keep a snapshot, which the caller no longer uses, for the next look."""
-        if snapshot.entry is not None:
+        if snapshot.entry is not None and is_unique(snapshot.entry):
             self._kept.append(snapshot)
 
     def _failure(self, error: Exception) -> outcomes.Failure:
@@ -176,18 +182,19 @@ class TableLog:
         snapshot = self.look(what)
         if snapshot.has(batch_id):
             raise outcomes.old_log(what, snapshot.mark)
-        notes = self._read_notes(committables)
+        self._prepared.keep(committables)
+        notes = self._prepared.notes(committables)
         if isinstance(notes, list):
             raise outcomes.not_decided(
                 what, f"{notes[0]} is not there as it was written: do all processes have the same disk at this path?"
             )
         if why := _unfit(notes.values(), snapshot.view):
             raise outcomes.not_decided(what, f"the table was changed meanwhile: {why}")
-        if gone := self._gone(notes):
+        if gone := self._prepared.gone(notes):
             raise outcomes.not_decided(what, f"{gone[0]} is not there as it was written")
         facts: dict[str, JsonValue] = asdict(Sealed(snapshot.view.id, snapshot.newest, snapshot.view.version))
         self._keep(snapshot)
-        return [replace(each, handle={**each.handle, **facts}) for each in committables]
+        return [without_note(each, facts) for each in committables]
 
     def commit(self, batch_id: int, committables: Sequence[Committable]) -> None:
         """Put the batch into the table's log, if it is not there.
@@ -210,8 +217,8 @@ class TableLog:
             if failure is not None:
                 raise outcomes.commit_failed(failure, what) from None
             self._require_same(snapshot, sealed, what)
-            found = self._read_notes(committables)
-            gone = found if isinstance(found, list) else self._gone(found)
+            found = self._prepared.notes(committables)
+            gone = found if isinstance(found, list) else self._prepared.gone(found)
             if gone:
                 # Another coordinator may have committed the batch since our look, and removed its notes.
                 if self._has(self.look(what, is_decided=True), batch_id, sealed, what):
@@ -222,8 +229,11 @@ class TableLog:
                 raise outcomes.table_changed(what, why)
             try:
                 self._put(snapshot, batch_id, found)
-            except outcomes.FAILURES as error:
-                failure = None if outcomes.is_lost_race(error) else self._failure(error)
+            except (FileExistsError, FileNotFoundError):
+                # Another writer was faster, or a lost answer was ours, or the folder is gone: the next look shows it.
+                failure = None
+            except OSError as error:
+                failure = self._failure(error)
             self._keep(snapshot)
         raise Retriable(f"{what} is decided and not committed yet: other writers were faster, {ATTEMPTS} times")
 
@@ -240,20 +250,16 @@ class TableLog:
             entry = self._entry(version)
             if entry is None:
                 raise outcomes.entry_gone(what, version)
-            if self._is_in(entry, batch_id):
+            mark = mark_in(entry, self._mark)
+            if mark is not None and mark >= batch_id:
                 return True
         return False
 
     def _entry(self, version: int) -> bytes | None:
         try:
-            return self._storage.entry(version)
+            return self._files.entry(version)
         except OSError as error:
             raise Retriable(f"the log of {self._name}: no answer: {self._failure(error).text}") from None
-
-    def _is_in(self, entry: bytes, batch_id: int) -> bool:
-        """Whether an entry of the log has the mark of this batch, or of a later one."""
-        marks = (orjson.loads(line).get("txn") for line in entry.splitlines() if line.strip())
-        return any(mark and mark["appId"] == self._mark and mark["version"] >= batch_id for mark in marks)
 
     def _require_same(self, snapshot: Snapshot, sealed: Sealed, what: str) -> None:
         """Upholds: a batch goes into the table for which it was decided, and once. A mark only grows by itself."""
@@ -265,105 +271,45 @@ class TableLog:
             raise outcomes.mark_fell_back(what, sealed.follows, snapshot.mark)
 
     def _put(self, snapshot: Snapshot, batch_id: int, notes: Mapping[str, Note]) -> None:
-        """Put one entry after the version of ``snapshot``, or none."""
-        adds: list[AddAction | RemoveAction] = [
-            AddAction(
-                path=file.path,
-                size=file.size_bytes,
-                partition_values=file.partition_values,
-                modification_time=file.modified_ms,
-                data_change=True,
-                stats=file.stats,
-            )
-            for note in notes.values()
-            for file in note.files
-        ]
-        # The time decides nothing here. Should the table forget marks one day, Spark forgets those without at once.
-        transaction = Transaction(self._mark, batch_id, int(time.time() * 1000))
-        properties = CommitProperties(
-            app_transactions=[transaction],
-            max_commit_retries=0,  # delta-rs's own repeat would not look for the mark
-            custom_metadata={"isBlindAppend": True},
-        )
-        hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-        table = snapshot.table
-        partition_by = list(snapshot.view.partition_by)
-        table.create_write_transaction(
-            adds,
-            "append",
-            table.schema(),
-            partition_by,
-            commit_properties=properties,
-            post_commithook_properties=hooks,
-        )
+        """Put one entry after the version of ``snapshot``, or none. Raises like ``LogFiles.put``."""
+        files = (file for note in notes.values() for file in note.files)
+        entry = entry_of(files, snapshot.view.partition_by, self._mark, batch_id)
+        self._files.put(snapshot.view.version + 1, entry)
 
     def _settle(self, snapshot: Snapshot, batch_id: int, committables: Sequence[Committable]) -> None:
         """The table has the batch: make that survive a power cut, then let go of what its recovery would need."""
-        entry = orjson.dumps({"appId": self._mark, "version": batch_id}).decode()[1:-1]
+        mark = orjson.dumps({"appId": self._mark, "version": batch_id}).decode()[1:-1]
         try:
-            self._storage.sync_log(snapshot.view.version, entry)
+            self._files.sync(snapshot.view.version, mark)
         except OSError as error:
             raise Retriable(
                 f"batch {batch_id} is in the log of {self._name}, and perhaps not on its disk: {error}"
             ) from None
-        for committable in committables:
-            try:
-                self._notes.remove(committable.transaction_id)
-            except OSError as error:  # the sweep removes it
-                logger.debug("the note of %s stays: %s", committable.transaction_id, error)
-        if not self._maintain(snapshot):
-            self._keep(snapshot)
+        try:
+            self._prepared.settle(committables)
+        except OSError as error:  # the sweep removes them
+            logger.debug("notes of batch %d of %s stay: %s", batch_id, self._name, error)
+        self._keep(snapshot)
+        self._maintain(snapshot.view)
 
-    def _maintain(self, snapshot: Snapshot) -> bool:
-        """Write a checkpoint when one is due, as each writer of a table does, and remove expired entries behind it.
-        Return whether one was due."""
-        view = snapshot.view
+    def _maintain(self, view: TableView) -> None:
+        """Write a checkpoint when one is due, as each writer of a table does, and remove expired entries behind it."""
         try:
             interval = int(view.configuration.get("delta.checkpointInterval", CHECKPOINT_INTERVAL))
             # Not at the versions that are multiples of it: other writers may take all of these.
-            if view.version - self._storage.last_checkpoint() < interval:
-                return False
-            snapshot.table.create_checkpoint()
-            self._storage.sync_checkpoint(view.version)
-            if view.configuration.get("delta.enableExpiredLogCleanup", "true") == "true":
-                snapshot.table.cleanup_metadata()
-        except (*outcomes.FAILURES, ValueError) as error:
-            logger.warning("no checkpoint of %s at version %d: %s", self._name, view.version, self._failure(error).text)
-        return True
-
-    # What transactions have. ------------------------------------------------------------------------------------
-
-    def _read_notes(self, committables: Sequence[Committable]) -> dict[str, Note] | list[str]:
-        """Return the notes of pre-committed transactions; or the names of those that are not as they were written."""
-        names = [committable.transaction_id for committable in committables]
-        contents = dict(zip(names, self._at_once(self._read, names), strict=True))
-        found, gone = {}, []
-        for committable in committables:
-            data = contents[committable.transaction_id]
-            if data is None or digest(data) != committable.handle.get("digest"):
-                gone.append(f"the note of {committable.transaction_id}")
+            if view.version - self._files.last_checkpoint() < interval:
+                return
+            table = load(self._storage, "a checkpoint")
+            table.create_checkpoint()
+            self._files.sync_checkpoint(table.version())
+            if view.configuration.get("delta.enableExpiredLogCleanup", "true") != "true":
+                return
+            if self._files.has_part_of_a_checkpoint():  # delta-rs would take it for whole
+                logger.warning("entries of %s do not expire: a checkpoint lacks parts. Remove it.", self._name)
             else:
-                found[committable.transaction_id] = Note.from_bytes(data)
-        return gone or found
-
-    def _at_once(self, call: Callable[[str], ResultT], names: Sequence[str]) -> list[ResultT]:
-        with ThreadPoolExecutor(1 if self._storage.is_local else LOOKS_AT_ONCE) as pool:
-            return list(pool.map(call, names))
-
-    def _read(self, transaction_id: str) -> bytes | None:
-        try:
-            return self._notes.read(transaction_id)
-        except OSError as error:
-            raise Retriable(f"the notes beside {self._name}: no answer: {error}") from None
-
-    def _gone(self, notes: Mapping[str, Note]) -> list[str]:
-        """Return the files that are not there as they were written."""
-        files = [file for note in notes.values() for file in note.files]
-        try:
-            sizes = self._at_once(self._storage.size_bytes, [file.path for file in files])
-        except OSError as error:
-            raise Retriable(f"the files of {self._name}: no answer: {error}") from None
-        return [file.path for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+                table.cleanup_metadata()
+        except (*outcomes.FAILURES, TwoPhaseCommitError, ValueError) as error:
+            logger.warning("no checkpoint of %s at version %d: %s", self._name, view.version, self._failure(error).text)
 
 
 def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
@@ -371,9 +317,9 @@ def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
     if obstacle := view.obstacle():
         return obstacle
     now = type_names(view.schema)
-    seen: set[str] = set()
+    seen: set[bytes] = set()
     for note in notes:
-        shape = json.dumps([note.table_id, note.columns, list(note.required), list(note.partition_by)])
+        shape = orjson.dumps([note.table_id, note.columns, note.required, note.partition_by])
         if shape in seen:
             continue
         seen.add(shape)
@@ -381,9 +327,12 @@ def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
             return f"its id was {note.table_id} and is {view.id}"
         if tuple(note.partition_by) != view.partition_by:
             return "its partition columns"
+        known = {tuple(column) for column in note.required}
         for name, type in note.columns.items():
             if now.get(name) != type:
                 return f"column {name!r} was {type} and is {now.get(name, 'gone')}"
-        if stricter := {*view.required} - {*note.required}:
-            return f"column {min(stricter)!r} is NOT NULL by now"
+        for column in view.required:
+            is_inside_of_a_new_one = column[0] not in note.columns and len(column) > 1
+            if column not in known and not is_inside_of_a_new_one:
+                return f"column {'.'.join(column)!r} is NOT NULL by now"
     return None

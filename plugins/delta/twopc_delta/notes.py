@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from twopc.durable_files import LocalFolder, make_folder
-from twopc_delta.storage import Storage
+from twopc_delta.storage import NOTES, Storage
 
 _ENDING = ".json"
 
@@ -48,7 +48,7 @@ class Note:
         paths: of its files, until it is pre-committed, those that are not finished included.
         table_id: the table for which it wrote.
         columns: name → type of each column that it wrote.
-        required: the columns that were NOT NULL.
+        required: the columns that were NOT NULL, as ``TableView`` has them.
         partition_by: the table's partition columns.
         files: empty as long as it is not pre-committed.
     """
@@ -56,7 +56,7 @@ class Note:
     paths: Sequence[str]
     table_id: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
-    required: Sequence[str] = ()
+    required: Sequence[Sequence[str]] = ()
     partition_by: Sequence[str] = ()
     files: Sequence[AddedFile] = ()
 
@@ -86,11 +86,17 @@ class Notes:
         """Create or replace the note of a transaction, durably, and return its content."""
         data, name = note.to_bytes(), transaction_id + _ENDING
         with self._storage.meaning():
-            if isinstance(self._folder, LocalFolder):
-                make_folder(Path(self._folder.path))
-            self._folder.replace(name, data)
-            self._folder.sync(name)
+            try:
+                self._replace(name, data)
+            except FileNotFoundError:  # a query that starts had made the folder for a trial, and removed it again
+                self._replace(name, data)
         return data
+
+    def _replace(self, name: str, data: bytes) -> None:
+        if isinstance(self._folder, LocalFolder):
+            make_folder(Path(self._folder.path))
+        self._folder.replace(name, data)
+        self._folder.sync(name)
 
     def read(self, transaction_id: str) -> bytes | None:
         """Return the content of a note; None where there is none."""
@@ -100,12 +106,23 @@ class Notes:
             except FileNotFoundError:
                 return None
 
-    def remove(self, transaction_id: str) -> None:
-        """Remove a note, or do nothing where there is none."""
+    def remove(self, *transaction_ids: str) -> None:
+        """Remove notes, or do nothing where there are none."""
+        if len(transaction_ids) > 1:
+            self._storage.remove_all([f"{NOTES}/{each}{_ENDING}" for each in transaction_ids])
+            return
         with self._storage.meaning():
-            self._folder.remove(transaction_id + _ENDING)
+            for each in transaction_ids:
+                self._folder.remove(each + _ENDING)
 
     def transaction_ids(self) -> list[str]:
         """Return the transactions of all notes, of other queries, too."""
         with self._storage.meaning():
-            return [name.removesuffix(_ENDING) for name in self._folder.names() if name.endswith(_ENDING)]
+            return [name.removesuffix(_ENDING) for name in self._names() if name.endswith(_ENDING)]
+
+    def _names(self) -> list[str]:
+        if isinstance(self._folder, LocalFolder):
+            return self._folder.names()
+        # By its prefix: where a folder has no object, s3fs lists the folder above, with all files of the table.
+        found = self._storage.filesystem.find(self._storage.path, prefix=f"{NOTES}/")
+        return [path.rpartition("/")[2] for path in found]

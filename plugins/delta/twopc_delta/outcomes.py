@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from twopc.durable_files import Unusable
 from twopc.errors import (
@@ -41,9 +41,6 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _PLACE = re.compile(r"\S*/\S*")
 """In an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
 
-_LOST_THE_RACE = re.compile(r"^Failed to commit transaction: 0$")
-"""Another writer has this version of the log. No entry was written."""
-
 
 @dataclass(frozen=True)
 class Failure:
@@ -65,11 +62,6 @@ class Failure:
         told = " ".join(_COLORS.sub("", str(error)).split()) or type(error).__name__
         codes = _BODY.sub(lambda body: " ".join(_CODE.findall(body[0])), told.replace(storage.path, "/"))
         return cls(error, storage.without_secrets(told), _PLACE.sub(" ", codes))
-
-
-def is_lost_race(error: Exception) -> bool:
-    """Whether another entry took the version that we asked for, and none was written."""
-    return isinstance(error, CommitFailedError) and bool(_LOST_THE_RACE.match(str(error)))
 
 
 def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommitError:
@@ -111,11 +103,6 @@ def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
         return OperatorRequired(
             f"{what} is decided and not committed: the store refuses: {text}. Its files are safe. Correct the rights,"
             " and start again, which repeats the commit."
-        )
-    if isinstance(failure.error, CommitFailedError):
-        return OperatorRequired(
-            f"{what} is decided and not committed: delta-rs refuses: {text}. Its files are safe. Undo the change of the"
-            " table, and start again, which repeats the commit."
         )
     return Retriable(f"{what} is decided and not committed yet: {text}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,16 +17,17 @@ from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
 from twopc.checks import CheckResult
-from twopc.errors import RoundAborted, SchemaMismatch
+from twopc.errors import RoundAborted
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_delta import outcomes
 from twopc_delta.checks import checks
-from twopc_delta.columns import Fit, fit, missing, type_names
+from twopc_delta.columns import Fit, as_added, fit, missing, type_names
 from twopc_delta.commit import TableLog, load, mark_of
-from twopc_delta.notes import Note, Notes, digest
+from twopc_delta.notes import Note, Notes
 from twopc_delta.options import DeltaOptions
+from twopc_delta.prepared import vote_of
 from twopc_delta.table import TableView
 from twopc_delta.writer import TaskFiles
 
@@ -114,28 +116,22 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         """Raises SchemaMismatch that names a column which does not fit into the table."""
         view = self._looked_at()
         if self._options.merge_schema and (new := missing(schema, view)):
+            wider = pa.schema([*view.schema, *as_added(new, view, self._name)])
+            fit(schema, replace(view, schema=wider), self._name)  # before the table is changed
             self._require_put_if_absent()  # this may come before ``open``
-            self._add_columns(new, view)
+            self._add_columns(new)
             view = self._looked_at()
         fit(schema, view, self._name)
         self._view = view
 
-    def _add_columns(self, new: Sequence[pa.Field], view: TableView) -> None:
-        """Add columns, each of which may be null, in an entry of their own. If another process was faster, the next
-        look finds its columns."""
+    def _add_columns(self, new: Sequence[pa.Field]) -> None:
+        """Add columns in an entry of their own. If another process was faster, the next look finds its columns."""
         table = load(self._storage, f"new columns of {self._name}")
-        lacking = missing(pa.schema(new), TableView.of(table))
-        fields = [pa.field(field.name, field.type, nullable=True) for field in lacking]
-        for field in fields:
-            if pa.types.is_timestamp(field.type) and field.type.tz is None and "timestampNtz" not in view.features:
-                raise SchemaMismatch(
-                    f"column {field.name!r} is a timestamp without a zone, which {self._name} does not hold without the"
-                    " table feature timestampNtz. Cast it, or add the column with ALTER TABLE."
-                )
-        if not fields:
+        view = TableView.of(table)
+        if not (lacking := missing(pa.schema(new), view)):
             return
         try:
-            table.alter.add_columns(Schema.from_arrow(pa.schema(fields)).fields)
+            table.alter.add_columns(Schema.from_arrow(as_added(lacking, view, self._name)).fields)
         except (DeltaError, OSError) as error:
             raise outcomes.look_failed(self._failure(error), f"new columns of {self._name}", is_decided=False) from None
 
@@ -181,7 +177,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
             columns = type_names(transaction.fit.schema)
             note = Note([], view.id, columns, view.required, view.partition_by, files)
             data = Notes(self._storage).write(name, note)
-        return Committable(name, {"digest": digest(data), "files": len(files)}, transaction.records)
+        return vote_of(name, data, len(files), transaction.records)
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId) -> Iterator[None]:

@@ -85,9 +85,11 @@ def statistics(
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
-    for number in range(file.num_columns):
-        name = file.schema.column(number).path
+    paths = [file.schema.column(number).path for number in range(file.num_columns)]
+    for number, name in enumerate(paths):
         if name not in columns or name not in schema.names or types.is_nested(schema.field(name).type):
+            continue
+        if paths.count(name) > 1:  # a column "a.b" beside the field b of a column "a"
             continue
         if name in floats:
             nulls[name] = floats[name].nulls

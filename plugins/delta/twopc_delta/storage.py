@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import fsspec
-import orjson
 
 from twopc.durable_files import LocalFolder, ObjectFolder, make_folder, sync_folder
 from twopc.errors import ConfigurationError
@@ -19,9 +20,6 @@ from twopc.places import LOCAL, canonical, parsed_place
 NOTES = "_twopc"
 """The folder of notes, below the table's own. Readers of Delta look at the log alone; VACUUM skips a folder whose name
 starts with an underscore."""
-
-LOG = "_delta_log"
-_LAST_CHECKPOINT = "_last_checkpoint"
 
 _S3 = ("s3", "s3a")
 _BLOCK_BYTES = 8 * 1024 * 1024
@@ -42,6 +40,15 @@ _SECRET = ("key", "secret", "token")
 _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
 
 _LOCK_OF_DYNAMODB = "AWS_S3_LOCKING_PROVIDER"
+
+_REQUESTS_AT_ONCE = 32
+_REMOVED_AT_ONCE = 8  # files of a disk
+_KEYS_PER_DELETION = 1000  # S3's DeleteObjects takes no more
+_PATTERN = frozenset("*?[")
+"""fsspec takes a path with one of these for a pattern where it removes several."""
+
+ResultT = TypeVar("ResultT")
+WorkT = TypeVar("WorkT")
 
 
 @dataclass(frozen=True)
@@ -176,56 +183,71 @@ class Storage:
             except FileNotFoundError:
                 return None
 
+    def sizes_bytes(self, paths: Sequence[str]) -> list[int | None]:
+        """Return how long each of many files is, in their order; None where there is none."""
+        if self.is_local:
+            return [_local_size(f"{self.path}/{path}") for path in paths]
+        by_folder: dict[str, list[str]] = defaultdict(list)
+        for path in paths:
+            by_folder[path.rpartition("/")[0]].append(path)
+        listed: dict[str, int] = {}
+        for found in self.at_once(lambda folder: self._listed(folder, by_folder[folder]), list(by_folder)):
+            listed.update(found)
+        unlisted = [path for path in paths if path not in listed]  # a listing may be behind; a look at one file is not
+        looked_at = dict(zip(unlisted, self.at_once(self.size_bytes, unlisted), strict=True))
+        return [listed[path] if path in listed else looked_at[path] for path in paths]
+
+    def _listed(self, folder: str, paths: Sequence[str]) -> dict[str, int]:
+        """Return the sizes of those of several objects in one folder that a single listing finds. It lists only objects
+        whose names begin as theirs do."""
+        if len(paths) == 1:
+            return {}
+        prefix = os.path.commonprefix([path.rpartition("/")[2] for path in paths])  # noqa: RUF071  # not of folders
+        with self.meaning():
+            found = self.filesystem.find(f"{self.path}/{folder}".rstrip("/"), prefix=prefix, detail=True)
+        return {name.removeprefix(f"{self.path}/"): int(info["size"]) for name, info in found.items()}
+
+    def at_once(self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT]) -> list[ResultT]:
+        """Call with each of ``work``: at a store, several at a time."""
+        if self.is_local or len(work) < 2:
+            return [call(each) for each in work]
+        with ThreadPoolExecutor(min(_REQUESTS_AT_ONCE, len(work))) as pool:
+            return list(pool.map(call, work))
+
     def remove(self, path: str) -> None:
         """Remove a file, or do nothing where there is none."""
         with self.meaning(), contextlib.suppress(FileNotFoundError):
             if self.is_local:
-                (Path(self.path) / path).unlink()
+                os.unlink(f"{self.path}/{path}")  # noqa: PTH108  # of hundreds, a Path takes most of the time
             else:
                 self.filesystem.rm_file(f"{self.path}/{path}")
 
-    def entry(self, version: int) -> bytes | None:
-        """Return an entry of the table's log; None where there is none."""
-        return self._in_log(f"{version:020d}.json")
+    def remove_all(self, paths: Sequence[str]) -> None:
+        """Remove many files: at a store, up to a thousand per request. Nothing reports files that stay there."""
+        if self.is_local:
+            # A disk may take a millisecond for a file that was just synced, and removes others meanwhile.
+            with ThreadPoolExecutor(_REMOVED_AT_ONCE) as pool:
+                list(pool.map(self._remove_each, (paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE))))
+        elif _PATTERN & {*self.path}:
+            self.at_once(self.remove, paths)
+        else:
+            for start in range(0, len(paths), _KEYS_PER_DELETION):
+                self._remove_by_one_request(paths[start : start + _KEYS_PER_DELETION])
 
-    def last_checkpoint(self) -> int:
-        """Return the version of the newest checkpoint, as the writer of it has noted; 0 if none has."""
+    def _remove_each(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            self.remove(path)
+
+    def _remove_by_one_request(self, paths: Sequence[str]) -> None:
         try:
-            return int(orjson.loads(self._in_log(_LAST_CHECKPOINT) or b"")["version"])
-        except (ValueError, KeyError, TypeError):
-            return 0
+            with self.meaning():
+                self.filesystem.rm([f"{self.path}/{path}" for path in paths])
+        except (OSError, NotImplementedError):  # not every server takes such a request
+            self.at_once(self.remove, paths)
 
-    def _in_log(self, name: str) -> bytes | None:
-        with self.meaning():
-            try:
-                if self.is_local:
-                    return (Path(self.path) / LOG / name).read_bytes()
-                return bytes(self.filesystem.cat_file(f"{self.path}/{LOG}/{name}"))
-            except FileNotFoundError:
-                return None
 
-    def sync_log(self, newest: int, mark: str) -> None:
-        """Make the entries of the table's log survive a power cut, from ``newest`` down to the one that has ``mark`` in
-        it. delta-rs writes them to a disk without a sync."""
-        if not self.is_local:
-            return
-        log = Path(self.path) / LOG
-        for version in range(newest, -1, -1):
-            try:
-                with (log / f"{version:020d}.json").open("rb") as entry:
-                    os.fsync(entry.fileno())
-                    if mark.encode() in entry.read():
-                        break
-            except FileNotFoundError:  # older ones were cleaned up, behind a checkpoint
-                break
-        sync_folder(log)
-
-    def sync_checkpoint(self, version: int) -> None:
-        """Make a checkpoint survive a power cut, before entries that it stands for are removed."""
-        if not self.is_local:
-            return
-        log = Path(self.path) / LOG
-        for path in [*log.glob(f"{version:020d}.checkpoint*"), *log.glob("_sidecars/*"), log / _LAST_CHECKPOINT]:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(log)
+def _local_size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116  # of hundreds, a Path takes most of the time
+    except FileNotFoundError:
+        return None

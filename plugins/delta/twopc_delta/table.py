@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyarrow import types
 
 from twopc.errors import ConfigurationError
 
@@ -103,9 +104,9 @@ class TableView:
         )
 
     @property
-    def required(self) -> tuple[str, ...]:
-        """The columns that are NOT NULL."""
-        return tuple(field.name for field in self.schema if not field.nullable)
+    def required(self) -> tuple[tuple[str, ...], ...]:
+        """The columns that are NOT NULL, and what is NOT NULL inside of them: each by the names on the way to it."""
+        return tuple(path for field in self.schema for path in _required((), field))
 
     def longest_text(self, name: str) -> int | None:
         """Return how many characters a column of type ``varchar(n)`` holds; None for other columns."""
@@ -146,12 +147,15 @@ class TableView:
         return None
 
     def _columns(self) -> str | None:
+        outer = {id(field) for field in self.fields}
         for field in _nested(self.fields):
             for key, feature in _OF_COLUMNS.items():
                 if key in field["metadata"]:
                     return f"its column {field['name']!r} uses the table feature {feature}"
             if (text := field["metadata"].get(_BOUNDED_TEXT)) and not _VARCHAR.fullmatch(text):
                 return f"its column {field['name']!r} has the type {text}, whose length delta-rs does not keep"
+            if text and id(field) not in outer:
+                return f"its column {field['name']!r}, which is inside of another one, has the type {text}"
             if isinstance(field["type"], str) and not _TYPES.fullmatch(field["type"]):
                 return f"its column {field['name']!r} has the type {field['type']}"
         return None
@@ -166,6 +170,22 @@ def seconds_of(interval: str) -> int | None:
     """Return the seconds of a property such as ``interval 7 days``; None if it is none that we read."""
     found = _INTERVAL.fullmatch(interval.strip())
     return int(found[1]) * _SECONDS[found[2].lower()] if found else None
+
+
+def _required(outer: tuple[str, ...], field: pa.Field) -> Iterable[tuple[str, ...]]:
+    """Yield the paths of what is NOT NULL: ``field``, and what is inside of it."""
+    path = (*outer, field.name)
+    if not field.nullable:
+        yield path
+    inner: Iterable[pa.Field] = ()
+    if types.is_struct(field.type):
+        inner = field.type
+    elif types.is_list(field.type):
+        inner = (field.type.value_field,)
+    elif types.is_map(field.type):
+        inner = (field.type.item_field,)
+    for each in inner:
+        yield from _required(path, each)
 
 
 def _nested(fields: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

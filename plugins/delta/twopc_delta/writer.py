@@ -51,7 +51,7 @@ class TaskFiles:
     Args:
         storage: the table's folder.
         fit: how the records go into the table.
-        name: the end of every file's name; never used twice.
+        name: a part of every file's name; never used twice.
         target_bytes: the size at which a file is finished.
         begins: called with the paths of all files before each new one is created.
     """
@@ -94,7 +94,8 @@ class TaskFiles:
     def _create(self, folder: str, values: Mapping[str, str | None], schema: pa.Schema) -> _OpenFile:
         if len(self._open) >= OPEN_FILES:
             self._finish(next(iter(self._open)))
-        name = f"part-{len(self.paths):05d}-{self._name}.snappy.parquet"
+        # First what the files of one batch have in common: the driver finds them by one listing of names that begin so.
+        name = f"part-{self._name}-{len(self.paths):05d}.snappy.parquet"
         path = f"{folder}/{name}" if folder else name
         self.paths.append(path)
         self._begins(self.paths)

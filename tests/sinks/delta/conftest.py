@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,15 @@ class Place(SinkPlace[DeltaSink]):
         """Every Parquet file of records, in the table or not."""
         files = (path.relative_to(self.folder) for path in self.folder.rglob("*.parquet"))
         return sorted(str(path) for path in files if "_delta_log" not in path.parts)
+
+    def entry(self, version: int) -> bytes:
+        """One entry of the table's log."""
+        return (self.folder / "_delta_log" / f"{version:020d}.json").read_bytes()
+
+    def added(self) -> list[dict[str, Any]]:
+        """What the newest entry of the log adds."""
+        actions = [json.loads(line) for line in self.entry(self.table().version()).splitlines()]
+        return [action["add"] for action in actions if "add" in action]
 
     def notes(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("_twopc/*.json"))

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import CommitFailedError
 
 from tests.sinks.delta.conftest import Place
+from tests.support.sink_place import from_log
 from twopc import Committable, Round
+from twopc.durable_files import LocalFolder
 from twopc.errors import (
     CorruptLog,
     LogMismatch,
@@ -28,8 +30,11 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
-from twopc_delta import DeltaSink, commit
+from twopc_delta import DeltaSink, commit, prepared
 from twopc_delta.commit import TableLog
+from twopc_delta.log_files import LogFiles
+from twopc_delta.notes import Notes
+from twopc_delta.prepared import Prepared
 
 put = TableLog._put
 
@@ -104,21 +109,21 @@ def test_an_old_coordinator_that_wakes_up_after_later_batches_changes_nothing(
 def test_what_another_coordinator_removed_after_its_commit_is_not_taken_for_lost(
     place: Place, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The other one commits after our look and before we read the notes; or compaction and VACUUM come after it."""
+    """The other one commits after our look and before we look at the notes; or compaction and VACUUM come after it."""
     committable = place.pre_commit(["a"])
-    step = {"notes": "_read_notes", "files": "_gone"}[what]
-    real = getattr(TableLog, step)
+    step = {"notes": "notes", "files": "gone"}[what]
+    real = getattr(Prepared, step)
 
-    def late(log: TableLog, argument: Any) -> Any:
-        monkeypatch.setattr(TableLog, step, real)
+    def late(prepared: Prepared, argument: Any) -> Any:
+        monkeypatch.setattr(Prepared, step, real)
         place.sink().commit_batch(0, [committable])
         if what == "files":
             place.append("b")
             place.table().optimize.compact()
             place.table().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
-        return real(log, argument)
+        return real(prepared, argument)
 
-    monkeypatch.setattr(TableLog, step, late)
+    monkeypatch.setattr(Prepared, step, late)
     place.sink().commit_batch(0, [committable])
     assert "a" in place.values()
     assert place.notes() == []
@@ -143,21 +148,59 @@ def test_a_transaction_of_another_sink_is_neither_sealed_nor_committed(place: Pl
 
 def test_a_note_that_was_changed_is_never_committed(place: Place) -> None:
     """Even one of the same length, whose files are all there: the log would get what the task did not write."""
-    vote = place.vote(["a"])
-    sealed = place.sink().seal([vote], 0.0)
+    vote, sink = place.vote(["a"]), place.sink()
+    sealed = [from_log(each) for each in sink.seal([vote], 0.0)]
     [note] = place.folder.glob("_twopc/*.json")
     written = note.read_bytes()
     changed = written.replace(b'\\"numRecords\\":1', b'\\"numRecords\\":2')
     assert changed != written
     assert len(changed) == len(written)
     note.write_bytes(changed)
-    with pytest.raises(RoundAborted, match="not there as it was written"):
-        place.sink().seal([vote], 0.0)
     with pytest.raises(TransactionLost, match="the note of"):
         place.sink().commit_batch(0, sealed)
     assert place.values() == []
-    note.write_bytes(written)
-    place.sink().commit_batch(0, sealed)
+    sink.commit_batch(0, sealed)  # the driver that has the note from the vote
+    assert place.added()[0]["stats"] == json.loads(written)["files"][0]["stats"]
+    assert place.values() == ["a"]
+
+
+def test_a_driver_reads_no_note_that_a_vote_has_brought(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long one stays where it is, and is read once."""
+    reads: list[str] = []
+    read = Notes.read
+
+    def counted(notes: Notes, name: str) -> bytes | None:
+        reads.append(name)
+        return read(notes, name)
+
+    monkeypatch.setattr(Notes, "read", counted)
+    for batch_id, longest in enumerate((prepared._LONGEST_IN_VOTE, 10)):
+        monkeypatch.setattr(prepared, "_LONGEST_IN_VOTE", longest)
+        votes = [place.vote([value], Round(1, batch_id), partition) for partition, value in enumerate("abc")]
+        assert ("note" in votes[0].handle) is (longest > 10)
+        sink = place.sink()
+        sealed = sink.seal(votes, 0.0)
+        assert "note" not in sealed[0].handle
+        sink.commit_batch(batch_id, sealed)
+        assert len(reads) == (0 if longest > 10 else 3)
+    assert place.values() == sorted("abcabc")
+
+
+def test_a_driver_that_was_replaced_commits_nothing_that_was_rolled_back(place: Place) -> None:
+    """Although it has the notes in memory: an operator has given the batch up while the driver slept."""
+    sink = place.sink()
+    sealed = sink.seal([place.vote(["a"]), place.vote(["b"], partition=1)], 0.0)
+    place.sink().abort(sealed[1])
+    with pytest.raises(TransactionLost, match="the note of"):
+        sink.commit_batch(0, sealed)
+    assert place.values() == []
+
+
+def test_a_listing_that_is_behind_loses_no_transaction(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Invariant 10: whether a note is gone is asked of the note."""
+    monkeypatch.setattr(Notes, "transaction_ids", lambda notes: [])
+    sink = place.sink()
+    sink.commit_batch(0, sink.seal([place.vote(["a"])], 0.0))
     assert place.values() == ["a"]
 
 
@@ -262,11 +305,12 @@ def lose(error: Exception) -> Callable[[], None]:
     return raise_it
 
 
-@pytest.mark.parametrize("error", [OSError("timed out"), CommitFailedError("Transaction failed: x")])
+@pytest.mark.parametrize("error", [OSError("timed out"), FileExistsError("412")])
 def test_an_answer_that_is_lost_after_the_commit_does_not_double_it(
     place: Place, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """delta-io/delta-rs#2279: a write that succeeded returned an error, and its caller wrote again."""
+    """delta-io/delta-rs#2279: a write that succeeded returned an error, and its caller wrote again. A client that
+    repeats a request by itself gets the answer that the entry exists."""
     once(monkeypatch, lambda: None, lose(error))
     committable = place.pre_commit(["a"])
     place.sink().commit_batch(0, [committable])
@@ -289,7 +333,7 @@ def test_a_request_that_is_carried_out_after_its_time_out_does_not_double_the_ba
         place.sink().commit_batch(0, [committable])
     monkeypatch.setattr(TableLog, "_put", lambda *arguments: (put(*late[0]), put(*arguments)))
     place.sink().commit_batch(0, [committable])
-    with pytest.raises(CommitFailedError):
+    with pytest.raises(FileExistsError):
         put(*late[0])
     assert place.values() == ["a"]
 
@@ -594,10 +638,8 @@ def test_an_abort_leaves_the_files_of_a_pre_committed_transaction_to_vacuum(plac
 
 def test_a_late_abort_removes_no_file_of_a_committed_batch(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver died between the commit and the removal of the notes."""
-    from twopc_delta.notes import Notes
-
     committable = place.pre_commit(["a"])
-    monkeypatch.setattr(Notes, "remove", lambda notes, name: None)
+    monkeypatch.setattr(Notes, "remove", lambda notes, *names: None)
     place.sink().commit_batch(0, [committable])
     monkeypatch.undo()
     assert len(place.notes()) == 1
@@ -650,10 +692,26 @@ def test_what_killed_writers_left_beside_the_notes_is_removed_once_it_is_old(pla
     assert len(place.notes()) == 1
 
 
+def test_a_task_and_a_query_that_starts_do_not_disturb_each_other(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of notes is made for a trial, and removed while the first note is written."""
+    real, sink = LocalFolder.replace, place.sink()
+    trials = iter([(place.folder / "_twopc").rmdir])
+
+    def replace(folder: LocalFolder, name: str, data: bytes) -> None:
+        next(trials, lambda: None)()
+        real(folder, name, data)
+
+    monkeypatch.setattr(LocalFolder, "replace", replace)
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    assert place.values() == ["a"]
+
+
 # What is kept of the table between two looks. -----------------------------------------------------------------------
 
 
-def test_a_process_loads_the_table_only_at_first_and_after_checkpoints(
+def test_a_process_loads_the_table_only_at_first_and_for_checkpoints(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each load reads all files of the table."""
@@ -666,12 +724,25 @@ def test_a_process_loads_the_table_only_at_first_and_after_checkpoints(
 
     monkeypatch.setattr(commit, "load", counted)
     sink = place.sink()
-    for batch_id in range(12):  # over a checkpoint
+    for batch_id in range(12):  # over two checkpoints
         sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
-    assert len(loads) == 3 + 1  # until the first entry that is ours, and after the checkpoint
-    assert place.values() == sorted(map(str, range(12)))
+        place.append(f"foreign{batch_id}")
+    assert len(loads) == 3 + 2  # until the first entry that adds files, and for the checkpoints
+    assert len(place.values()) == 24
     again = pickle.loads(pickle.dumps(sink))  # noqa: S301  # as it travels to the tasks
     assert "_log" not in vars(again)
+
+
+def test_a_rule_that_comes_while_a_look_is_kept_stops_the_query(place: Place) -> None:
+    sink = place.sink()
+    for batch_id in range(2):
+        sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
+    decided = place.pre_commit(["2"], Round(1, 2), sink=sink)
+    place.table().alter.add_constraint({"late": "value < '3'"})
+    place.append("0")
+    with pytest.raises(OperatorRequired, match="CHECK constraint 'late'"):
+        sink.commit_batch(2, [decided])
+    assert place.values() == ["0", "0", "1"]
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
@@ -708,3 +779,74 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
         return
     sink.commit_batch(2, batch)
     assert place.values().count("2") == 1
+
+
+@pytest.mark.parametrize("advanced", [False, True])
+def test_a_table_that_is_restored_during_a_look_is_looked_at_anew(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advanced: bool
+) -> None:
+    """An older copy of the log is put back while the look catches up with the batch that was just put, or finds nothing
+    new. A batch that is gone would be taken for committed, or the next one would follow a gap."""
+    sink, log = place.sink(), place.folder / "_delta_log"
+    shutil.copytree(log, tmp_path / "copy0")
+    sink.commit_batch(0, [place.pre_commit(["0"], sink=sink)])
+    shutil.copytree(log, tmp_path / "copy1")
+    batch = [place.pre_commit(["1"], Round(1, 1), sink=sink)]
+    real, looks = LogFiles.newest_after, iter([False, True] if advanced else [True])
+
+    def restored(files: LogFiles, version: int) -> int | None:
+        newest = real(files, version)
+        if next(looks, False):
+            shutil.rmtree(log)
+            shutil.copytree(tmp_path / ("copy1" if advanced else "copy0"), log)
+        return newest
+
+    monkeypatch.setattr(LogFiles, "newest_after", restored)
+    if advanced:
+        sink.commit_batch(1, batch)
+        assert place.values() == ["0", "1"]
+    else:
+        with pytest.raises(OutcomeUnknown, match="restored"):
+            sink.commit_batch(1, batch)
+        assert sorted(path.stem[-1] for path in log.glob("*.json")) == ["0"]
+    assert next(looks, None) is None
+
+
+def test_an_entry_has_what_deltas_protocol_asks_for(tmp_path: Path) -> None:
+    parted = Place(str(tmp_path / "parted"))
+    parted.create(pa.schema({"value": pa.string(), "day of": pa.string()}), ["day of"])
+    parted.sink().commit_batch(0, [parted.pre_commit({"value": ["a", "b"], "day of": ["50 % = x/y", None]})])
+    info, txn, *adds = [json.loads(line) for line in parted.entry(1).splitlines()]
+    assert info["commitInfo"]["operationParameters"] == {"mode": "Append", "partitionBy": '["day of"]'}
+    assert info["commitInfo"]["isBlindAppend"] is True
+    assert (txn["txn"]["appId"], txn["txn"]["version"]) == (MARK, 0)
+    assert {add["add"]["partitionValues"]["day of"] for add in adds} == {"50 % = x/y", None}
+    for each in adds:  # a URL of the file, which is where it decodes to
+        assert (parted.folder / unquote(each["add"]["path"])).stat().st_size == each["add"]["size"]
+        assert " " not in each["add"]["path"]
+    assert sorted(row["day of"] or "" for row in parted.rows()) == ["", "50 % = x/y"]
+
+
+def test_expired_entries_stay_where_a_checkpoint_lacks_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """delta-rs takes it for whole, and would remove the entries that only a whole one stands for."""
+    monkeypatch.setattr(commit, "CHECKPOINT_INTERVAL", 2)
+    place.table().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    log = place.folder / "_delta_log"
+    part = log / f"{2:020d}.checkpoint.{1:010d}.{2:010d}.parquet"
+
+    def two_batches(first: int) -> None:
+        for batch_id in (first, first + 1):
+            place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
+            for path in log.iterdir():
+                os.utime(path, (1, 1))
+
+    two_batches(0)
+    part.write_bytes(b"its writer was killed")
+    for first in (2, 4):
+        two_batches(first)
+    assert (log / f"{2:020d}.json").exists()
+    part.unlink()
+    for first in (6, 8):
+        two_batches(first)
+    assert not (log / f"{2:020d}.json").exists()
+    assert place.values() == sorted(map(str, range(10)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -103,3 +104,13 @@ def test_duckdb_finds_a_zero_of_either_sign(tmp_path: Path, written: float, wher
     place.create(pa.schema({"f": pa.float64()}))
     place.sink().commit_batch(0, [place.pre_commit({"f": [written]})])
     assert by_duckdb(place, where).num_rows == 1
+
+
+def test_a_column_with_a_dot_in_its_name_gets_no_bounds_of_a_field_inside_of_another(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "dots"))
+    schema = pa.schema({"a": pa.struct({"b": pa.int64()}), "a.b": pa.int64(), "c": pa.int64()})
+    place.create(schema)
+    written = pa.record_batch([[{"b": 100}], [1], [2]], schema=schema)
+    place.sink().commit_batch(0, [place.pre_commit(written)])
+    [add] = place.added()
+    assert json.loads(add["stats"])["maxValues"] == {"c": 2}

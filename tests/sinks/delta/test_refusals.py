@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Participant
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted, SchemaMismatch
 
 VALUE = {"name": "value", "type": "string", "nullable": True}
 
@@ -112,6 +112,10 @@ FEATURE_OF_MAPPING = ("columnMapping",)
         ),
         ("CatalogManaged", {"writer": 7, "features": ("catalogManaged",)}),
         ("fromTheFuture", {"writer": 7, "features": ("fromTheFuture",)}),
+        (
+            "inside of another",
+            {"columns": [column("s", {"type": "struct", "fields": [column(__CHAR_VARCHAR_TYPE_STRING="varchar(3)")]})]},
+        ),
         ("char\\(3\\)", {"columns": [column("c", "string", __CHAR_VARCHAR_TYPE_STRING="char(3)")]}),
         (
             "UNSET TBLPROPERTIES .'delta.setTransactionRetentionDuration'",
@@ -311,6 +315,20 @@ def test_an_empty_text_in_a_partition_column_is_refused_as_readers_would_see_nul
     assert (refused.value.column, refused.value.record) == ("day", 1)
 
 
+@pytest.mark.parametrize("day", [2932897, -719163])
+def test_a_date_in_a_partition_column_that_has_no_four_digits_of_a_year_is_refused(tmp_path: Any, day: int) -> None:
+    other = Place(str(tmp_path / "parts"))
+    other.create(pa.schema({"value": pa.string(), "day": pa.date32()}), ["day"])
+    days = pa.array([0, None, day], pa.int32()).cast(pa.date32())
+    with pytest.raises(RecordRefused, match="years") as refused:
+        other.pre_commit({"value": ["a", "b", "c"], "day": days})
+    assert (refused.value.column, refused.value.record) == ("day", 2)
+    inside = day - 1 if day > 0 else day + 1
+    days = pa.array([inside], pa.int32()).cast(pa.date32())
+    other.sink().commit_batch(0, [other.pre_commit({"value": ["a"], "day": days}, partition=1)])
+    assert len(other.values()) == 1
+
+
 def test_delta_rs_itself_would_commit_to_a_table_with_a_check_constraint(place: Place) -> None:
     """If this fails, delta-rs has begun to look at rows, and a refusal above may go."""
     committable = place.pre_commit(["a"])
@@ -323,3 +341,50 @@ def test_delta_rs_itself_would_commit_to_a_table_with_a_check_constraint(place: 
     table.create_write_transaction([AddAction(path, size, {}, 1, True, "{}")], "append", table.schema(), [])
     assert place.values() == ["a"]
     assert committable.records == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "added"),
+    [
+        ("a b", pa.field("a b", pa.int64())),
+        ("in,side", pa.field("s", pa.struct({"in,side": pa.int64()}))),
+        ("unsigned", pa.field("unsigned", pa.uint64())),
+        ("nano", pa.field("nano", pa.timestamp("ns", "UTC"))),
+        ("time", pa.field("time", pa.time64("us"))),
+        ("nothing", pa.field("nothing", pa.null())),
+        ("at", pa.field("at", pa.timestamp("us"))),
+        ("at", pa.field("list", pa.list_(pa.struct({"at": pa.timestamp("us")})))),
+        ("'value'", pa.field("good", pa.int64())),
+    ],
+)
+def test_merge_schema_changes_no_table_for_records_that_it_then_refuses(
+    place: Place, named: str, added: pa.Field
+) -> None:
+    before = everything(place)
+    value = pa.int64() if named == "'value'" else pa.string()
+    with pytest.raises(SchemaMismatch, match=named):
+        place.sink(merge_schema=True).validate(pa.schema([pa.field("value", value), added]))
+    assert everything(place) == before
+
+
+def test_what_is_inside_of_a_column_and_not_null_by_the_commit_stops_the_query(place: Place) -> None:
+    """As CREATE OR REPLACE makes it."""
+    inner = {"type": "struct", "fields": [column("x")]}
+    make(place, column("s", inner))
+    written = {"value": ["a"], "s": pa.array([{"x": None}], pa.struct({"x": pa.int64()}))}
+    committable, sink = place.pre_commit(written), place.sink()
+    log = place.folder / "_delta_log"
+    [first] = log.glob("*.json")
+    actions = [json.loads(line) for line in first.read_text().splitlines()]
+    metadata = next(action["metaData"] for action in actions if "metaData" in action)
+    schema = json.loads(metadata["schemaString"])
+    schema["fields"][1]["type"]["fields"][0]["nullable"] = False
+    schema["fields"].append(column("new", {"type": "struct", "fields": [column("y", nullable=False)]}))
+    changed = json.dumps({"metaData": {**metadata, "schemaString": json.dumps(schema)}})
+    (log / f"{1:020d}.json").write_text(changed)
+    with pytest.raises(OperatorRequired, match=r"s\.x"):
+        sink.commit_batch(0, [committable])
+    schema["fields"][1]["type"]["fields"][0]["nullable"] = True
+    (log / f"{2:020d}.json").write_text(json.dumps({"metaData": {**metadata, "schemaString": json.dumps(schema)}}))
+    sink.commit_batch(0, [committable])  # a new column is null, with all that is inside of it
+    assert place.rows() == [{"value": "a", "s": {"x": None}, "new": None}]

@@ -15,12 +15,13 @@ import pytest
 import s3fs
 from deltalake import DeltaTable, QueryBuilder, Schema
 
-from tests.support.http_proxy import Changed, HttpProxy, Lost
+from tests.support.http_proxy import Changed, HttpProxy, Lost, s3_error
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc_delta import DeltaSink
 from twopc_delta.options import DeltaOptions
+from twopc_delta.storage import Storage
 
 URL = "s3://lake/orders"
 OVERWRITES = Changed(without_headers=frozenset({"if-none-match"}))
@@ -166,3 +167,69 @@ def test_a_server_that_is_away_is_repeated_and_the_batch_is_there_once(options: 
 def test_an_option_that_delta_rs_has_no_counterpart_of_is_refused(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         DeltaSink({**options, "storage_options": {name: "x"}})
+
+
+def requests_of_a_batch(options: dict[str, Any], proxy: HttpProxy, batch_id: int, tasks: int) -> int:
+    """The driver's requests for one batch, from the votes to the sweep."""
+    writing, driving = sink(options), sink(through(proxy, options))
+    votes = []
+    for partition in range(tasks):
+        with Participant({"orders": writing}, Round(1, batch_id), partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": [f"{batch_id}.{partition}"]}))
+            votes.append(participant.pre_commit()["orders"])
+    before = len(proxy.requests)
+    driving.commit_batch(batch_id, driving.seal(votes, 0.0))
+    assert list(driving.recover()) == []
+    sent = proxy.requests[before:]
+    assert [each.target for each in sent if "prefix=orders%2F&" in each.target] == []  # all files of the table
+    return len(sent)
+
+
+def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: dict[str, Any], server: S3Server) -> None:
+    with HttpProxy(server.endpoint_url) as proxy:
+        few, many = requests_of_a_batch(options, proxy, 0, 3), requests_of_a_batch(options, proxy, 1, 30)
+        assert many <= few
+    assert len(values(options)) == 33
+
+
+@pytest.mark.parametrize("step", ["the removal of many", "a listing"])
+def test_a_server_without_a_request_for_many_objects_gets_one_for_each(
+    options: dict[str, Any], server: S3Server, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Also where a listing lacks what was written just now."""
+    with HttpProxy(server.endpoint_url) as proxy:
+        if step == "the removal of many":
+            proxy.disturb_all("POST", s3_error(501, "NotImplemented"), "delete")
+        else:
+            monkeypatch.setattr(Storage, "_listed", lambda *_: {})
+        requests_of_a_batch(options, proxy, 0, 5)
+        assert len(proxy.sent("DELETE", "_twopc/twopc.")) == (5 if step == "the removal of many" else 0)
+    assert len(values(options)) == 5
+
+
+def test_a_file_of_many_that_is_gone_at_the_store_is_noticed(options: dict[str, Any]) -> None:
+    fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
+    bound, votes = sink(options), []
+    for partition in range(3):
+        with Participant({"orders": bound}, Round(1, 0), partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": ["a"]}))
+            votes.append(participant.pre_commit()["orders"])
+    fs.rm_file(next(path for path in fs.find("lake/orders") if path.endswith(".parquet")))
+    with pytest.raises(RoundAborted, match="not there as it was written"):
+        bound.seal(votes, 0.0)
+
+
+def test_partitions_of_any_name_are_read_back_from_the_store(options: dict[str, Any]) -> None:
+    url = "s3://lake/parted"
+    translated = DeltaOptions.parse(options).storage.delta_options()
+    schema = Schema.from_arrow(pa.schema({"value": pa.string(), "day": pa.string()}))
+    DeltaTable.create(url, schema, partition_by=["day"], storage_options=translated)
+    bound = sink({**options, "path": url})
+    days = ["50 % = x/y", "ü?*[", "plain", None]
+    with Participant({"orders": bound}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": [*"abcd"], "day": days}))
+        votes = [participant.pre_commit()["orders"]]
+    bound.commit_batch(0, bound.seal(votes, 0.0))
+    table = DeltaTable(url, storage_options=translated)
+    found = QueryBuilder().register("t", table).execute("SELECT day FROM t").read_all()
+    assert sorted(str(row["day"]) for row in pa.table(found).to_pylist()) == sorted(map(str, days))

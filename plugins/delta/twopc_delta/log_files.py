@@ -1,0 +1,155 @@
+"""The files of a table's log on a disk or S3: entries, each created only where there is none, and checkpoints."""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections import defaultdict
+from pathlib import Path
+
+import orjson
+
+from twopc.durable_files import ObjectFolder, names_in, sync_folder
+from twopc_delta.storage import NOTES, Storage
+
+_LOG = "_delta_log"
+_LAST_CHECKPOINT = "_last_checkpoint"
+_ENTRY = re.compile(r"([0-9]{20})\.json")
+_CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.")
+_NO_VERSION = ":"
+"""Comes after all names that begin with a digit. Behind it are folders that readers of the log don't list."""
+
+_PART = re.compile(r"([0-9]{20})\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
+"""A checkpoint of several parts: its version, the number of this part, and how many there are."""
+
+
+class LogFiles:
+    """The log of the table in one folder."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._folder = Path(storage.path) / _LOG  # on a disk
+        self._objects: ObjectFolder | None = None  # at a store, which is tried once per process
+
+    def entry(self, version: int) -> bytes | None:
+        """Return an entry; None where there is none."""
+        return self._read(_entry_name(version))
+
+    def put(self, version: int, data: bytes) -> None:
+        """Create an entry, durable and whole or not at all.
+
+        Raises:
+            FileExistsError: the log has an entry of this version. It may be this one, where the client has repeated a
+                request.
+            OSError: any other is an unknown outcome.
+        """
+        with self._storage.meaning():
+            if self._storage.is_local:
+                self._link(version, data)
+                return
+            if self._objects is None:
+                self._objects = ObjectFolder(self._storage.filesystem, self._storage.path)
+            self._objects.put_if_absent(f"{_LOG}/{_entry_name(version)}", data)
+
+    def _link(self, version: int, data: bytes) -> None:
+        """Write an entry aside, among the notes: what a killed process leaves there is removed when a query starts."""
+        aside = Path(self._storage.path) / NOTES / f".{uuid.uuid4().hex}.aside"
+        try:
+            with aside.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.link(aside, self._folder / _entry_name(version))
+        finally:
+            aside.unlink(missing_ok=True)
+        sync_folder(self._folder)
+
+    def newest_after(self, version: int) -> int | None:
+        """Return the newest version of the log, which has every entry from ``version`` on; None if it lacks one, such
+        as behind a checkpoint, or has too many to tell."""
+        names = self._names_after(_entry_name(version))
+        if names is None:
+            return None
+        entries, newest_checkpoint = set[int](), -1
+        for name in names:
+            if found := _ENTRY.fullmatch(name):
+                entries.add(int(found[1]))
+            elif found := _CHECKPOINT.match(name):
+                newest_checkpoint = max(newest_checkpoint, int(found[1]))
+        newest = max(entries, default=version)
+        return newest if len(entries) == newest - version and newest_checkpoint <= newest else None
+
+    def _names_after(self, name: str) -> list[str] | None:
+        """Return the names in the log that come after ``name`` and begin with a digit; None if they are too many for
+        one answer of a store."""
+        if self._storage.is_local:
+            return [each for each in os.listdir(self._folder) if name < each < _NO_VERSION]  # noqa: PTH208
+        bucket, _, key = self._storage.path.partition("/")
+        prefix = f"{key}/{_LOG}/"
+        with self._storage.meaning():
+            found = self._storage.filesystem.call_s3(
+                "list_objects_v2", Bucket=bucket, Prefix=prefix, StartAfter=prefix + name
+            )
+        names = [each["Key"].removeprefix(prefix) for each in found.get("Contents", ())]
+        if found.get("IsTruncated") and names[-1] < _NO_VERSION:
+            return None
+        return [each for each in names if name < each < _NO_VERSION]
+
+    def last_checkpoint(self) -> int:
+        """Return the version of the newest checkpoint, as the writer of it has noted; 0 if none has."""
+        try:
+            return int(orjson.loads(self._read(_LAST_CHECKPOINT) or b"")["version"])
+        except (ValueError, KeyError, TypeError):
+            return 0
+
+    def has_part_of_a_checkpoint(self) -> bool:
+        """Whether a checkpoint of several parts lacks some, as its writer was killed."""
+        if self._storage.is_local:
+            names = os.listdir(self._folder)  # noqa: PTH208  # as at a store
+        else:
+            with self._storage.meaning():
+                names = names_in(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
+        parts: dict[tuple[str, str], int] = defaultdict(int)
+        for name in names:
+            if found := _PART.fullmatch(name):
+                parts[found[1], found[2]] += 1
+        return any(count != int(of) for (_, of), count in parts.items())
+
+    def _read(self, name: str) -> bytes | None:
+        with self._storage.meaning():
+            try:
+                if self._storage.is_local:
+                    return (self._folder / name).read_bytes()
+                return bytes(self._storage.filesystem.cat_file(f"{self._storage.path}/{_LOG}/{name}"))
+            except FileNotFoundError:
+                return None
+
+    def sync(self, newest: int, mark: str) -> None:
+        """Make the entries survive a power cut, from ``newest`` down to the one that has ``mark`` in it. Other writers
+        put them on a disk without a sync."""
+        if not self._storage.is_local:
+            return
+        for version in range(newest, -1, -1):
+            try:
+                with (self._folder / _entry_name(version)).open("rb") as entry:
+                    os.fsync(entry.fileno())
+                    if mark.encode() in entry.read():
+                        break
+            except FileNotFoundError:  # older ones were cleaned up, behind a checkpoint
+                break
+        sync_folder(self._folder)
+
+    def sync_checkpoint(self, version: int) -> None:
+        """Make a checkpoint survive a power cut, before entries that it stands for are removed."""
+        if not self._storage.is_local:
+            return
+        log = self._folder
+        for path in [*log.glob(f"{version:020d}.checkpoint*"), *log.glob("_sidecars/*"), log / _LAST_CHECKPOINT]:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(log)
+
+
+def _entry_name(version: int) -> str:
+    return f"{version:020d}.json"

@@ -1,0 +1,113 @@
+"""What the transactions of a batch have prepared: their notes, and whether their files are there.
+
+Votes bring the notes to the driver, which keeps them until the commit. It looks whether each is in its place, all with
+one listing, and reads none. After a crash, the next driver reads them. The decision has digests alone: notes have
+values of columns, and may be long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from twopc.errors import Retriable
+from twopc.transaction import Committable, JsonValue
+from twopc_delta.notes import Note, Notes, digest
+from twopc_delta.storage import Storage
+
+_NOTE = "note"
+"""The key of a note in a vote."""
+
+_LONGEST_IN_VOTE = 64 * 1024
+"""A longer note is read by the driver, so that many votes take little memory on their way."""
+
+
+def vote_of(transaction_id: str, data: bytes, files: int, records: int) -> Committable:
+    """Return the vote of a transaction with the note ``data``."""
+    handle: dict[str, JsonValue] = {"digest": digest(data), "files": files}
+    if len(data) <= _LONGEST_IN_VOTE:
+        handle[_NOTE] = data.decode()
+    return Committable(transaction_id, handle, records)
+
+
+class Prepared:
+    """The notes and files of a table's transactions, for one process.
+
+    Args:
+        storage: the table's folder.
+        name: the table, for messages.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._storage = storage
+        self._name = name
+        self._notes = Notes(storage)
+        self._kept: dict[tuple[str, object], Note] = {}  # by transaction and digest
+
+    def keep(self, votes: Sequence[Committable]) -> None:
+        """Keep the notes that ``votes`` have brought, in place of those of the batch before."""
+        self._kept = {}
+        for vote in votes:
+            if isinstance(brought := vote.handle.get(_NOTE), str):
+                self._remember(vote, brought.encode())
+
+    def _remember(self, committable: Committable, data: bytes) -> bool:
+        """Keep a note, if it is as the transaction wrote it."""
+        is_same = digest(data) == committable.handle.get("digest")
+        if is_same:
+            self._kept[_key(committable)] = Note.from_bytes(data)
+        return is_same
+
+    def notes(self, committables: Sequence[Committable]) -> dict[str, Note] | list[str]:
+        """Return the notes of pre-committed transactions; or the names of those that are not as they were written.
+
+        Upholds: a late driver commits nothing that was rolled back. A transaction without its note is ended.
+        """
+        there = self._listed()
+        kept = self._kept
+        unread = [each for each in committables if each.transaction_id not in there or _key(each) not in kept]
+        contents = self._storage.at_once(self._read, [each.transaction_id for each in unread])
+        gone = [
+            f"the note of {each.transaction_id}"
+            for each, data in zip(unread, contents, strict=True)
+            if data is None or not self._remember(each, data)
+        ]
+        return gone or {each.transaction_id: kept[_key(each)] for each in committables}
+
+    def _listed(self) -> set[str]:
+        if not self._kept:
+            return set()
+        try:
+            return set(self._notes.transaction_ids())
+        except OSError as error:
+            raise Retriable(f"the notes beside {self._name}: no answer: {error}") from None
+
+    def _read(self, transaction_id: str) -> bytes | None:
+        try:
+            return self._notes.read(transaction_id)
+        except OSError as error:
+            raise Retriable(f"the notes beside {self._name}: no answer: {error}") from None
+
+    def gone(self, notes: Mapping[str, Note]) -> list[str]:
+        """Return the files that are not there as they were written."""
+        files = [file for note in notes.values() for file in note.files]
+        try:
+            sizes = self._storage.sizes_bytes([file.path for file in files])
+        except OSError as error:
+            raise Retriable(f"the files of {self._name}: no answer: {error}") from None
+        return [file.path for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+
+    def settle(self, committables: Sequence[Committable]) -> None:
+        """Let go of the notes of a batch that is in the table. Raises OSError where one stays: the sweep removes it."""
+        self._kept = {}
+        self._notes.remove(*(committable.transaction_id for committable in committables))
+
+
+def without_note(vote: Committable, facts: Mapping[str, JsonValue]) -> Committable:
+    """Return what of a vote goes into the decision, with ``facts``."""
+    handle = {name: value for name, value in vote.handle.items() if name != _NOTE}
+    return replace(vote, handle={**handle, **facts})
+
+
+def _key(committable: Committable) -> tuple[str, object]:
+    return committable.transaction_id, committable.handle.get("digest")

@@ -1,0 +1,103 @@
+"""A table's log is taken for known only if it has every entry, and an entry is on the disk before a reader sees it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sinks.delta.conftest import Place
+from twopc_delta.log_files import LogFiles
+from twopc_delta.storage import Storage
+
+KEYS = "t/_delta_log/"
+
+
+def entry(version: int) -> str:
+    return f"{version:020d}.json"
+
+
+def checkpoint(version: int) -> str:
+    return f"{version:020d}.checkpoint.parquet"
+
+
+@pytest.fixture(params=["disk", "s3"])
+def log(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what is found after version 1 of a log with the given names."""
+
+    def newest(names: Sequence[str], cut_off: bool = False) -> int | None:
+        if request.param == "disk":
+            folder = tmp_path / "_delta_log"
+            folder.mkdir()
+            for name in names:
+                (folder / name).touch()
+            return LogFiles(Storage.at(str(tmp_path), {})).newest_after(1)
+        monkeypatch.setattr(Storage, "filesystem", Store(names, cut_off))
+        return LogFiles(Storage.at("s3://bucket/t", {})).newest_after(1)
+
+    return newest
+
+
+class Store:
+    def __init__(self, names: Sequence[str], cut_off: bool) -> None:
+        self._keys = [KEYS + name for name in sorted(names)]
+        self._cut_off = cut_off
+
+    def call_s3(self, method: str, *, Bucket: str, Prefix: str, StartAfter: str) -> dict[str, Any]:  # noqa: N803
+        assert (method, Bucket, Prefix) == ("list_objects_v2", "bucket", KEYS)
+        found = [{"Key": key} for key in self._keys if key > StartAfter]
+        return {"IsTruncated": self._cut_off, **({"Contents": found} if found else {})}
+
+
+@pytest.mark.parametrize(
+    ("names", "newest"),
+    [
+        ([entry(0), entry(1)], 1),
+        ([entry(1), entry(2), entry(3), checkpoint(2), "_last_checkpoint", f"{3:020d}.crc"], 3),
+        ([entry(1), entry(2), checkpoint(2)], 2),
+        ([entry(1), entry(3)], None),
+        ([entry(1), checkpoint(9)], None),
+        ([entry(1), entry(2), checkpoint(9), entry(9)], None),
+        ([entry(1), f"{1:020d}.{9:020d}.compacted.json", "_commit_x.json.tmp"], 1),
+    ],
+)
+def test_the_newest_version_is_known_where_no_entry_is_missing(log: Any, names: list[str], newest: int | None) -> None:
+    assert log(names) == newest
+
+
+def test_a_listing_that_was_cut_off_shows_nothing_unless_it_is_past_the_entries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for names, newest in (([entry(2)], None), ([entry(2), "_sidecars/a.parquet"], 2)):
+        monkeypatch.setattr(Storage, "filesystem", Store(names, cut_off=True))
+        assert LogFiles(Storage.at("s3://bucket/t", {})).newest_after(1) == newest
+
+
+def test_an_entry_is_on_the_disk_before_it_is_in_the_log_and_its_name_before_the_commit_returns(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+    fsync, link = os.fsync, os.link
+
+    def record_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        steps.append("aside" if name.endswith(".aside") else name)
+
+    def record_link(source: Any, target: Any) -> None:
+        link(source, target)
+        steps.append("link")
+
+    (place.folder / "_twopc").mkdir()
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "link", record_link)
+    files = LogFiles(Storage.at(place.path, {}))
+    files.put(1, b"{}")
+    assert steps == ["aside", "link", "_delta_log"]
+    with pytest.raises(FileExistsError):
+        files.put(1, b"other")
+    assert files.entry(1) == b"{}"
+    assert list((place.folder / "_twopc").iterdir()) == []
