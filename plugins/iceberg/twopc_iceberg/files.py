@@ -29,6 +29,9 @@ S3 = ("s3", "s3a", "s3n")
 SUPPORTED = (LOCAL, *S3)
 """Schemes of locations that the sink is tested with."""
 
+ASIDE = ".aside"
+"""The end of the name under which a file of a disk is written before it replaces the file."""
+
 _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
 """A file of such a name can't exist: its creation failed, and its note stayed."""
 
@@ -113,12 +116,15 @@ class DurableFileIO(PyArrowFileIO):
             with self.new_output(location).create(overwrite=True) as stream:
                 stream.write(data)
             return
-        aside = f"{location}.aside"
-        with self.new_output(aside).create(overwrite=True) as stream:
+        with self.new_output(location + ASIDE).create(overwrite=True) as stream:
             stream.write(data)
         _, path = self._located(location)
-        Path(f"{path}.aside").replace(path)
+        Path(path + ASIDE).replace(path)
         sync_folder(Path(path).parent)
+
+    def written(self, location: str) -> list[str]:
+        """Return the locations at which ``write`` may have left something, even if its process was killed."""
+        return [location + ASIDE, location] if self.scheme(location) == LOCAL else [location]
 
     def remove(self, locations: Iterable[str]) -> None:
         """Remove files, or do nothing for those that are gone. On return, they stay gone after a power cut."""
