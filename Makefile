@@ -112,6 +112,10 @@ storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1)
 prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
 	$(BIN)/python -m tests.campaigns stores $(ARGS)
 
+.PHONY: prove-tables
+prove-tables: $(STAMP) ## kill a query into Iceberg and Delta at every step and amid commits, and its servers; a report in build/tables
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns tables $(ARGS)
+
 .PHONY: prove-spark
 prove-spark: $(STAMP) ## kill Spark in every way that it writes; a report in build/spark
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns spark --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)

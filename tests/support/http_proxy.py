@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import threading
 from collections.abc import Callable, Mapping
@@ -71,6 +72,10 @@ class _Plan:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections stay open, as they do to a server
     pass_on: Callable[[Request], Answer | None]
+
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the client was killed
+            super().handle()
 
     def _handle(self) -> None:
         body = self._chunks() if _is_chunked(self.headers) else self._read(self.headers.get("Content-Length", "0"))
@@ -165,7 +170,10 @@ class HttpProxy:
             if disturbance is Lost.REQUEST:
                 return None
             dropped = disturbance.without_headers if isinstance(disturbance, Changed) else frozenset()
-            answer = self._forward(request, _PER_HOP | dropped)
+            try:
+                answer = self._forward(request, _PER_HOP | dropped)
+            except (OSError, http.client.HTTPException):  # the server is down, or was killed amid its reply
+                return None
             return None if disturbance is Lost.REPLY else answer
 
     def _disturbance(self, request: Request) -> Disturbance | None:

@@ -64,6 +64,10 @@ class Host:
             _check(_libc.setns(before, _CLONE_NEWNET))
             os.close(before)
 
+    def enter(self) -> None:
+        """Put the calling thread on this host for good."""
+        _check(_libc.setns(self._namespace, _CLONE_NEWNET))
+
     def run(self, command: str) -> None:
         with self.entered():
             subprocess.run(command.split(), check=True, capture_output=True)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 COORDINATES = "org.apache.iceberg:iceberg-open-api:1.10.1"
 PORT = 8181
+CATALOG_URI = f"http://127.0.0.1:{PORT}"
+"""The catalog's URI, on its host."""
+
 START_TIMEOUT_S = 90.0
 
 
@@ -32,6 +35,7 @@ class RestCatalogServer(ServerProcess):
         return f"file://{self._folder}/warehouse"
 
     def start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
         [jar] = (each for each in maven_jars("iceberg-open-api-1.10.1", COORDINATES) if "open-api" in each.name)
         environment = {
             **os.environ,
@@ -49,6 +53,10 @@ class RestCatalogServer(ServerProcess):
             return self.proxy().forwarded(Request("GET", "/v1/config", {}, b"")).status == 200
         return False
 
+    def mend(self, error: str) -> int:
+        """There is nothing that an operator has to do after a kill."""
+        return 0
+
     def proxy(self) -> ProxyIntoHost:
         """Return a proxy on this side of the network, not started yet."""
         return ProxyIntoHost(self.host)
@@ -62,7 +70,7 @@ class ProxyIntoHost(HttpProxy):
     """A proxy whose server is on another host."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__(f"http://127.0.0.1:{PORT}")
+        super().__init__(CATALOG_URI)
         self._host = host
 
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:

@@ -35,6 +35,16 @@ class ServerProcess:
             assert time.monotonic() < deadline, f"{name} did not answer:\n{log.read_text(errors='replace')}"
             time.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def restart_if_killed(self) -> None:
+        """Start the server again if somebody has killed it."""
+        if self._process is not None and self._process.poll() is not None:
+            self.start()
+
     def kill(self) -> None:
         """Send SIGKILL."""
         if self._process is not None:

@@ -62,7 +62,7 @@ class BatchManifest:
 
     def write(self, io: DurableFileIO) -> None:
         if self.is_new:
-            io.write(self.prepared.manifest, self.content)
+            io.write_same(self.prepared.manifest, self.content)
 
 
 def of_batch(

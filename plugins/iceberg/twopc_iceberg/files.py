@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +28,9 @@ LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
 SUPPORTED = (LOCAL, *S3)
 """Schemes of locations that the sink is tested with."""
+
+ASIDE = ".aside"
+"""The end of the name under which a file of a disk is written before it replaces the file."""
 
 _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
 """A file of such a name can't exist: its creation failed, and its note stayed."""
@@ -114,13 +116,37 @@ class DurableFileIO(PyArrowFileIO):
             with self.new_output(location).create(overwrite=True) as stream:
                 stream.write(data)
             return
-        # A name of its own: two drivers may write one file, and one of them may be killed while the other renames.
-        aside = f"{location}.{secrets.token_hex(4)}.aside"
-        with self.new_output(aside).create(overwrite=True) as stream:
+        with self.new_output(location + ASIDE).create(overwrite=True) as stream:
             stream.write(data)
+        _, path = self._located(location)
+        Path(path + ASIDE).replace(path)
+        sync_folder(Path(path).parent)
+
+    def write_same(self, location: str, data: bytes) -> None:
+        """Create a file whose content follows from its name, whoever else does so at the same time.
+
+        On a disk, all write the same bytes into one file aside, which none truncates. So it is whole as soon as one of
+        them has written it, and is moved once. A killed process leaves nothing that the next one does not use.
+        """
+        if self.scheme(location) != LOCAL:
+            self.write(location, data)
+            return
         path = Path(self._located(location)[1])
-        Path(self._located(aside)[1]).replace(path)
+        aside = path.with_name(path.name + ASIDE)
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            aside.replace(path)
+        except FileNotFoundError:
+            if not path.exists():
+                raise
         sync_folder(path.parent)
+
+    def written(self, location: str) -> list[str]:
+        """Return the locations at which ``write`` may have left something, even if its process was killed."""
+        return [location + ASIDE, location] if self.scheme(location) == LOCAL else [location]
 
     def remove(self, locations: Iterable[str]) -> None:
         """Remove files, or do nothing for those that are gone. On return, they stay gone after a power cut."""

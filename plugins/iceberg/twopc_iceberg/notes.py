@@ -7,6 +7,8 @@ table whose files have hashed paths is no exception. Order upholds that a file o
 2. The commit removes the notes of a decided batch, durably, before it asks the catalog.
 3. An abort removes files only while their note is there; the note goes last.
 
+On a disk, a note is first written aside. What a task leaves there when it is killed counts as a note, and goes with it.
+
 ``remove_orphan_files`` of Spark passes over the folder, as it does over all whose names begin with ``_``.
 """
 
@@ -16,7 +18,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.files import ASIDE, DurableFileIO
 
 FOLDER = "_twopc"
 
@@ -58,7 +60,7 @@ class Notes:
 
     def names(self) -> list[str]:
         """Return the names of the transactions that have a note."""
-        return self._io.names_in(self._folder)
+        return sorted({name.removesuffix(ASIDE) for name in self._io.names_in(self._folder)})
 
     def write(self, name: str, note: Note) -> None:
         """Create or replace the note of transaction ``name``."""
@@ -76,7 +78,7 @@ class Notes:
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove notes. On return they stay gone after a power cut."""
-        self._io.remove([self._note(name) for name in names])
+        self._io.remove([location for name in names for location in self._io.written(self._note(name))])
 
     def _note(self, name: str) -> str:
         return f"{self._folder}/{name}"

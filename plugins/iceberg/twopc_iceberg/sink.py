@@ -346,16 +346,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
     def abort(self, committable: Committable) -> None:
         """Remove the transaction's files, unless a snapshot has them.
 
-        Its note is gone if it is decided (``commit_batch``), aborted or discarded: then there is nothing to do. A note
+        Its note is gone if it is decided (``commit_batch``), aborted or discarded: then no file is removed. A note
         may come back where a store lists what was removed, so the table is looked at, too.
         """
         name = self._owned(committable)
         with self._asking(f"transaction {name} of {self._options} is to be rolled back"):
             notes = self._notes()
             note = notes.read(name)
-            if note is None:
-                return
-            if not self._may_be_visible(name, note):
+            if note is not None and not self._may_be_visible(name, note):
                 self._lake.io().remove([*note.files, note.manifest])
             notes.remove([name])
 

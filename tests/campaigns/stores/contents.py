@@ -5,18 +5,22 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow.json
 
+from tests.campaigns.every_step.query import BATCHES, Record, records
 from tests.campaigns.stores.foreign import present
-from tests.campaigns.stores.places import Place
-from tests.campaigns.stores.query import BATCHES, Record, records
-from tests.support.contents import Difference, difference
+from tests.support.contents import difference
 from twopc.errors import ConfigurationError
 from twopc.log.commit_log import read_tail
 from twopc_files import committed_files
 from twopc_files.spark_metadata import spark_metadata
+
+if TYPE_CHECKING:
+    from tests.campaigns.every_step.place import Findings
+    from tests.campaigns.stores.places import Place
 
 _LISTED = re.compile(r"_(spark_metadata|manifest)/[0-9]+(\.compact)?")
 
@@ -42,7 +46,7 @@ class View:
         return [record for path in (self.listing if paths is None else paths) for record in self.listing.get(path, ())]
 
 
-def look(place: Place, foreign: Mapping[str, str]) -> View:
+def view(place: Place, foreign: Mapping[str, str]) -> View:
     """Read the folder with independent clients. Raises an error if a file is not complete."""
     fs, folder = place.located()
     paths = [path for path in present(place) if path not in foreign and not path.startswith(("_", ".", "upload "))]
@@ -82,52 +86,39 @@ def _own(files: list[str] | None, foreign: Mapping[str, str]) -> list[str] | Non
     return None if files is None else [file for file in files if file not in foreign]
 
 
-@dataclass
-class Findings:
-    """Counts of each kind of failure, with their descriptions."""
+def whole_batches(findings: Findings, when: str, view: View) -> None:
+    """Check that no reader of a log sees a part of a batch, and that no reader sees an undecided batch."""
+    undecided = {record[0] for found in view.listing.values() for record in found if record[0] > view.decided}
+    findings.add("undecided_seen", len(undecided), f"{when}, readers see undecided batches: {sorted(undecided)}")
+    for log in view.logs:
+        seen = view.listed(log)
+        for batch_id in range(BATCHES):
+            of_batch = sorted(record for record in seen if record[0] == batch_id)
+            is_torn = bool(of_batch) and of_batch != records(batch_id)
+            what = f"{when}, the log {log} shows {len(of_batch)} records of batch {batch_id}"
+            findings.add("half_batches_seen", is_torn, what)
 
-    lost: int = 0
-    duplicates: int = 0
-    leftovers: int = 0
-    half_batches_seen: int = 0
-    undecided_seen: int = 0
-    foreign_removed: int = 0
-    told: list[str] = field(default_factory=list)
 
-    def whole_batches(self, when: str, view: View) -> None:
-        """Check that no reader of a log sees a part of a batch, and that no reader sees an undecided batch."""
-        undecided = {record[0] for found in view.listing.values() for record in found if record[0] > view.decided}
-        if undecided:
-            self.undecided_seen += len(undecided)
-            self.told.append(f"{when}, readers see undecided batches: {sorted(undecided)}")
-        for log in view.logs:
-            seen = view.listed(log)
-            for batch_id in range(BATCHES):
-                of_batch = sorted(record for record in seen if record[0] == batch_id)
-                if of_batch and of_batch != records(batch_id):
-                    self.half_batches_seen += 1
-                    self.told.append(f"{when}, the log {log} shows {len(of_batch)} records of batch {batch_id}")
+def all_there(findings: Findings, view: View) -> None:
+    """Check that every reader sees exactly the records of an undisturbed run."""
+    _compare(findings, "listing", [record for found in view.listing.values() for record in found])
+    for log in view.logs:
+        _compare(findings, log, view.listed(log))
 
-    def all_there(self, view: View) -> None:
-        """Check that every reader sees exactly the records of an undisturbed run."""
-        self._compare("listing", [record for found in view.listing.values() for record in found])
-        for log in view.logs:
-            self._compare(log, view.listed(log))
 
-    def _compare(self, reader: str, found: Iterable[Record]) -> None:
-        there = difference((record for batch_id in range(BATCHES) for record in records(batch_id)), found)
-        self.lost += there.lost
-        self.duplicates += there.duplicates
-        if there != Difference():
-            what = f"misses {there.lost} records and sees {there.duplicates} duplicates"
-            self.told.append(f"at the end, the reader of the {reader} {what}")
+def _compare(findings: Findings, reader: str, found: Iterable[Record]) -> None:
+    there = difference((record for batch_id in range(BATCHES) for record in records(batch_id)), found)
+    findings.add("lost", there.lost, f"at the end, the reader of the {reader} misses {there.lost} records")
+    findings.add(
+        "duplicates", there.duplicates, f"at the end, the reader of the {reader} sees {there.duplicates} twice"
+    )
 
-    def nothing_left(self, place: Place, view: View, foreign: Mapping[str, str]) -> None:
-        """Check that no pending file, upload or temporary file is left, and that every foreign file is still there."""
-        found = present(place)
-        left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
-        left += [str(path) for path in (place.work / "log").glob(".*.aside")]
-        removed = [path for path, state in foreign.items() if found.get(path) != state]
-        self.leftovers += len(left)
-        self.foreign_removed += len(removed)
-        self.told += [f"left behind: {path}" for path in left] + [f"foreign file removed: {path}" for path in removed]
+
+def nothing_left(findings: Findings, place: Place, view: View, foreign: Mapping[str, str]) -> None:
+    """Check that no pending file, upload or temporary file is left, and that every foreign file is still there."""
+    found = present(place)
+    left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
+    left += [str(path) for path in (place.work / "log").glob(".*.aside")]
+    removed = [path for path, state in foreign.items() if found.get(path) != state]
+    findings.add("leftovers", len(left), f"left behind: {', '.join(left)}")
+    findings.add("foreign_removed", len(removed), f"foreign files removed: {', '.join(removed)}")

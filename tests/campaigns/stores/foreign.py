@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 
-from tests.campaigns.stores.places import Place
 from twopc import Participant, Round
+
+if TYPE_CHECKING:
+    from tests.campaigns.stores.places import Place
 
 LOOK_ALIKES = {
     "_twopc/notes.txt": b"mine",

@@ -159,11 +159,6 @@ class GoServer(ServerProcess):
         """The options with which fsspec's ``s3`` reaches the server. A restart does not change them."""
         return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{self._port}"}
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     def start(self) -> None:
         objects = self._folder / "objects"
         objects.mkdir(parents=True, exist_ok=True)
@@ -175,10 +170,6 @@ class GoServer(ServerProcess):
             env={**os.environ, **self._program.environment, "HOME": str(self._folder)},
             cwd=self._folder,
         )
-
-    def restart_if_killed(self) -> None:
-        if self._process is not None and self._process.poll() is not None:
-            self.start()
 
     def mend(self, error: str) -> int:
         """Do what an operator does after ``error``, so that the next start completes the uploads that it names."""

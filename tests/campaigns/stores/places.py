@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import botocore.session
 import pyarrow as pa
 import pyarrow.fs
+from aiobotocore.client import AioBaseClient
 from botocore.loaders import create_loader
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 from s3fs import S3FileSystem
 
-from tests.campaigns.stores import steps
-from tests.campaigns.stores.go_servers import PROGRAMS
+from tests.campaigns.every_step import steps
+from tests.campaigns.every_step.blows import SERVER_AND_WRITER
+from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
+from tests.campaigns.stores import contents
+from tests.campaigns.stores.calls import in_memory, on_renaming
+from tests.campaigns.stores.foreign import plant, present
+from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
 from twopc.log.store import LogStore, open_store
 from twopc_files.sink import FileSink
+
+if TYPE_CHECKING:
+    from tests.campaigns.every_step.blows import Strike
+    from tests.campaigns.every_step.place import Findings, Sinks
+
+COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
+"""The kinds of findings."""
 
 
 class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
@@ -103,6 +117,9 @@ class Place:
         options = {"path": self.url, "format": "json", "partition_by": "kind", "batch_logs": self.batch_logs}
         return FileSink({**options, "storage_options": dict(self.storage_options)})
 
+    def sinks(self) -> Sinks:
+        return {"orders": self.sink()}
+
     def located(self) -> tuple[Any, str]:
         """Return the file system, with an empty cache, and the folder's path in it."""
         fs, folder = url_to_fs(self.url, **self.storage_options)
@@ -110,19 +127,76 @@ class Place:
         return fs, folder
 
     def make(self) -> None:
-        self.work.mkdir(parents=True)
+        self.work.mkdir(parents=True, exist_ok=True)
         if self.is_on_s3:
             self.located()[0].call_s3("create_bucket", Bucket=self.name)
+        plant(self)
+        note(self.work, "foreign", present(self))
+
+    def patch(self, steps: steps.Steps) -> None:
+        CALLS[self.store](steps)
+
+    def watch_commits(self, strike: Strike) -> None:
+        """A completion of an upload commits a file."""
+        request = AioBaseClient._make_api_call
+
+        async def watched(client: Any, operation: str, parameters: Any) -> Any:
+            is_commit = operation == "CompleteMultipartUpload"
+            with strike.a_commit() if is_commit else contextlib.nullcontext():
+                return await request(client, operation, parameters)
+
+        AioBaseClient._make_api_call = watched
+
+    def meanwhile(self) -> None:
+        let_an_hour_pass(self.work, is_on_disk=self.store == "local")
+
+    def look(self, findings: Findings, when: str) -> None:
+        contents.whole_batches(findings, when, contents.view(self, self._foreign))
+
+    def judge(self, findings: Findings) -> None:
+        view = contents.view(self, self._foreign)
+        contents.all_there(findings, view)
+        contents.nothing_left(findings, self, view, self._foreign)
+
+    @property
+    def _foreign(self) -> Mapping[str, str]:
+        return noted(self.work, "foreign") or {}
 
 
-SEAMS: Mapping[str, Callable[[steps.Steps], None]] = {
+CALLS: Mapping[str, Callable[[steps.Steps], None]] = {
     "local": steps.on_disk,
     "s3": steps.on_s3,
     "copy": steps.on_s3,
-    "rename": steps.on_renaming,
-    "memory": steps.in_memory,
+    "rename": on_renaming,
+    "memory": in_memory,
 }
 """Store → the function that turns its calls into steps."""
+
+
+@dataclass(frozen=True)
+class StorePlaces:
+    """Creates the places in one store, for all cases.
+
+    Attributes:
+        name: the store.
+        folder: the folder of all cases.
+        server: the options to reach the S3 server that they share.
+    """
+
+    name: str
+    folder: Path
+    server: Mapping[str, Any]
+    victims = SERVER_AND_WRITER
+
+    def new(self) -> Place:
+        name = f"case-{uuid.uuid4().hex}"
+        return Place(self.name, self.folder / name, self.server, name)
+
+    @contextlib.contextmanager
+    def with_server(self) -> Iterator[tuple[Place, GoServer]]:
+        place = self.new()
+        with GoServer(PROGRAMS[self.name], place.work / "server") as server:
+            yield replace(place, server=server.storage_options), server
 
 
 def warm_up() -> None:
@@ -131,8 +205,3 @@ def warm_up() -> None:
     loader = create_loader()
     botocore.session.create_loader = lambda *_: loader  # the description of S3's API is megabytes of JSON
     botocore.session.Session().create_client("s3", "us-east-1")
-
-
-def new_place(store: str, folder: Path, server: Mapping[str, Any]) -> Place:
-    name = f"case-{uuid.uuid4().hex}"
-    return Place(store, folder / name, server, name)

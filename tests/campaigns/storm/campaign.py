@@ -2,12 +2,13 @@
 
 ``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. It runs a broker, a driver with two executors, their Python
 workers, and a producer that keeps feeding the source. Finally, a last driver runs to the end of the source, and the
-contents of both target systems are compared with the records sent.
+contents of all target systems are compared with the records sent.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import shutil
@@ -16,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import confluent_kafka
@@ -29,8 +30,11 @@ from tests.campaigns.storm.checkpoint import Checkpoint
 from tests.campaigns.storm.contents import compare
 from tests.campaigns.storm.disks import Disk, enter_namespace
 from tests.campaigns.storm.driver import Driver
+from tests.campaigns.storm.lake import beside, create_tables
 from tests.campaigns.storm.query import REPLAYED, Settings
+from tests.support import networks
 from tests.support.broker_properties import WITHOUT_TIMEOUT
+from tests.support.rest_catalog import RestCatalogServer
 from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
@@ -43,6 +47,12 @@ TIMEOUT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000}
 IN_RECOVERY = 1 / 3
 """The share of strikes that do not wait for a decision after the previous strike, so that they also hit recovery."""
 PATIENCE_S = 15
+
+FILES, LAKE = "files", "lake"
+"""What the query writes beside Kafka: Parquet files; or an Iceberg table and a Delta table."""
+
+WRONG = ("torn", "early", "foreign_changed", "seen_otherwise_by_duckdb")
+"""What is counted for each table, and must be 0."""
 
 console = Console()
 
@@ -78,7 +88,12 @@ class Producer:
 
 
 def storm(
-    settings: Settings, broker: KafkaBroker, disks: Sequence[Disk], seconds: float, chance: random.Random
+    settings: Settings,
+    broker: KafkaBroker,
+    catalog: RestCatalogServer | None,
+    disks: Sequence[Disk],
+    seconds: float,
+    chance: random.Random,
 ) -> dict[str, object]:
     """Feed the source, strike, and watch; then settle and compare. Return the report."""
     producer = Producer(settings)
@@ -86,11 +101,17 @@ def storm(
     checkpoint = Checkpoint(Path(settings.folder) / "checkpoint", Path(settings.folder) / "log")
     driver = Driver(settings, checkpoint)
     availability, stop = Availability(settings), threading.Event()
-    chaos = Chaos(settings, driver, broker, disks, checkpoint, availability, chance)
+    chaos = Chaos(settings, driver, broker, catalog, disks, checkpoint, availability, chance)
     feeder = threading.Thread(target=producer.feed, args=(stop,), daemon=True)
     feeder.start()
     started = time.monotonic()
-    try:
+    with contextlib.ExitStack() as readers, contextlib.ExitStack() as writers:
+        readers.callback(chaos.calm)
+        readers.callback(driver.kill)
+        readers.callback(stop.set)
+        if settings.catalog:
+            readers.enter_context(beside(settings, "read"))
+            writers.enter_context(beside(settings, "write"))
         wait_for_first_batch(availability, driver)
         while time.monotonic() - started < seconds:
             struck = chaos.strike()
@@ -102,15 +123,12 @@ def storm(
             time.sleep(chance.uniform(0, 0.5))
         in_storm = availability.batches
         chaos.calm()
+        writers.close()
         stop.set()
         feeder.join()
         sent = producer.finish()
         console.print(f"the storm is over; running to the end of {sent} records")
-        settled = driver.run_to_the_end(availability.look)
-    finally:
-        stop.set()
-        driver.kill()
-        chaos.calm()
+        settled = driver.run_to_the_end(availability)
     noted = events(settings)
     return {
         "seconds": round(time.monotonic() - started),
@@ -131,6 +149,18 @@ def storm(
     }
 
 
+@contextlib.contextmanager
+def catalog_of(folder: Path) -> Iterator[tuple[RestCatalogServer | None, str]]:
+    """Start the Iceberg catalog. Yield its server and its URI: a REST catalog, behind a proxy that outlives it; or one
+    in SQLite, which no kill strikes, if there can't be a network for the server."""
+    if (why_not := networks.why_not()) is not None:
+        console.print(f"the Iceberg catalog is in SQLite: {why_not}", highlight=False)
+        yield None, f"sqlite:///{folder}/catalog.db"
+        return
+    with RestCatalogServer(folder / "catalog") as server, server.proxy() as proxy:
+        yield server, proxy.url
+
+
 def wait_for_first_batch(availability: Availability, driver: Driver) -> None:
     """Wait until a driver has decided the first batch, so that there is something to hit."""
     deadline = time.monotonic() + 120
@@ -149,13 +179,18 @@ def events(settings: Settings) -> list[dict[str, str]]:
 
 def is_spotless(report: dict[str, object]) -> bool:
     """Return whether the last driver finished, without loss, duplicate, leftover, failed repair or forbidden replay."""
-    found = [report["lost"], report["duplicates"], report["dangling"], report["staged_files_left"]]
-    spotless = found == [{"kafka": 0, "parquet": 0}, {"kafka": 0, "parquet": 0}, 0, 0]
+    lost, duplicates, tables = (report[name] for name in ("lost", "duplicates", "tables"))
+    assert isinstance(lost, dict)
+    assert isinstance(duplicates, dict)
+    assert isinstance(tables, dict)
     repairs = report["checkpoint_repairs"]
     assert isinstance(repairs, dict)
+    wrong = [*lost.values(), *duplicates.values(), report["dangling"], report["staged_files_left"]]
+    wrong += [found[what] for found in tables.values() for what in WRONG]
     return (
         bool(report["settled"])
-        and spotless
+        and not any(wrong)
+        and all(found["looks"] for found in tables.values())
         and "failed" not in repairs
         and not (report["without_timeout"] and report["replayed"])
     )
@@ -169,9 +204,14 @@ def main(given: Sequence[str]) -> int:
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    disks = [] if no_disks else [Disk(folder / name) for name in ("log", "stage", "parquet")]
+    is_lake = arguments.sinks == LAKE
+    targets = ("iceberg", "delta") if is_lake else ("parquet",)
+    disks = [] if no_disks else [Disk(folder / name) for name in ("log", "stage", *targets)]
     grants = WITHOUT_TIMEOUT if arguments.without_timeout else {}
-    with KafkaBroker(folder / "broker", properties={**TIMEOUT, **grants}) as broker:
+    with (
+        KafkaBroker(folder / "broker", properties={**TIMEOUT, **grants}) as broker,
+        catalog_of(folder) if is_lake else contextlib.nullcontext((None, "")) as (catalog, catalog_uri),
+    ):
         for topic in ("source", "target", "rehearsal", "rehearsed"):
             broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
@@ -184,15 +224,19 @@ def main(given: Sequence[str]) -> int:
             without_timeout=arguments.without_timeout,
             commit_margin_ms=COMMIT_MARGIN_MS,
             writer=arguments.writer,
+            catalog=catalog_uri,
             classes=str(folder.with_name(f"{folder.name}-classes.jsa")),
         )
+        if is_lake:
+            create_tables(settings)
         chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the victims
         try:
             found = {
                 "seed": arguments.seed,
+                "sinks": arguments.sinks,
                 "writer": arguments.writer,
                 "without_timeout": arguments.without_timeout,
-                **storm(settings, broker, disks, arguments.seconds, chance),
+                **storm(settings, broker, catalog, disks, arguments.seconds, chance),
             }
         finally:
             for disk in disks:
@@ -219,6 +263,7 @@ def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="selects the strikes (default: 1)")
+    parser.add_argument("--sinks", choices=(FILES, LAKE), default=FILES, help="what the query writes beside Kafka")
     parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="writer of the Kafka sink (default: arrow)")
     what = "transactions that never roll back by themselves (KIP-939)"
     parser.add_argument("--without-timeout", action="store_true", help=what)

@@ -17,6 +17,7 @@ from tests.campaigns.storm.disks import LACKS, Disk
 from tests.campaigns.storm.driver import Driver, wake
 from tests.campaigns.storm.query import MOMENTS, REPLAYED, Settings, wish
 from tests.support.kills import kill_all_of
+from tests.support.rest_catalog import RestCatalogServer
 from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 
@@ -31,19 +32,20 @@ class Chaos:
         settings: Settings,
         driver: Driver,
         broker: KafkaBroker,
+        catalog: RestCatalogServer | None,
         disks: Sequence[Disk],
         checkpoint: Checkpoint,
         availability: Availability,
         chance: random.Random,
     ) -> None:
         self._checkpoint = checkpoint
-        self._driver, self._broker, self._disks = driver, broker, disks
+        self._driver, self._broker, self._catalog, self._disks = driver, broker, catalog, disks
         self._availability, self._chance = availability, chance
         self._wish = wish(settings)
         self._timeout_s = settings.transaction_timeout_ms / 1000
         self._rolls_back = not settings.without_timeout
         self._decided_at_last_death: int | None = None
-        self._broker_is_up = True
+        self._broker_is_up = self._catalog_is_up = True
         self._sleeps_until = 0.0
         self._later: list[tuple[threading.Timer, Callable[[], None]]] = []
         self._deck: list[Deed] = []
@@ -81,6 +83,7 @@ class Chaos:
             self._kill_driver_at_a_moment: 4,
             self._outlast_the_timeout: 1,
             self._kill_broker: 1,
+            self._kill_catalog: 3 if self._catalog else 0,
             self._pause_python_worker: 2,
             self._pause_executor: 1,
             self._pause_driver: 1,
@@ -224,7 +227,7 @@ class Chaos:
         self._checkpoint.lose(self._chance.choice(tuple(Loss)))
         return True
 
-    # The broker and the disks. ------------------------------------------------------------------------------------
+    # The servers and the disks. ------------------------------------------------------------------------------------
 
     def _kill_broker(self) -> bool:
         if not self._broker_is_up:
@@ -238,6 +241,21 @@ class Chaos:
     def _start_broker(self) -> None:
         self._broker.start()
         self._broker_is_up = True
+
+    def _kill_catalog(self) -> bool:
+        """Kill the server of the Iceberg catalog. It keeps its state on a disk."""
+        if self._catalog is None or not self._catalog_is_up:
+            return False
+        self._catalog_is_up = False
+        self._catalog.kill()
+        self._undo_after(self._chance.uniform(0, 3), self._start_catalog)
+        self.kills["catalog"] += 1
+        return True
+
+    def _start_catalog(self) -> None:
+        if self._catalog is not None and not self._catalog_is_up:
+            self._catalog.start()
+            self._catalog_is_up = True
 
     def _pause_broker(self) -> bool:
         pid = self._broker.pid if self._broker_is_up else None

@@ -1,4 +1,4 @@
-"""The comparison of both target systems with the records sent, and the search for leftovers, by independent clients."""
+"""The comparison of all target systems with the records sent, and the search for leftovers, by independent clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import duckdb
 from kafka import KafkaAdminClient, KafkaConsumer
 from kafka.structs import TopicPartition
 
+from tests.campaigns.storm.lake import compare_tables
 from tests.campaigns.storm.query import Settings
 from tests.support.contents import difference, left_in_files
 from tests.support.topic_reader import records_of
@@ -29,21 +30,26 @@ MENDED = "wrote a marker that Kafka had left out"
 
 
 def compare(settings: Settings, sent: int) -> dict[str, object]:
-    """Compare both target systems with the numbers below ``sent``, each of which must be there once."""
+    """Compare all target systems with the numbers below ``sent``, each of which must be there once."""
     places = in_kafka(settings)
     kafka = difference(range(sent), (number for number, at in places.items() for _ in at))
-    parquet = difference(range(sent), in_parquet(settings))
     folder = Path(settings.folder)
-    left = [*left_in_files(folder / "parquet"), *(folder / "stage").glob("*")]
+    tables = compare_tables(settings, sent) if settings.catalog else {}
+    lost, duplicates = {"kafka": kafka.lost}, {"kafka": kafka.duplicates}
+    left = len([*(folder / "stage").glob("*"), *left_in_files(folder / "parquet")])
+    if not settings.catalog:
+        parquet = difference(range(sent), in_parquet(settings))
+        lost["parquet"], duplicates["parquet"] = parquet.lost, parquet.duplicates
     return {
         "records": sent,
-        "lost": {"kafka": kafka.lost, "parquet": parquet.lost},
-        "duplicates": {"kafka": kafka.duplicates, "parquet": parquet.duplicates},
+        "lost": {**lost, **{name: found.pop("lost") for name, found in tables.items()}},
+        "duplicates": {**duplicates, **{name: found.pop("duplicates") for name, found in tables.items()}},
         "twice_in_kafka": {number: at for number, at in places.items() if len(at) > 1},
         "markers_skipped_by_broker": skipped_markers(settings),
         "markers_written_by_sink": (folder / "driver.log").read_text(encoding="utf-8", errors="replace").count(MENDED),
         "dangling": len(dangling(settings)),
-        "staged_files_left": len(left),
+        "staged_files_left": left + sum(found.pop("left") for found in tables.values()),
+        "tables": tables,
     }
 
 

@@ -5,10 +5,12 @@ import pyspark.worker
 from pyspark.daemon import manager
 
 import twopc.spark.task
+import twopc_delta.sink
 import twopc_files.sink
+import twopc_iceberg.sink
 import twopc_kafka.sink
 
-__all__ = ["pyarrow", "pyspark", "twopc", "twopc_files", "twopc_kafka"]
+__all__ = ["pyarrow", "pyspark", "twopc", "twopc_delta", "twopc_files", "twopc_iceberg", "twopc_kafka"]
 
 if __name__ == "__main__":
     manager()

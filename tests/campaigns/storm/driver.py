@@ -8,18 +8,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import psutil
 
+from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.checkpoint import Checkpoint
 from tests.campaigns.storm.query import DAEMON, Settings
 from tests.support.kills import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
 from tests.support.spark_home import spark_home
 
-LAST_RUN_S = 240
+NO_DECISION_S = 240
+"""After so long without a decision, the last driver counts as stuck."""
+
 REHEARSAL_S = 120
 
 
@@ -58,7 +60,7 @@ class Driver:
         """Write a few records elsewhere to create the archive of classes, with which drivers start faster."""
         folder = Path(self._settings.folder) / "rehearsal"
         (folder / "parquet").mkdir(parents=True)
-        elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed")
+        elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed", catalog="")
         process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
         deadline = time.monotonic() + REHEARSAL_S
         while is_alive(process) and time.monotonic() < deadline:
@@ -99,19 +101,22 @@ class Driver:
         self.process = self._start(self._settings)
         return sleeper
 
-    def run_to_the_end(self, meanwhile: Callable[[], None]) -> bool:
-        """Start a last driver, and restart it if it fails. Return whether it reached the end of the source in time."""
+    def run_to_the_end(self, availability: Availability) -> bool:
+        """Start a last driver, and restart it if it fails. Return whether it reached the end of the source; False, too,
+        when no batch is decided for a long time."""
         self._settings = replace(self._settings, to_the_end=True)
         self.kill()
         self.process = self._start(self._settings)
-        deadline = time.monotonic() + LAST_RUN_S
+        decided, deadline = availability.decided, time.monotonic() + NO_DECISION_S
         while time.monotonic() < deadline:
             if not self.is_alive:
                 self.kill()
                 if self.process.returncode == 0:
                     return True
                 self._start_again()
-            meanwhile()
+            availability.look()
+            if availability.decided != decided:
+                decided, deadline = availability.decided, time.monotonic() + NO_DECISION_S
             time.sleep(0.05)
         return False
 

@@ -1,4 +1,5 @@
-"""The driver that the storm kills: Kafka → Kafka and Parquet in one decision, on two executors."""
+"""The driver that the storm kills: Kafka → Kafka and Parquet, or Kafka and two lake tables, in one decision, on two
+executors."""
 
 from __future__ import annotations
 
@@ -8,10 +9,11 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
@@ -36,6 +38,7 @@ class Settings:
 
     Attributes:
         without_timeout: whether the brokers grant transactions without a timeout and the sink requires them.
+        catalog: the URI of the Iceberg catalog. If it is empty, the query writes to Parquet files and to no lake table.
         classes: an archive of the JVM's loaded classes, with which it starts in half the time.
         to_the_end: whether to end when everything that the source has now is written.
         is_rehearsal: whether to create that archive.
@@ -50,6 +53,7 @@ class Settings:
     without_timeout: bool
     commit_margin_ms: int
     writer: str
+    catalog: str
     classes: str
     to_the_end: bool = False
     is_rehearsal: bool = False
@@ -96,7 +100,8 @@ class Noted:
         """Write a batch. Spark calls this."""
         self.error = None
         try:
-            self._write(batch, batch_id)
+            # For readers of tables, which see whether a batch is whole.
+            self._write(batch.withColumn("batch", functions.lit(batch_id).cast("long")), batch_id)
         except TwoPhaseCommitError as error:
             self.error = error
             self._observer.note("error", type(error).__name__)
@@ -185,7 +190,7 @@ def source(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def exactly_once(settings: Settings) -> ForeachBatch:
-    """Return the writer of both sinks, with replay copies."""
+    """Return the writer of all sinks, with replay copies."""
     kafka = twopc.create_sink(
         "kafka",
         {
@@ -197,12 +202,20 @@ def exactly_once(settings: Settings) -> ForeachBatch:
             **({"two.phase.commit": "require"} if settings.without_timeout else {}),
         },
     )
-    parquet = twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})
     return foreach_batch(
-        {"kafka": (kafka, ["value AS key", "value"]), "parquet": parquet},
+        {"kafka": (kafka, ["value AS key", "value"]), **beside_kafka(settings)},
         log=f"{settings.folder}/log",
         replay_copies=f"{settings.folder}/stage",
     )
+
+
+def beside_kafka(settings: Settings) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
+    """Return the other sinks."""
+    if not settings.catalog:
+        return {"parquet": twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})}
+    from tests.campaigns.storm.lake import tables  # which imports this module
+
+    return {name: table.sink() for name, table in tables(settings).items()}
 
 
 if __name__ == "__main__":

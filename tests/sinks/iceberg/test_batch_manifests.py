@@ -125,7 +125,7 @@ def test_two_drivers_that_write_the_manifest_at_once_leave_it_whole(
     def move(aside: Path, target: Path) -> Path:
         if aside.parent.name == "metadata":
             with monkeypatch.context() as patch:
-                patch.setattr("twopc_iceberg.files._SyncedStream.write", kill)
+                patch.setattr("os.fdopen", kill)
                 with pytest.raises(Killed):
                     killed.commit_batch(0, batch)
         return replace(aside, target)

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 
 
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+def kill_participant() -> None:
+    raise Killed
+
+
 def notes(place: Place) -> list[str]:
     return [name for name in place.files() if name.startswith(FOLDER)]
 
@@ -54,6 +62,27 @@ def test_a_note_names_the_files_of_a_task_that_was_killed_before_its_vote(place:
     [found] = sink.recover()
     sink.abort(found)
     assert [name for name in place.files() if name not in before] == []
+
+
+@pytest.mark.parametrize("writes", [1, 2], ids=["the first note", "a later one"])
+def test_what_is_left_of_a_note_whose_writer_was_killed_goes_with_its_transaction(
+    writes: int, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.create(spec=BY_VALUE)
+    before = place.files()
+    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
+    for value in "ab"[: writes - 1]:
+        participant.write("orders", pa.record_batch({"value": [value]}))
+    monkeypatch.setattr(Path, "replace", lambda *_: kill_participant())
+    with pytest.raises(Killed):
+        participant.write("orders", pa.record_batch({"value": ["c"]}))
+    monkeypatch.undo()
+    assert [name for name in notes(place) if name.endswith(".aside")]
+    sink = place.sink()
+    [found] = sink.recover()
+    sink.abort(found)
+    assert list(sink.recover()) == []
+    assert place.files() == before
 
 
 def test_a_committed_batch_leaves_no_note(place: Place) -> None:

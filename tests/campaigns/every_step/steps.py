@@ -11,17 +11,16 @@ import io
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.implementations.memory import MemoryFileSystem
 
 import twopc
 from twopc.events import Event, PhaseEntered
-from twopc_files.stores.remote import RemoteFile
 
 NEVER = 1 << 62
 
@@ -48,19 +47,31 @@ class Steps:
         self._end = end
         self._one_at_a_time = threading.Lock()
         self._has_just_read = False
+        self._is_aside = False
 
     def forget(self) -> None:
         """Let no later step have an effect."""
         self._at = NEVER
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Around calls that are not of the query: they are no steps."""
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
+
     def begins(self, name: str, changes: bool = True) -> None:
-        self.steps += 1
+        self.steps += not self._is_aside
         self._come_to(f"before {name}", is_read=not changes)
 
     def is_done(self, name: str) -> None:
         self._come_to(f"after {name}", is_read=False)
 
     def _come_to(self, moment: str, is_read: bool) -> None:
+        if self._is_aside:
+            return
         with self._one_at_a_time:
             if not (is_read and self._has_just_read):
                 self.moments.append(moment)
@@ -90,7 +101,7 @@ class Steps:
 
 
 def on_disk(steps: Steps) -> None:
-    """Turn the calls of ``Local``, of the local commit log and of the logs of complete batches into steps."""
+    """Turn what creates, changes and removes files of a disk into steps, and what lists and reads them."""
 
     class Written(io.FileIO):
         def write(self, data: Any) -> int:
@@ -101,7 +112,7 @@ def on_disk(steps: Steps) -> None:
 
     def stepping(opened: Callable[..., Any]) -> Callable[..., Any]:
         def open(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
-            if mode != "xb":
+            if mode not in ("xb", "wb"):
                 return opened(file, mode, *arguments, **keywords)
             steps.begins("create")
             written = Written(file, mode)
@@ -113,7 +124,9 @@ def on_disk(steps: Steps) -> None:
     builtins.open = stepping(builtins.open)
     Path.open = stepping(Path.open)  # type: ignore[method-assign]
     # Not os.rename and similar functions, to which Python 3.10's pathlib keeps references.
-    steps.patch(Path, reads=("lstat", "is_dir", "iterdir", "read_bytes"), changes=("rename", "unlink", "mkdir"))
+    steps.patch(
+        Path, reads=("lstat", "is_dir", "iterdir", "read_bytes"), changes=("rename", "replace", "unlink", "mkdir")
+    )
     steps.patch(os, reads=("scandir",), changes=("link", "fsync"))
     steps.patch(LocalFileSystem, reads=("ls", "cat_file", "find"), changes=("rm_file",))
 
@@ -133,22 +146,3 @@ def on_s3(steps: Steps) -> None:
         return answer
 
     AioBaseClient._make_api_call = step
-
-
-def on_renaming(steps: Steps) -> None:
-    """Turn the calls of a ``Remote`` that renames, and of a commit log on a disk, into steps."""
-    from tests.campaigns.stores.places import Renaming
-
-    steps.patch(Renaming, reads=("info", "isdir", "ls"), changes=("open", "makedirs", "mv", "rm_file"))
-    steps.patch(RemoteFile, changes=("write", "made_durable"))
-    on_disk(steps)
-
-
-def in_memory(steps: Steps) -> None:
-    """Turn the calls of a ``Remote`` that copies, and of the logs, into steps."""
-    steps.patch(
-        MemoryFileSystem,
-        reads=("info", "ls", "find", "cat_file"),
-        changes=("open", "cp_file", "rm_file", "pipe_file"),
-    )
-    steps.patch(RemoteFile, changes=("write", "made_durable"))

@@ -9,10 +9,9 @@ from functools import partial
 import pyarrow as pa
 
 import twopc
-from tests.campaigns.stores.places import Place
+from tests.campaigns.every_step.place import Place, Sinks
 from twopc.events import Event, TransactionCommitted
 from twopc.participant import Vote
-from twopc_files.sink import FileSink
 
 BATCHES, PARTITIONS, RECORDS = 3, 2, 4
 KINDS = "ab"
@@ -54,27 +53,28 @@ def run(place: Place) -> None:
 
 def finish(place: Place) -> None:
     """Recover, then run every batch that is not recorded as done, as a restart does."""
-    sink = place.sink()
+    sinks = place.sinks()
     # One commit at a time, so that the order of steps is the same as far as the store permits.
-    with twopc.Coordinator({"orders": sink}, place.log, owner="plain-loop", commits_at_once=1) as coordinator:
+    with twopc.Coordinator(sinks, place.log, owner="plain-loop", commits_at_once=1) as coordinator:
         coordinator.recover()
         position = place.work / "position"
         for batch_id in range(int(position.read_text()) if position.exists() else 0, BATCHES):
-            coordinator.run(batch_id, partial(_phase_one, sink))
+            coordinator.run(batch_id, partial(_phase_one, sinks))
             position.with_suffix(".new").write_text(str(batch_id + 1))
             position.with_suffix(".new").replace(position)
 
 
-def _phase_one(sink: FileSink, round: twopc.Round) -> Iterator[Vote]:
+def _phase_one(sinks: Sinks, round: twopc.Round) -> Iterator[Vote]:
     if round.batch_id == LOSES_A_TASK:
-        _attempt(sink, round, partition=0, serial=1)  # it votes, and the vote is lost
+        _attempt(sinks, round, partition=0, serial=1)  # it votes, and the vote is lost
     for partition in range(PARTITIONS):
-        yield _attempt(sink, round, partition, serial=0)
+        yield _attempt(sinks, round, partition, serial=0)
 
 
-def _attempt(sink: FileSink, round: twopc.Round, partition: int, serial: int) -> Vote:
+def _attempt(sinks: Sinks, round: twopc.Round, partition: int, serial: int) -> Vote:
     columns = zip(*(record for record in records(round.batch_id) if record[1] == partition), strict=True)
     batch = pa.record_batch(dict(zip(("batch", "partition", "n", "kind"), map(list, columns), strict=True)))
-    with twopc.Participant({"orders": sink}, round, partition=partition, serial=serial) as participant:
-        participant.write("orders", batch)
+    with twopc.Participant(sinks, round, partition=partition, serial=serial) as participant:
+        for name in sinks:
+            participant.write(name, batch)
         return participant.pre_commit()

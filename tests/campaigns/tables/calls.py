@@ -1,0 +1,61 @@
+"""Calls of the clients of lake tables, as steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import requests
+from deltalake import DeltaTable
+from sqlalchemy.engine.default import DefaultDialect
+
+from twopc_iceberg.files import DurableFileIO
+
+if TYPE_CHECKING:
+    from tests.campaigns.every_step.steps import Steps
+
+
+def on_sql(steps: Steps) -> None:
+    """Turn every statement and every commit of a SQL catalog into steps, and what happens to the files of a table."""
+    execute: Any = DefaultDialect.do_execute
+
+    def step(dialect: Any, cursor: Any, statement: str, *arguments: Any, **named: Any) -> None:
+        command = statement.split(maxsplit=1)[0].upper()
+        changes = command != "SELECT"
+        steps.begins(command, changes)
+        execute(dialect, cursor, statement, *arguments, **named)
+        if changes:
+            steps.is_done(command)
+
+    DefaultDialect.do_execute = step  # type: ignore[method-assign, assignment]
+    steps.patch(DefaultDialect, changes=("do_commit",))
+    _on_files(steps)
+
+
+def on_requests(steps: Steps) -> None:
+    """Turn every request to a REST catalog into a step, and what happens to the files of a table."""
+    send = requests.Session.send
+
+    def step(session: Any, request: Any, **named: Any) -> Any:
+        changes = request.method not in ("GET", "HEAD")
+        name = f"{request.method} {request.path_url.rpartition('/')[2]}"
+        steps.begins(name, changes)
+        answer = send(session, request, **named)
+        if changes:
+            steps.is_done(name)
+        return answer
+
+    requests.Session.send = step  # type: ignore[method-assign, assignment]
+    _on_files(steps)
+
+
+def _on_files(steps: Steps) -> None:
+    steps.patch(DurableFileIO, reads=("names_in", "read", "lengths"), changes=("delete",))
+
+
+def on_delta(steps: Steps) -> None:
+    """Turn every call of delta-rs that the sink makes into a step."""
+    steps.patch(
+        DeltaTable,
+        reads=("__init__", "update_incremental", "transaction_version"),
+        changes=("create_write_transaction", "create_checkpoint", "cleanup_metadata"),
+    )

@@ -1,0 +1,64 @@
+"""The records that readers of tables see, and leftover files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tests.campaigns.every_step.query import BATCHES, Record, records
+from tests.campaigns.tables.table import reader
+from tests.support.contents import difference
+from twopc.log.commit_log import read_tail
+
+if TYPE_CHECKING:
+    from tests.campaigns.every_step.place import Findings
+    from tests.campaigns.tables.places import TablePlace
+
+COUNTED = ("lost", "doubled", "torn", "undecided_seen", "leftovers", "foreign_changed")
+"""The kinds of findings."""
+
+
+def look(findings: Findings, when: str, place: TablePlace) -> None:
+    """Check that no reader sees a part of a batch, or a batch that is not decided."""
+    seen = [(f"{name}, as {by} reads it", found) for name, by, found in _readings(place)]
+    tail = read_tail(place.log)  # read later than the tables
+    decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
+    for what, found in seen:
+        early = sorted({record[0] for record in found if record[0] > decided})
+        findings.add("undecided_seen", len(early), f"{when}, {what}: batches {early} are visible, and not decided")
+        for batch_id in range(BATCHES):
+            expected, of_batch = Counter(records(batch_id)), Counter(r for r in found if r[0] == batch_id)
+            is_torn = bool(of_batch) and bool(expected - of_batch)
+            there = f"{of_batch.total()} of {expected.total()} records"
+            findings.add("torn", is_torn, f"{when}, {what}: batch {batch_id} has {there}")
+
+
+def judge(findings: Findings, place: TablePlace) -> None:
+    """Check that every reader sees each record once, and that of the query nothing else is left."""
+    ours = [record for batch_id in range(BATCHES) for record in records(batch_id)]
+    for name, by, found in _readings(place):
+        there = difference(ours, (record for record in found if record[0] >= 0))
+        what = f"at the end, {name}, as {by} reads it"
+        findings.add("lost", there.lost, f"{what}: {there.lost} records are missing")
+        findings.add("doubled", there.duplicates, f"{what}: {there.duplicates} records are there too often")
+        changed = place.others.changed(name, [record for record in found if record[0] < 0])
+        findings.add("foreign_changed", len(changed), f"{what}: missing or doubled of others: {changed}")
+    for name in place.tables:
+        left = place.others.left_by_query(name)
+        findings.add("leftovers", len(left), f"left behind in {name}: {left}")
+
+
+def _readings(place: TablePlace) -> Iterator[tuple[str, str, list[Record]]]:
+    """Read each table with each reader."""
+    for name, table in place.tables.items():
+        yield name, "its own library", _records(table.read())
+        if scan := table.scan():
+            yield name, "DuckDB", _records(reader().execute(f"SELECT * FROM {scan}").to_arrow_table())  # noqa: S608  # ours
+
+
+def _records(found: pa.Table) -> list[Record]:
+    columns = [found[name].to_pylist() for name in ("batch", "partition", "n", "kind")]
+    return list(zip(*columns, strict=True))

@@ -1,0 +1,154 @@
+"""An Iceberg table in a SQLite or REST catalog, with its files on a disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+
+from tests.campaigns.tables.calls import on_requests, on_sql
+from twopc_iceberg import IcebergSink
+from twopc_iceberg.marks import BATCH
+
+if TYPE_CHECKING:
+    from tests.campaigns.every_step.blows import Strike
+    from tests.campaigns.every_step.steps import Steps
+
+PROPERTIES = {
+    # Maintenance that comes after weeks in production comes after batches here.
+    "commit.manifest.min-count-to-merge": "3",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+    # A rewrite that pyiceberg repeats after a conflict would remove the records that were appended meanwhile.
+    "commit.retry.num-retries": "0",
+}
+
+OURS = "twopc."
+"""The start of the name of every file of a transaction, and of its note."""
+
+
+def here() -> None:
+    """The catalog is reached from where this process is."""
+
+
+@dataclass(frozen=True)
+class IcebergTable:
+    """One table.
+
+    Attributes:
+        name: the namespace and the name.
+        catalog_uri: the URI of the catalog.
+        folder: the folder of the table's files.
+        reach: called before the catalog is used.
+        kept: how long ``expire`` keeps versions.
+    """
+
+    name: str
+    catalog_uri: str
+    folder: Path
+    reach: Callable[[], None] = here
+    kept: timedelta = timedelta(0)
+
+    def catalog(self) -> Catalog:
+        """Return the catalog, as another program connects to it."""
+        self.reach()
+        return load_catalog("default", uri=self.catalog_uri, warehouse=f"file://{self.folder.parent}")
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
+        catalog = self.catalog()
+        catalog.create_namespace_if_not_exists(self.name.partition(".")[0])
+        with catalog.create_table_transaction(
+            self.name, schema, f"file://{self.folder}", properties=PROPERTIES
+        ) as created, created.update_spec() as spec:  # fmt: skip
+            for column in partition_by:
+                spec.add_field(column, IdentityTransform(), column)
+
+    def table(self) -> Table:
+        return self.catalog().load_table(self.name)
+
+    def sink(self) -> IcebergSink:
+        self.reach()
+        return IcebergSink(self.options)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return {"table": self.name, "catalog.uri": self.catalog_uri}
+
+    def append(self, records: pa.Table) -> None:
+        table = self.table()
+        table.append(records.cast(table.schema().as_arrow()))
+
+    def compact(self) -> None:
+        table = self.table()
+        with suppress(CommitFailedException):  # another writer was faster; there will be a next time
+            table.overwrite(table.scan().to_arrow())
+
+    def expire(self) -> None:
+        with suppress(CommitFailedException):
+            table = self.table()
+            self._note(_files(table) | self._files_of(_batches(table)))
+            oldest = datetime.now(tz=timezone.utc) - self.kept
+            table.maintenance.expire_snapshots().older_than(oldest.replace(tzinfo=None)).commit()
+
+    def _note(self, names: set[str]) -> set[str]:
+        """Note the files of versions that are about to be forgotten. Only ``remove_orphan_files`` removes them: nobody
+        can tell any more whether a lost attempt of a batch is in the batch's snapshot."""
+        path = self.folder / "files-of-forgotten-versions"
+        names |= set(json.loads(path.read_text())) if path.exists() else set()
+        aside = path.with_suffix(".aside")
+        aside.write_text(json.dumps(sorted(names)))
+        aside.replace(path)
+        return names
+
+    def _files_of(self, batches: set[str]) -> set[str]:
+        """Return the names of the data files and manifests of some batches, in the table or not."""
+        names = {path.name for folder in ("data", "metadata") for path in (self.folder / folder).rglob(f"{OURS}*")}
+        return {name for name in names if name.split(".")[4] in batches}
+
+    def read(self) -> pa.Table:
+        return self.table().scan().to_arrow()
+
+    def scan(self) -> str:
+        return f"iceberg_scan('{self.table().metadata_location.removeprefix('file://')}')"
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.folder.rglob(f"{OURS}*") if path.is_file()} - self._note(
+            _files(self.table())
+        )
+
+    def patch(self, steps: Steps) -> None:
+        (on_requests if self.catalog_uri.startswith("http") else on_sql)(steps)
+
+    def watch_commits(self, strike: Strike) -> None:
+        kind = type(self.catalog())
+        commit = kind.commit_table
+
+        def watched(*arguments: Any) -> Any:
+            with strike.a_commit():
+                return commit(*arguments)
+
+        kind.commit_table = watched  # type: ignore[method-assign, assignment]
+
+
+def _batches(table: Table) -> set[str]:
+    """Return the batches that have a snapshot."""
+    summaries = [snapshot.summary for snapshot in table.snapshots()]
+    return {str(summary[BATCH]) for summary in summaries if summary is not None}
+
+
+def _files(table: Table) -> set[str]:
+    """Return the names of all data files and manifests of all versions."""
+    manifests = [each for snapshot in table.snapshots() for each in snapshot.manifests(table.io)]
+    entries = [entry for each in manifests for entry in each.fetch_manifest_entry(table.io, discard_deleted=False)]
+    locations = {*(each.manifest_path for each in manifests), *(entry.data_file.file_path for entry in entries)}
+    return {location.rpartition("/")[2] for location in locations}
