@@ -7,7 +7,7 @@ import contextlib
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -22,8 +22,9 @@ from pyiceberg.table.update import (
 from pyiceberg.types import LongType
 
 from tests.support.between import Between, lost, once, times
-from twopc import Round
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.errors import LogMismatch, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.testing.memory import MemorySink, MemoryTarget
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.sink import TRUSTED_S
 from twopc_iceberg.snapshot import Attempt
@@ -191,6 +192,35 @@ def test_iceberg_14090_a_batch_of_files_with_two_schemas_is_committed_as_a_whole
     found = sorted(place.records(), key=str)
     assert found == [{"value": "a", "number": None}, {"value": "b", "number": 1}]
     assert place.appends() == 1
+
+
+class _AwaySink(MemorySink):
+    """Commits nothing."""
+
+    def commit(self, committable: Committable) -> None:
+        raise OperatorRequired(f"the topic refuses {committable.transaction_id}")
+
+
+def test_iceberg_8809_a_batch_whose_topic_fails_is_not_written_to_the_table_a_second_time(
+    place: Place, tmp_path: Path
+) -> None:
+    def run(topic: MemorySink) -> None:
+        sinks: dict[str, TwoPhaseCommitSink[Any]] = {"topic": topic, "orders": place.unbound()}
+
+        def write(round: Round) -> list[dict[str, Committable]]:
+            with Participant(sinks, round, partition=0) as participant:
+                for name in sinks:
+                    participant.write(name, pa.record_batch({"value": ["a"]}))
+                return [participant.pre_commit()]
+
+        Coordinator(sinks, tmp_path / "log", owner="query", rest_interval_s=None).run(0, write)
+
+    topic = MemoryTarget()
+    with pytest.raises(OperatorRequired, match="the topic refuses"):
+        run(_AwaySink(topic))
+    assert topic.visible == []
+    run(MemorySink(topic))
+    assert place.values() == [record["value"] for record in topic.visible] == ["a"]
 
 
 def test_a_lost_request_is_repeated_and_the_late_one_is_refused(place: Place) -> None:
