@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -369,6 +370,20 @@ def test_an_old_commit_log_is_recognized_before_its_next_decision(place: Place) 
     assert place.values() == ["0", "1", "2"]
 
 
+def test_an_old_commit_log_that_gives_out_names_again_takes_no_file_of_the_table(place: Place) -> None:
+    """It was copied while the query was stopped, so it opens the incarnation anew that wrote the files. A file of the
+    same name would be replaced on S3. On a disk it is refused, and what was refused is removed."""
+    for batch_id in range(2):
+        place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
+    with pytest.raises(LogMismatch, match="commit log is an old copy"):
+        place.pre_commit(["other"], Round(1, 1))
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["other"]}))
+    sink.discard(transaction)
+    assert place.values() == ["0", "1"]
+
+
 # The table changes. -------------------------------------------------------------------------------------------------
 
 
@@ -622,6 +637,28 @@ def test_the_entry_survives_a_power_cut_before_its_notes_go(place: Place, monkey
     TableLog(sink._storage, MARK, "table").commit(0, [committable])
     assert synced == ["00000000000000000002.json", "00000000000000000001.json", "_delta_log"]
     assert place.notes() == []
+
+
+def test_a_sync_that_failed_once_is_not_taken_for_done_when_it_is_repeated(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel reports a failed write-back to the first sync alone."""
+    committable, sink = place.pre_commit(["a"]), place.sink()
+    real = os.fsync
+    failures = iter([OSError(errno.EIO, "the disk")])
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "_delta_log" and (error := next(failures, None)):
+            raise error
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        with pytest.raises(Retriable, match="perhaps not on its disk"):
+            sink.commit_batch(0, [committable])
+    assert len(place.notes()) == 1
+    place.sink().commit_batch(0, [committable])
+    assert (place.values(), place.notes()) == (["a"], [])
 
 
 # Rolling back. ------------------------------------------------------------------------------------------------------
