@@ -21,6 +21,10 @@ _IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32,
 """Types of partition columns whose values have one form in the log that every reader takes back."""
 
 
+NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+_READ_AS_NULL = ("", NULL_FOLDER)
+"""Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
+
 _EPOCH = dt.date(1970, 1, 1)
 _FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
 
@@ -77,7 +81,8 @@ def _require_in_log(values: pa.Array, column: str) -> None:
     """Raise RecordRefused for a value of a partition column that no reader takes back from the log as it was."""
     bad, why = None, ""
     if types.is_string(values.type):
-        bad, why = pc.equal(values, ""), "Delta reads an empty text in a partition column as null"
+        bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
+        why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
     elif types.is_date32(values.type):
         days = values.cast(pa.int32())
         bad = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))

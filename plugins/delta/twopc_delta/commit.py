@@ -121,6 +121,7 @@ class TableLog:
         self._files = LogFiles(storage)
         self._prepared = Prepared(storage, name)
         self._kept: deque[Snapshot] = deque(maxlen=1)  # who takes it is the only one that has it
+        self._committed: tuple[str, int] | None = None  # the table's id, and its mark when a batch was last seen in it
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
         """Look at the newest version, and at the sink's mark in it. Raises like ``load``."""
@@ -175,7 +176,7 @@ class TableLog:
         """Return the transactions with the table's id and mark, if the batch could be committed now.
 
         Raises:
-            LogMismatch: the table has the batch already.
+            LogMismatch: the table has the batch already; or it has lost one that this process has committed.
             RoundAborted: it could not.
         """
         what = f"batch {batch_id} of {self._name}"
@@ -192,9 +193,16 @@ class TableLog:
             raise outcomes.not_decided(what, f"the table was changed meanwhile: {why}")
         if gone := self._prepared.gone(notes):
             raise outcomes.not_decided(what, f"{gone[0]} is not there as it was written")
+        self._require_committed(snapshot, what)
         facts: dict[str, JsonValue] = asdict(Sealed(snapshot.view.id, snapshot.newest, snapshot.view.version))
         self._keep(snapshot)
         return [without_note(each, facts) for each in committables]
+
+    def _require_committed(self, snapshot: Snapshot, what: str) -> None:
+        """Upholds: no batch follows a gap. A mark only grows by itself."""
+        table, mark = self._committed or (snapshot.view.id, -1)
+        if table == snapshot.view.id and snapshot.newest < mark:
+            raise outcomes.batch_gone(what, mark, snapshot.mark)
 
     def commit(self, batch_id: int, committables: Sequence[Committable]) -> None:
         """Put the batch into the table's log, if it is not there.
@@ -289,6 +297,7 @@ class TableLog:
             self._prepared.settle(committables)
         except OSError as error:  # the sweep removes them
             logger.debug("notes of batch %d of %s stay: %s", batch_id, self._name, error)
+        self._committed = (snapshot.view.id, snapshot.newest)
         self._keep(snapshot)
         self._maintain(snapshot.view)
 

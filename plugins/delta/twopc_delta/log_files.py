@@ -10,7 +10,7 @@ from pathlib import Path
 
 import orjson
 
-from twopc.durable_files import ObjectFolder, names_in, sync_folder
+from twopc.durable_files import LocalFolder, ObjectFolder, names_in, sync_folder
 from twopc_delta.storage import NOTES, Storage
 
 _LOG = "_delta_log"
@@ -30,6 +30,7 @@ class LogFiles:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._folder = Path(storage.path) / _LOG  # on a disk
+        self._on_disk = LocalFolder(self._folder)
         self._objects: ObjectFolder | None = None  # at a store, which is tried once per process
 
     def entry(self, version: int) -> bytes | None:
@@ -63,7 +64,7 @@ class LogFiles:
             os.link(aside, self._folder / _entry_name(version))
         finally:
             aside.unlink(missing_ok=True)
-        sync_folder(self._folder)
+        self._on_disk.sync(_LOG)
 
     def newest_after(self, version: int) -> int | None:
         """Return the newest version of the log, which has every entry from ``version`` on; None if it lacks one, such
@@ -85,12 +86,10 @@ class LogFiles:
         one answer of a store."""
         if self._storage.is_local:
             return [each for each in os.listdir(self._folder) if name < each < _NO_VERSION]  # noqa: PTH208
-        bucket, _, key = self._storage.path.partition("/")
-        prefix = f"{key}/{_LOG}/"
+        filesystem = self._storage.filesystem
+        bucket, prefix, _ = filesystem.split_path(f"{self._storage.path}/{_LOG}/")
         with self._storage.meaning():
-            found = self._storage.filesystem.call_s3(
-                "list_objects_v2", Bucket=bucket, Prefix=prefix, StartAfter=prefix + name
-            )
+            found = filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, StartAfter=prefix + name)
         names = [each["Key"].removeprefix(prefix) for each in found.get("Contents", ())]
         if found.get("IsTruncated") and names[-1] < _NO_VERSION:
             return None
@@ -127,7 +126,8 @@ class LogFiles:
 
     def sync(self, newest: int, mark: str) -> None:
         """Make the entries survive a power cut, from ``newest`` down to the one that has ``mark`` in it. Other writers
-        put them on a disk without a sync."""
+        put them on a disk without a sync. Once a sync of the folder has failed, it fails as long as this object lives:
+        a kernel reports names that did not reach the disk only once."""
         if not self._storage.is_local:
             return
         for version in range(newest, -1, -1):
@@ -138,7 +138,7 @@ class LogFiles:
                         break
             except FileNotFoundError:  # older ones were cleaned up, behind a checkpoint
                 break
-        sync_folder(self._folder)
+        self._on_disk.sync(_LOG)
 
     def sync_checkpoint(self, version: int) -> None:
         """Make a checkpoint survive a power cut, before entries that it stands for are removed."""

@@ -144,6 +144,16 @@ def old_log(what: str, mark: int | None) -> LogMismatch:
     )
 
 
+def batch_gone(what: str, committed: int, found: int | None) -> LogMismatch:
+    """Return the veto for a batch that would follow one that was in the table and is not there any more."""
+    return LogMismatch(
+        f"{what} is not decided: batch {committed} of this sink was in the table, whose newest one is"
+        f" {'none' if found is None else found} now. The table was restored from a copy; or another writer has replaced"
+        " an entry of its log, as Spark may on a disk. The batch was rolled back. See which records are missing in the"
+        " table, and write them by other means. The query goes on with this batch when it is started again."
+    )
+
+
 def files_gone(what: str, names: list[str]) -> TransactionLost:
     """Return the error for a decided batch that lacks files."""
     return TransactionLost(

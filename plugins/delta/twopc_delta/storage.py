@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,10 @@ _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
 
 _LOCK_OF_DYNAMODB = "AWS_S3_LOCKING_PROVIDER"
 
+_READ_AS_URL = {True: re.compile("%"), False: re.compile("[%#?]|//")}
+"""What delta-rs takes for parts of a URL in a path on a disk (True) and at a store: it would read another folder's log
+than the one to which entries go."""
+
 _REQUESTS_AT_ONCE = 32
 _REMOVED_AT_ONCE = 8  # files of a disk
 _KEYS_PER_DELETION = 1000  # S3's DeleteObjects takes no more
@@ -71,6 +76,11 @@ class Storage:
             ConfigurationError: the sink can't use such a store, or not with these options.
         """
         protocol, path = parsed_place("the table", url)
+        if found := _READ_AS_URL[protocol in LOCAL].search(path):
+            raise ConfigurationError(
+                f"the path of the table has {found[0]!r} in it: delta-rs and fsspec would read it as two different"
+                " folders. Write the path as it is, not percent-encoded; or move the table to a folder without it."
+            )
         if protocol in LOCAL:
             if options:
                 raise ConfigurationError("the option 'storage_options' of the delta sink is for S3; a disk has none.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from twopc_delta.columns import Fit
+from twopc_delta.columns import NULL_FOLDER, Fit
 from twopc_delta.notes import AddedFile
 from twopc_delta.statistics import FloatBounds, indexed, statistics, with_bounds
 from twopc_delta.storage import Storage
@@ -29,7 +30,6 @@ OPEN_FILES = 32
 """How many files are open at a time. The one that was written to longest ago is finished to make room."""
 
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 _LONGEST_FOLDER = 200  # a disk's names have at most 255 bytes
 
 
@@ -51,7 +51,7 @@ class TaskFiles:
     Args:
         storage: the table's folder.
         fit: how the records go into the table.
-        name: a part of every file's name; never used twice.
+        name: a part of every file's name; the same in all files of the transaction.
         target_bytes: the size at which a file is finished.
         begins: called with the paths of all files before each new one is created.
     """
@@ -95,7 +95,8 @@ class TaskFiles:
         if len(self._open) >= OPEN_FILES:
             self._finish(next(iter(self._open)))
         # First what the files of one batch have in common: the driver finds them by one listing of names that begin so.
-        name = f"part-{self._name}-{len(self.paths):05d}.snappy.parquet"
+        # A commit log that is an old copy gives out the names of transactions again, whose files the table has.
+        name = f"part-{self._name}-{len(self.paths):05d}-{secrets.token_hex(8)}.snappy.parquet"
         path = f"{folder}/{name}" if folder else name
         self.paths.append(path)
         self._begins(self.paths)
@@ -193,4 +194,4 @@ def _folder_part(text: str) -> str:
 
 def _folder_value(value: str | None) -> str:
     """For people only: readers take the value from the log. So it may be cut."""
-    return _NULL_FOLDER if value is None else _folder_part(value)[:_LONGEST_FOLDER].rstrip(".") or "_"
+    return NULL_FOLDER if value is None else _folder_part(value)[:_LONGEST_FOLDER].rstrip(".") or "_"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -369,6 +370,20 @@ def test_an_old_commit_log_is_recognized_before_its_next_decision(place: Place) 
     assert place.values() == ["0", "1", "2"]
 
 
+def test_an_old_commit_log_that_gives_out_names_again_takes_no_file_of_the_table(place: Place) -> None:
+    """It was copied while the query was stopped, so it opens the incarnation anew that wrote the files. A file of the
+    same name would be replaced on S3. On a disk it is refused, and what was refused is removed."""
+    for batch_id in range(2):
+        place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
+    with pytest.raises(LogMismatch, match="commit log is an old copy"):
+        place.pre_commit(["other"], Round(1, 1))
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["other"]}))
+    sink.discard(transaction)
+    assert place.values() == ["0", "1"]
+
+
 # The table changes. -------------------------------------------------------------------------------------------------
 
 
@@ -624,6 +639,28 @@ def test_the_entry_survives_a_power_cut_before_its_notes_go(place: Place, monkey
     assert place.notes() == []
 
 
+def test_a_sync_that_failed_once_is_not_taken_for_done_when_it_is_repeated(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel reports a failed write-back to the first sync alone."""
+    committable, sink = place.pre_commit(["a"]), place.sink()
+    real = os.fsync
+    failures = iter([OSError(errno.EIO, "the disk")])
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "_delta_log" and (error := next(failures, None)):
+            raise error
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(2):
+        with pytest.raises(Retriable, match="perhaps not on its disk"):
+            sink.commit_batch(0, [committable])
+    assert len(place.notes()) == 1
+    place.sink().commit_batch(0, [committable])
+    assert (place.values(), place.notes()) == (["a"], [])
+
+
 # Rolling back. ------------------------------------------------------------------------------------------------------
 
 
@@ -771,7 +808,12 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
         with pytest.raises(RoundAborted, match="its id was"):
             sink.seal([vote], 0.0)
         return
-    if not is_sealed:
+    if not is_sealed and what == "an older copy":
+        with pytest.raises(LogMismatch, match=r"batch 1 of this sink was in the table, whose newest one is 0 now"):
+            sink.seal([vote], 0.0)
+        batch = place.sink().seal([vote], 0.0)  # an operator has seen to it, and started the query again
+        sink.close()
+    elif not is_sealed:
         batch = sink.seal([vote], 0.0)
     if is_sealed and what in ("another", "an older copy"):
         with pytest.raises(OutcomeUnknown):
@@ -779,6 +821,19 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
         return
     sink.commit_batch(2, batch)
     assert place.values().count("2") == 1
+
+
+def test_an_entry_that_another_writer_has_replaced_is_noticed_before_the_next_decision(place: Place) -> None:
+    """Spark's log store on a disk looks first, and then renames over what is there by then."""
+    sink = place.sink()
+    for batch_id in range(2):
+        sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
+    place.append("foreign")
+    log = place.folder / "_delta_log"
+    os.replace(log / f"{3:020d}.json", log / f"{2:020d}.json")  # noqa: PTH105  # as Spark's rename
+    with pytest.raises(LogMismatch, match="replaced"):
+        place.pre_commit(["2"], Round(1, 2), sink=sink)
+    assert place.values() == ["0", "foreign"]
 
 
 @pytest.mark.parametrize("advanced", [False, True])

@@ -46,6 +46,10 @@ class Store:
         self._keys = [KEYS + name for name in sorted(names)]
         self._cut_off = cut_off
 
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        bucket, _, key = path.partition("/")
+        return bucket, key, None
+
     def call_s3(self, method: str, *, Bucket: str, Prefix: str, StartAfter: str) -> dict[str, Any]:  # noqa: N803
         assert (method, Bucket, Prefix) == ("list_objects_v2", "bucket", KEYS)
         found = [{"Key": key} for key in self._keys if key > StartAfter]

@@ -307,11 +307,12 @@ def test_a_partition_column_without_one_form_in_the_log_is_refused(tmp_path: Any
         other.sink().validate(pa.schema({"x": pa.int64(), "at": pa.timestamp("us", "UTC")}))
 
 
-def test_an_empty_text_in_a_partition_column_is_refused_as_readers_would_see_null(tmp_path: Any) -> None:
+@pytest.mark.parametrize("text", ["", "__HIVE_DEFAULT_PARTITION__"])
+def test_a_text_in_a_partition_column_that_readers_take_for_null_is_refused(tmp_path: Any, text: str) -> None:
     other = Place(str(tmp_path / "parts"))
     other.create(pa.schema({"value": pa.string(), "day": pa.string()}), ["day"])
     with pytest.raises(RecordRefused, match="null") as refused:
-        other.pre_commit({"value": ["a", "b"], "day": ["x", ""]})
+        other.pre_commit({"value": ["a", "b"], "day": ["x", text]})
     assert (refused.value.column, refused.value.record) == ("day", 1)
 
 

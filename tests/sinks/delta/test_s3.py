@@ -20,6 +20,7 @@ from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc_delta import DeltaSink
+from twopc_delta.log_files import LogFiles
 from twopc_delta.options import DeltaOptions
 from twopc_delta.storage import Storage
 
@@ -233,3 +234,34 @@ def test_partitions_of_any_name_are_read_back_from_the_store(options: dict[str, 
     table = DeltaTable(url, storage_options=translated)
     found = QueryBuilder().register("t", table).execute("SELECT day FROM t").read_all()
     assert sorted(str(row["day"]) for row in pa.table(found).to_pylist()) == sorted(map(str, days))
+
+
+def test_the_root_of_a_bucket_is_a_table(options: dict[str, Any], server: S3Server) -> None:
+    url = "s3://whole"
+    fs = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
+    fs.mkdir("whole")
+    translated = DeltaOptions.parse(options).storage.delta_options()
+    DeltaTable.create(url, Schema.from_arrow(pa.schema({"value": pa.string()})), storage_options=translated)
+    bound = sink({**options, "path": url})
+    for batch_id in range(3):  # the second one and the third begin with a kept look
+        with Participant({"orders": bound}, Round(1, batch_id), partition=0) as participant:
+            participant.write("orders", pa.record_batch({"value": ["a"]}))
+            vote = participant.pre_commit()["orders"]
+        bound.commit_batch(batch_id, bound.seal([vote], 0.0))
+    assert DeltaTable(url, storage_options=translated).version() == 3
+
+
+@pytest.mark.parametrize("name", ["a%20b", "50%", "a#b", "a?b", "a//b"])
+def test_a_url_that_two_clients_read_differently_is_refused(options: dict[str, Any], name: str) -> None:
+    """The sink's entries would go to a folder in which delta-rs sees none."""
+    with pytest.raises(ConfigurationError, match="percent-encoded"):
+        DeltaSink({**options, "path": f"s3://lake/{name}"})
+
+
+def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[str, Any], server: S3Server) -> None:
+    """A store may heed the condition there, and not where an object of several parts is completed."""
+    with HttpProxy(server.endpoint_url) as proxy:
+        log = LogFiles(DeltaOptions.parse(through(proxy, options)).storage)
+        log.put(1, b" " * (101 * 1024 * 1024))
+        assert len(proxy.sent("PUT", "_delta_log/00000000000000000001.json")) == 1
+        assert proxy.sent("POST", "uploads") == []
