@@ -599,7 +599,8 @@ def test_an_interrupt_ends_a_batch_whose_targets_are_away_and_the_next_start_com
         raise Retriable("the target is away")
 
     def interrupt() -> None:
-        for _ in range(2 * PARTITIONS):
+        # By the fifth time, the main thread waits for them. A signal that comes as it begins to wait does not wake it.
+        for _ in range(5 * 2 * PARTITIONS):
             asked.acquire()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
