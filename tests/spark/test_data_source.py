@@ -198,9 +198,7 @@ def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     pipeline.add_batch(rows(*range(100, 200)))
     target.fault("pre_commit", f"touch {voted}")
     query = start(target, lambda source: source.repartition(2, "id").withColumn("id", failing("id")))
-    deadline = time.monotonic() + 60
-    while not (voted.exists() and _has_a_finished_task(pipeline)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: voted.exists() and _has_a_finished_task(pipeline))
     counted.touch()
     with pytest.raises(StreamingQueryException, match="ZeroDivisionError"):
         query.awaitTermination()

@@ -7,19 +7,39 @@ from pathlib import Path
 
 import duckdb
 
+from twopc_kafka_broker import DevelopmentError
+
+
+def lake_reader() -> duckdb.DuckDBPyConnection:
+    """Return a DuckDB that reads Iceberg and Delta.
+
+    Raises:
+        DevelopmentError: the index has no such extension for this platform.
+    """
+    connection = duckdb.connect()
+    _load(connection, "avro", "iceberg", "delta")
+    return connection
+
 
 def load(connection: duckdb.DuckDBPyConnection, *names: str) -> None:
     """Load extensions. Skip the test where the index has none for this platform."""
     import pytest
 
+    try:
+        _load(connection, *names)
+    except DevelopmentError as error:
+        pytest.skip(str(error))
+
+
+def _load(connection: duckdb.DuckDBPyConnection, *names: str) -> None:
     for name in names:
-        file = extension_file(name)
+        file = _extension_file(name)
         if file is None:
-            pytest.skip(f"no wheel of DuckDB's extension {name} is installed")
+            raise DevelopmentError(f"no wheel of DuckDB's extension {name} is installed for this platform")
         connection.execute(f"LOAD '{file}'")
 
 
-def extension_file(name: str) -> Path | None:
+def _extension_file(name: str) -> Path | None:
     """Return the file of an extension, or None where the index has none for this platform."""
     found = importlib.util.find_spec(f"duckdb_extension_{name}")
     if found is None or found.origin is None:

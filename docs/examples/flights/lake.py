@@ -17,13 +17,14 @@ import pyarrow as pa
 from drivers import Drivers, Kill, at_random, parsed_arguments, read_events, recovered, while_tasks_write
 from lake_query import MOMENTS
 from lake_report import LakeReport, compare, sent
-from lake_tables import RESULT, DeltaWatcher, IcebergWatcher, create_tables, reader
+from lake_tables import RESULT, DeltaWatcher, IcebergWatcher, create_tables
 from rich.console import Console
 from rich.progress import Progress
 from settings import SOURCE, TARGET, Settings
 from source import load, progress_bar, starting_broker
 from watch import TopicWatcher, watching
 
+from tests.support.duckdb_extension import lake_reader
 from twopc_kafka_broker import DevelopmentError, spark_kafka_jars
 
 KILLS = 2 + len(MOMENTS)
@@ -89,7 +90,7 @@ def run(settings: Settings, records: int, chance: random.Random, started: float,
     tables = (iceberg, delta)
     for table in tables:
         table.poll()
-    connection = reader()
+    connection = lake_reader()
     connection.register("topic", topic.to_arrow())
     scans = {"iceberg": iceberg.scan(iceberg.version), "delta": delta.scan(delta.version)}
     comparison = compare(connection, sent(records), {"kafka": "topic", **scans})

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-import duckdb
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
 from pyiceberg.catalog import load_catalog
 from watch import Watcher
 
-from tests.support.duckdb_extension import extension_file
+from tests.support.duckdb_extension import lake_reader
 
 ICEBERG_TABLE = "lake.flights"
 RESULT = pa.schema(
@@ -54,17 +53,6 @@ def _catalog(folder: str) -> dict[str, str]:
     return {k.removeprefix(prefix): v for k, v in iceberg_options(folder).items() if k.startswith(prefix)}
 
 
-def reader() -> duckdb.DuckDBPyConnection:
-    """DuckDB with its extensions for both formats."""
-    connection = duckdb.connect()
-    for name in ("avro", "iceberg", "delta"):
-        file = extension_file(name)
-        if file is None:
-            raise SystemExit(f"no wheel of DuckDB's extension {name} is installed for this platform")
-        connection.execute(f"LOAD '{file}'")
-    return connection
-
-
 class TableWatcher(Watcher):
     """Reads each version of a table that it finds, while drivers are killed."""
 
@@ -73,7 +61,7 @@ class TableWatcher(Watcher):
         self.folder = folder
         self._seen_version = ""
         self._counts: dict[int, set[int]] = defaultdict(set)
-        self._reader = reader()
+        self._reader = lake_reader()
 
     @property
     def version(self) -> str:

@@ -286,9 +286,8 @@ class TableLog:
 
     def _settle(self, snapshot: Snapshot, batch_id: int, committables: Sequence[Committable]) -> None:
         """The table has the batch: make that survive a power cut, then let go of what its recovery would need."""
-        mark = orjson.dumps({"appId": self._mark, "version": batch_id}).decode()[1:-1]
         try:
-            self._files.sync(snapshot.view.version, mark)
+            self._files.sync(snapshot.view.version, lambda entry: mark_in(entry, self._mark) == batch_id)
         except OSError as error:
             raise Retriable(
                 f"batch {batch_id} is in the log of {self._name}, and perhaps not on its disk: {error}"

@@ -42,12 +42,12 @@ def _added(file: AddedFile) -> dict[str, object]:
 
 def changes_table(entry: bytes) -> bool:
     """Whether an entry, of whichever writer, has more than files and marks: another schema, property or feature."""
-    return any(b'"metaData"' in line or b'"protocol"' in line for line in entry.splitlines())
+    return b'"metaData"' in entry or b'"protocol"' in entry
 
 
 def is_unique(entry: bytes) -> bool:
     """Whether no other table has an entry like this one: it adds files, whose names are never used twice."""
-    return any(b'"add"' in line for line in entry.splitlines())
+    return b'"add"' in entry
 
 
 def mark_in(entry: bytes, mark: str) -> int | None:

@@ -6,6 +6,7 @@ import os
 import re
 import uuid
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -124,17 +125,17 @@ class LogFiles:
             except FileNotFoundError:
                 return None
 
-    def sync(self, newest: int, mark: str) -> None:
-        """Make the entries survive a power cut, from ``newest`` down to the one that has ``mark`` in it. Other writers
-        put them on a disk without a sync. Once a sync of the folder has failed, it fails as long as this object lives:
-        a kernel reports names that did not reach the disk only once."""
+    def sync(self, newest: int, is_last: Callable[[bytes], bool]) -> None:
+        """Make the entries survive a power cut, from ``newest`` down to the one for which ``is_last`` holds. Other
+        writers put them on a disk without a sync. Once a sync of the folder has failed, it fails as long as this object
+        lives: a kernel reports names that did not reach the disk only once."""
         if not self._storage.is_local:
             return
         for version in range(newest, -1, -1):
             try:
                 with (self._folder / _entry_name(version)).open("rb") as entry:
                     os.fsync(entry.fileno())
-                    if mark.encode() in entry.read():
+                    if is_last(entry.read()):
                         break
             except FileNotFoundError:  # older ones were cleaned up, behind a checkpoint
                 break

@@ -108,12 +108,7 @@ class Notes:
 
     def remove(self, *transaction_ids: str) -> None:
         """Remove notes, or do nothing where there are none."""
-        if len(transaction_ids) > 1:
-            self._storage.remove_all([f"{NOTES}/{each}{_ENDING}" for each in transaction_ids])
-            return
-        with self._storage.meaning():
-            for each in transaction_ids:
-                self._folder.remove(each + _ENDING)
+        self._storage.remove_all([f"{NOTES}/{each}{_ENDING}" for each in transaction_ids])
 
     def transaction_ids(self) -> list[str]:
         """Return the transactions of all notes, of other queries, too."""

@@ -234,7 +234,9 @@ class Storage:
 
     def remove_all(self, paths: Sequence[str]) -> None:
         """Remove many files: at a store, up to a thousand per request. Nothing reports files that stay there."""
-        if self.is_local:
+        if len(paths) < 2:
+            self._remove_each(paths)
+        elif self.is_local:
             # A disk may take a millisecond for a file that was just synced, and removes others meanwhile.
             with ThreadPoolExecutor(_REMOVED_AT_ONCE) as pool:
                 list(pool.map(self._remove_each, (paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE))))

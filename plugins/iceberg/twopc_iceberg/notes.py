@@ -74,7 +74,7 @@ class Notes:
             return None
 
     def exists(self, name: str) -> bool:
-        return self._io.lengths([self._note(name)]) != [None]
+        return self._io.new_input(self._note(name)).exists()
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove notes. On return they stay gone after a power cut."""

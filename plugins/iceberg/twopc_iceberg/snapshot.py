@@ -280,7 +280,7 @@ class BatchCommitter:
         known = next((each for each in self._attempts if each.is_like(new)), None)
         attempt = known or new
         # A clean-up job may have removed the file of an attempt that was proposed days ago.
-        if known is None or io.lengths([known.manifest_list]) == [None]:
+        if known is None or not io.new_input(known.manifest_list).exists():
             files = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
             write_list(io, table.metadata, attempt, [*files, *live_manifests(io, parent)])
         if known is None:

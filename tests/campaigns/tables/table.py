@@ -6,10 +6,9 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import duckdb
 import pyarrow as pa
 
-from tests.support.duckdb_extension import extension_file
+from tests.support.duckdb_extension import lake_reader
 
 if TYPE_CHECKING:
     import twopc
@@ -51,17 +50,5 @@ class LakeTable(Protocol):
         """Report this process's requests to commit to ``strike``."""
 
 
-@functools.cache  # of one process: loading takes half a second
-def reader() -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB that reads Iceberg and Delta.
-
-    Raises:
-        LookupError: an extension is not installed, as the index has none for this platform.
-    """
-    connection = duckdb.connect()
-    for name in ("avro", "iceberg", "delta"):
-        file = extension_file(name)
-        if file is None:
-            raise LookupError(f"no wheel of DuckDB's extension {name} is installed for this platform")
-        connection.execute(f"LOAD '{file}'")
-    return connection
+reader = functools.cache(lake_reader)
+"""DuckDB for both formats, one per process: loading takes half a second."""

@@ -68,7 +68,8 @@ def test_a_merge_keeps_the_order_in_which_files_came(place: Place) -> None:
     assert len({entry["snapshot_id"] for entry in entries}) == 4
 
 
-def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) -> None:
+def forestalled(place: Place) -> IcebergSink:
+    """Commit four batches. Another writer is faster than the merge of their manifests."""
     place.create(properties=FEW)
     sink = place.sink()
     for number in range(3):
@@ -77,6 +78,11 @@ def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) ->
     sink.commit_batch(3, last)
     Between(before=once(lambda: place.table().append(pa.table({"value": ["foreign"]})))).stand(sink)
     sink.complete(3, last)
+    return sink
+
+
+def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) -> None:
+    sink = forestalled(place)
     assert place.values() == ["0", "1", "2", "3", "foreign"]
     batch(place, sink, 4, "4")
     assert place.values() == ["0", "1", "2", "3", "4", "foreign"]
@@ -84,14 +90,7 @@ def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) ->
 
 def test_a_merge_that_another_writer_forestalls_leaves_no_file(place: Place) -> None:
     """Else a busy table would get some with each batch."""
-    place.create(properties=FEW)
-    sink = place.sink()
-    for number in range(3):
-        batch(place, sink, number, f"{number}")
-    last = place.decided(["3"], round=Round(1, 3), sink=sink)
-    sink.commit_batch(3, last)
-    Between(before=once(lambda: place.table().append(pa.table({"value": ["foreign"]})))).stand(sink)
-    sink.complete(3, last)
+    forestalled(place)
     table = place.table()
     lists = {snapshot.manifest_list for snapshot in table.snapshots()}
     used = lists | {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
