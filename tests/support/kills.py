@@ -110,6 +110,19 @@ def all_of(process: Process) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def stand_still(*pids: int) -> None:
+    """Stop child processes. Return when each of their threads stands still, so none answers what comes after."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+
+
+def go_on(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+
+
 def kill_each(processes: Iterable[psutil.Process]) -> None:
     """Send SIGKILL, in order, to those that have not ended by themselves meanwhile."""
     for process in processes:

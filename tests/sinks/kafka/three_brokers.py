@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from tests.support import kills
 from twopc.errors import Retriable
 from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
@@ -43,16 +42,11 @@ class ThreeBrokers:
         self.wait_for_members(*self.nodes)
 
     def stand_still(self, *nodes: int) -> None:
-        """Have brokers fall silent, with their connections open. Return when each of their threads stands still."""
-        pids = [self.nodes[node].pid or 0 for node in nodes]
-        for pid in pids:
-            os.kill(pid, signal.SIGSTOP)
-        for pid in pids:
-            os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        """Have brokers fall silent, with their connections open."""
+        kills.stand_still(*(self.nodes[node].pid or 0 for node in nodes))
 
     def go_on(self, *nodes: int) -> None:
-        for node in nodes:
-            os.kill(self.nodes[node].pid or 0, signal.SIGCONT)
+        kills.go_on(*(self.nodes[node].pid or 0 for node in nodes))
 
     def wait_for_members(self, *nodes: int) -> None:
         """Wait until the cluster consists of these brokers, as the controller's broker reports it.

@@ -3,8 +3,6 @@ brought to an answer, the answer is put into its mouth, before or after it has d
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +20,7 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
+from tests.support import kills
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
 from twopc_kafka.answers import MEANINGS, WriteAnswer, meaning
@@ -424,13 +423,13 @@ def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(
     participant: Any = Participant({"orders": sink}, Round(1, 0), partition=0)
     participant.write("orders", pa.record_batch({"value": ["a"]}))
     participant._transactions["orders"].writer._sending.drain()
-    os.kill(second_broker.broker.pid, signal.SIGSTOP)
+    kills.stand_still(second_broker.broker.pid)
     try:
         participant.write("orders", pa.record_batch({"value": ["b"]}))
         with pytest.raises(RoundAborted, match="got no answer"):
             participant.pre_commit()
     finally:
-        os.kill(second_broker.broker.pid, signal.SIGCONT)
+        kills.go_on(second_broker.broker.pid)
 
 
 @pytest.mark.kafka
