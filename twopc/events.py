@@ -37,8 +37,8 @@ class TransactionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReplayed:
-    """The target system had rolled ``lost`` back after its decision; the records of its replay copy were written
-    again in ``replacement``."""
+    """The target system had rolled ``lost`` back after its decision. Its records were written again in ``replacement``,
+    from the replay copy or because the batch was computed again."""
 
     sink: str
     batch_id: int
