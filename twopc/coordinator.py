@@ -186,6 +186,7 @@ class Coordinator:
         follows: JsonValue = None,
         began_s: float | None = None,
         recompute: Recompute | None = None,
+        unrouted: Callable[[], int] = lambda: 0,
     ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
 
@@ -203,6 +204,7 @@ class Coordinator:
                 and returns their votes. Called for transactions that a target system has rolled back after their
                 decision, if they were written with hashes (``Participant.write``). If the records are not the same,
                 the query stops.
+            unrouted: how many rows of the batch went to no sink, for the metrics. Called after ``phase_one``.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
@@ -236,7 +238,7 @@ class Coordinator:
             self._failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
-            return self._finished(batch_id, False, committables)
+            return self._finished(batch_id, False, committables, unrouted())
 
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
@@ -709,9 +711,13 @@ class Coordinator:
                 self._notices.post(tail, event)
 
     def _finished(
-        self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
+        self,
+        batch_id: int,
+        already_decided: bool,
+        committables: Mapping[str, Sequence[Committable]],
+        unrouted: int = 0,
     ) -> BatchFinished:
-        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables)
+        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables, unrouted)
         logger.info("%s", batch)
         self._tell(batch)
         return batch
