@@ -15,6 +15,7 @@ from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc.spark import Output, foreach_batch
+from twopc.spark.output import projected
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -73,6 +74,22 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     assert pipeline.archived_ids() == (list(range(13)) if beside else [])
     assert replayed(events) >= 2
     assert topic.ongoing() == []
+
+
+def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(pipeline: Pipeline) -> None:
+    records = [(1, "a"), (1, None), (None, "1"), (None, None), (2, "a"), (1, "")]
+    columns = ["CAST(id AS STRING) AS key", "name AS value"]
+
+    def hashes(order: list[Any], in_structs: bool) -> list[int]:
+        frame = pipeline.spark.createDataFrame(order, "id LONG, name STRING")
+        output = Output(pipeline.files(), columns)
+        outputs = {"orders": output, "archive": output} if in_structs else {"orders": output}
+        hashed, _ = projected(frame, outputs, ["orders"])
+        return [row["twopc hashes orders"] for row in hashed.collect()]
+
+    found = hashes(records, in_structs=True)
+    assert len(set(found)) == len(records)
+    assert hashes(records[::-1], in_structs=False) == found[::-1]
 
 
 class Lost:

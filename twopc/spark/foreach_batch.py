@@ -219,7 +219,8 @@ class ForeachBatch:
         with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():
             rows = frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()
         self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
-        self._unrouted = sum(row.unrouted for row in rows)
+        if task.wanted is None:
+            self._unrouted = sum(row.unrouted for row in rows)
         return [load_vote(row.vote) for row in rows]
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:

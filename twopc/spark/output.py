@@ -99,6 +99,16 @@ class Rows:
         [name] = self.sinks
         return {name: pa.schema([field for field in schema if field.name != _HASHES + name])}
 
+    def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """Return the columns of some sinks in SQL, by which the frame's values are had."""
+        for name in sinks:
+            if self.in_structs:
+                within = frame.schema[name].dataType
+                assert isinstance(within, StructType)
+                yield name, [f"{_quoted(name)}.{_quoted(field)}" for field in within.names]
+            else:
+                yield name, [_quoted(column) for column in frame.columns]
+
     def apart(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch, pa.Int64Array | None]]:
         """Return each sink's part of a record batch, and the hashes of its records."""
         for name in self.sinks:
@@ -152,9 +162,8 @@ def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collectio
     frame, rows = _projected(batch, outputs)
     if not hashed:
         return frame, rows
-    # Of the values in the frame, and not of their expressions: rand() has another value each time.
-    hashes = [f"xxhash64({_quoted(name) if rows.in_structs else '*'}) AS {_quoted(_HASHES + name)}" for name in hashed]
     try:
+        hashes = [f"{_hash(columns)} AS {_quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
         return frame.selectExpr("*", *hashes), replace(rows, hashed=frozenset(hashed))
     except AnalysisException as error:
         raise ConfigurationError(
@@ -220,6 +229,14 @@ def _column(name: str, output: Output) -> Column:
 def _struct(name: str, output: Output) -> str:
     """The struct as SQL text, which takes one call to the JVM: building it from columns took 15 ms per batch."""
     return f"struct({', '.join(output.columns)}) AS {_quoted(name)}"
+
+
+def _hash(columns: Sequence[str]) -> str:
+    """The hash of a record, of the values in the frame: their expressions may have others, such as of rand().
+
+    Spark's hash skips nulls, so a value would count the same in any column.
+    """
+    return f"xxhash64({', '.join([*columns, *(f'{column} IS NULL' for column in columns)])})"
 
 
 def _quoted(name: str) -> str:
