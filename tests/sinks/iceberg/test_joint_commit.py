@@ -15,13 +15,13 @@ from tests.sinks.iceberg.conftest import Place
 from tests.support import networks
 from tests.support.between import nothing, once
 from tests.support.http_proxy import Answer, Lost, Request
-from twopc import Committable, Round
+from twopc import Committable, Round, TwoPhaseCommitSink
 from twopc._joint_commits import commit_calls
 from twopc.errors import OutcomeUnknown, Retriable, TransactionLost
+from twopc_iceberg import IcebergSink
 
 if TYPE_CHECKING:
     from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
-    from twopc_iceberg import IcebergSink
 
 pytestmark = pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
 
@@ -62,7 +62,7 @@ class Batch:
         proxy.requests.clear()
 
     @property
-    def due(self) -> dict[IcebergSink, list[Committable]]:
+    def due(self) -> dict[TwoPhaseCommitSink[Any], Sequence[Committable]]:
         return dict(zip(self.sinks, self.decided, strict=True))
 
     def commit(self) -> None:
@@ -77,7 +77,7 @@ class Batch:
 
     def together(self) -> None:
         """The joint commit alone, as if the process was killed then."""
-        type(self.sinks[0]).commit_together(self.batch_id, self.due)
+        IcebergSink.commit_together(self.batch_id, dict(zip(self.sinks, self.decided, strict=True)))
 
     @property
     def requests(self) -> tuple[int, int]:
@@ -268,7 +268,7 @@ def test_a_request_that_comes_after_some_tables_were_committed_changes_nothing_t
     proxy.disturb_next("POST", Lost.REQUEST, TOGETHER)
     batch.together()
     [late] = proxy.sent("POST", TOGETHER)
-    for sink, decided in list(batch.due.items())[:committed]:
+    for sink, decided in list(zip(batch.sinks, batch.decided, strict=True))[:committed]:
         sink.commit_batch(0, decided)
     proxy.forwarded(late)
     batch.commit()
@@ -378,7 +378,8 @@ def test_a_coordinator_that_was_replaced_and_its_successor_make_the_batch_visibl
     old, new = Batch(places, proxy), [place.sink() for place in places]
 
     def take_over() -> None:
-        for call in commit_calls(0, dict(zip(new, old.decided, strict=True))):
+        due: dict[TwoPhaseCommitSink[Any], Sequence[Committable]] = dict(zip(new, old.decided, strict=True))
+        for call in commit_calls(0, due):
             call.commit()
 
     on_its_way(proxy, once(take_over))
@@ -412,8 +413,8 @@ def test_a_table_that_was_dropped_does_not_hold_back_the_others(places: list[Pla
 def test_a_table_whose_files_are_gone_does_not_hold_back_the_others(places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places, proxy)
     table = places[0].table()
-    table.io.delete(batch.decided[0][0].handle["manifest"])
-    first, *others = commit_calls(0, dict(zip([place.sink() for place in places], batch.decided, strict=True)))
+    table.io.delete(str(batch.decided[0][0].handle["manifest"]))
+    first, *others = commit_calls(0, batch.due)
     with pytest.raises(TransactionLost, match="is gone"):
         first.commit()
     for call in others:
