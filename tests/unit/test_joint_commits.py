@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 NAMES = ("items", "orders", "returns")
+TOGETHER = "together"
 
 
 class Killed(BaseException):
@@ -30,7 +31,7 @@ class World:
     """A target system with three tables and a topic, and a log; they outlive coordinators.
 
     Attributes:
-        calls: the calls of phase two, in order: the sinks of a joint commit, or one sink.
+        calls: the calls of phase two, in order: ``TOGETHER`` and the sinks of a joint commit, or one sink.
         joint: what becomes of a joint commit, given the call that makes its sinks' batch visible.
         raises: sink → what its next commit raises.
         groups: sink → its group.
@@ -63,8 +64,9 @@ class World:
         """What a reader of the tables sees."""
         return sorted(record["value"] for record in self.tables.visible)
 
-    def together(self) -> list[tuple[str, ...]]:
-        return [call for call in self.calls if len(call) > 1]
+    def together(self) -> list[list[str]]:
+        """The sinks of each joint commit."""
+        return [sinks for first, *sinks in self.calls if first == TOGETHER]
 
 
 class Table(MemoryTableSink):
@@ -85,7 +87,7 @@ class Table(MemoryTableSink):
     @classmethod
     def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
         world = next(iter(due)).world
-        world.calls.append(tuple(sink.name for sink in due))
+        world.calls.append((TOGETHER, *(sink.name for sink in due)))
         together = super().commit_together
         world.joint(lambda: together(batch_id, due))
 
@@ -118,7 +120,7 @@ def test_sinks_of_a_group_are_committed_together_once_and_before_each_of_them(th
         world.run(batch_id, threads=threads)
     first, second = world.calls[:4], world.calls[4:]
     for calls in (first, second):
-        assert calls[0] == NAMES
+        assert calls[0] == (TOGETHER, *NAMES)
         assert sorted(calls[1:]) == [(name,) for name in NAMES]
     assert world.visible == rows(0, 1)
 
@@ -159,7 +161,7 @@ def test_other_sinks_do_not_wait_for_the_joint_commit(world: World) -> None:
 def test_a_sink_without_transactions_is_not_committed_with_the_others(world: World) -> None:
     world.run(0, written=NAMES[:2])
     world.run(1, written=NAMES[:1])
-    assert world.together() == [NAMES[:2]]
+    assert world.together() == [[*NAMES[:2]]]
 
 
 @pytest.mark.parametrize("groups", [(None, None, None), ("a", "b", "c"), ("a", None, None)])
@@ -279,5 +281,5 @@ def test_recovery_after_a_kill_at_a_joint_commit_makes_the_batch_visible_once(ha
     assert world.visible == (rows(0) if happens else [])
     world.joint = lambda commit: commit()
     world.run(1)
-    assert world.together() == [NAMES] * 3  # the first one's was repeated by recovery
+    assert world.together() == [[*NAMES]] * 3  # the first one's was repeated by recovery
     assert world.visible == rows(0, 1)
