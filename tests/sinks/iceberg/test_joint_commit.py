@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
+from pyiceberg.table.update import RemovePartitionSpecsUpdate
 
 from tests.sinks.iceberg.conftest import Place
 from tests.support import networks
@@ -18,7 +19,7 @@ from tests.support.between import nothing, once
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Request
 from twopc import Committable, Round, TwoPhaseCommitSink
 from twopc._joint_commits import commit_calls
-from twopc.errors import OutcomeUnknown, Retriable, TransactionLost
+from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg import IcebergSink
 
 if TYPE_CHECKING:
@@ -427,6 +428,31 @@ def test_a_table_whose_files_are_gone_does_not_hold_back_the_others(places: list
         call.commit()
     assert are_visible_once(places[1:])
     assert places[0].values() == ["old"]
+
+
+def test_a_table_that_lost_the_spec_of_its_files_on_the_way_calls_an_operator(
+    places: list[Place], proxy: ProxyIntoHost
+) -> None:
+    """This catalog does not look whether the specs are there that the request names."""
+
+    def remove() -> None:
+        table = places[0].table()
+        table.catalog.commit_table(table, (), (RemovePartitionSpecsUpdate.model_validate({"spec-ids": [0]}),))
+
+    batch = Batch(places, proxy)
+    with places[0].table().update_spec() as update:
+        update.add_identity("value")
+    for sink in batch.sinks:
+        sink.open()
+    proxy.requests.clear()
+    on_its_way(proxy, remove)
+    first, *others = commit_calls(0, batch.due)
+    with pytest.raises(OperatorRequired, match="removed from the table as it was committed"):
+        first.commit()
+    for call in others:
+        call.commit()
+    assert batch.requests == (1, 0)
+    assert are_visible_once(places[1:])
 
 
 def test_a_table_with_a_token_of_its_own_commits_by_itself(places: list[Place], proxy: ProxyIntoHost) -> None:
