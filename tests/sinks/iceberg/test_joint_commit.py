@@ -172,6 +172,8 @@ def test_tables_without_a_snapshot_get_an_empty_one_each_first(places: list[Plac
     batch.commit()
     assert batch.requests == (1, 3)
     [late] = proxy.sent("POST", TOGETHER)
+    changes = json.loads(late.body)["table-changes"]
+    assert ["set-properties" in [update["action"] for update in change["updates"]] for change in changes] == [True] * 3
     assert [place.values() for place in places] == [["new 0"]] * 3
     for place in places:
         place.replace()
