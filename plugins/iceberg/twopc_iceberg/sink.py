@@ -224,10 +224,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
                 ) from None
         self._look = _Look(_names(committables), time.monotonic() - (0.0 if looks else age_s), manifests)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
-        return [
-            Committable(c.transaction_id, {**c.handle, **sealed}, c.records, c.replay_copy, c.bytes)
-            for c in committables
-        ]
+        return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
     def _undecided_mark(self, metadata: TableMetadata, committables: Sequence[Committable]) -> int | None:
         """Return the table's mark.

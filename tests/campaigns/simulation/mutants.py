@@ -85,6 +85,7 @@ WHOLE = Scenario(sinks="t", rows_a_batch=2)
 WHOLES = Scenario(sinks="t", partitions=(1,), rows_a_batch=1, batches=2)
 TORN = replace(WHOLE, stage=True)
 JOINT = replace(WHOLES, sinks="tt", joint=True)
+RECOMPUTED = Scenario(sinks="k", partitions=(1, 2), rows_a_batch=2, recompute=True)
 
 
 # Replacements, each with one defect. The first argument is the real function. -----------------------------------------
@@ -338,6 +339,14 @@ def _under_newest_number(real: Any, self: SimulatedTableSink, _: int, committabl
 
 def _first_lost_replayed(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
     return real(self, batch_id, {name: of_sink[:1] for name, of_sink in lost.items()})
+
+
+def _whatever_is_there(_: Any, lost: Committable, votes: Sequence[Committable]) -> Committable:
+    return votes[0]
+
+
+def _as_before_the_decision(real: Any, self: Any, round: Round, *arguments: Any) -> Any:
+    return real(self, replace(round, replay=0), *arguments)
 
 
 def _part_committed_after_replay(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
@@ -804,6 +813,23 @@ MUTANTS = (
         "a whole batch that is written again is committed with the transactions of before",
         (Seam(f"{COORDINATOR}._replay", _amended_then_old),),
         (TORN,),
+    ),
+    Mutant(
+        "what is computed again is not compared with what is lost",
+        (Seam("twopc.coordinator:recognized", _whatever_is_there),),
+        (RECOMPUTED,),
+        in_pairs=(*DEAD, Fault.TIME_OUT),
+    ),
+    Mutant(
+        "what is computed again has the names of before",
+        (Seam("twopc.transactional_ids:TransactionalIdPool.allocate", _as_before_the_decision),),
+        (replace(RECOMPUTED, sinks="kkt", batches=2, partitions=(2,), rows_a_batch=3),),
+        in_pairs=(*ASLEEP, Fault.SUSPENDED),
+    ),
+    Mutant(
+        "what is computed again is not in the log",
+        (Seam(f"{COMMIT_LOG}.amend", nothing),),
+        (replace(RECOMPUTED, partitions=(1,)),),
     ),
     Mutant(
         "a whole batch that is written again is not in the log",
