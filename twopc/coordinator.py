@@ -472,7 +472,7 @@ class Coordinator:
                 return error
             return None
 
-        calls = commit_calls(batch_id, {self._sinks[name]: due for name, due in work.items()})
+        calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
         with self._threads(len(calls)) as map_:
             outcomes = list(map_(attempt, calls))
         failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if error]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -186,6 +187,25 @@ def test_sinks_of_two_classes_are_not_committed_together(world: World) -> None:
 
     Coordinator(sinks, world.log, owner="q", rest_interval_s=None).run(0, phase_one)
     assert world.together() == []
+
+
+@dataclass
+class Unhashable(MemorySink):
+    """A sink that is compared by its contents, as a dataclass is, can't be a key."""
+
+    target: MemoryTarget
+
+
+def test_a_sink_that_is_committed_alone_need_not_be_hashable() -> None:
+    sinks = {"rows": Unhashable(MemoryTarget())}
+
+    def phase_one(round: Round) -> Iterator[Vote]:
+        with Participant(sinks, round, partition=0) as participant:
+            participant.write("rows", pa.record_batch({"value": ["a"]}))
+            yield participant.pre_commit()
+
+    Coordinator(sinks, f"memory://{uuid.uuid4().hex}", owner="q", rest_interval_s=None).run(0, phase_one)
+    assert sinks["rows"].target.visible == [{"value": "a"}]
 
 
 # What becomes of it. --------------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ class Batch:
         proxy.requests.clear()
 
     @property
-    def due(self) -> dict[TwoPhaseCommitSink[Any], Sequence[Committable]]:
-        return dict(zip(self.sinks, self.decided, strict=True))
+    def due(self) -> list[tuple[TwoPhaseCommitSink[Any], Sequence[Committable]]]:
+        return list(zip(self.sinks, self.decided, strict=True))
 
     def commit(self) -> None:
         """Commit as a coordinator does that repeats a call without an answer."""
@@ -188,7 +188,7 @@ def test_a_sink_that_writes_to_the_same_table_as_another_commits_by_itself(
     twin = places[0].sink("log2", **{"catalog.uri": proxy.url})
     batch = Batch(places[:2], proxy)
     of_twin = places[0].decided(["twin"], sink=twin)
-    for call in commit_calls(0, {**batch.due, twin: of_twin}):
+    for call in commit_calls(0, [*batch.due, (twin, of_twin)]):
         call.commit()
     assert [tables_of(request) for request in proxy.sent("POST", TOGETHER)] == [["orders", "items"]]
     assert places[0].values() == ["new 0", "old", "twin"]
@@ -387,7 +387,7 @@ def test_a_coordinator_that_was_replaced_and_its_successor_make_the_batch_visibl
     old, new = Batch(places, proxy), [place.sink() for place in places]
 
     def take_over() -> None:
-        due: dict[TwoPhaseCommitSink[Any], Sequence[Committable]] = dict(zip(new, old.decided, strict=True))
+        due: list[tuple[TwoPhaseCommitSink[Any], Sequence[Committable]]] = list(zip(new, old.decided, strict=True))
         for call in commit_calls(0, due):
             call.commit()
 
