@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from twopc._bound_sink import CommitCall
+from twopc._joint_commits import commit_calls
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -471,7 +472,7 @@ class Coordinator:
                 return error
             return None
 
-        calls = [call for name, due in work.items() for call in self._sinks[name].commit_calls(batch_id, due)]
+        calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
         with self._threads(len(calls)) as map_:
             outcomes = list(map_(attempt, calls))
         failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if error]

@@ -22,6 +22,7 @@ SMALL = (
     Scenario(sinks="ff", log="disk", batches=2, entries_kept=1, syncs_checkpoint=False),
     Scenario(sinks="kft", batches=2, partitions=(2, 1), rests=True),
     Scenario(sinks="tt", stage=True, batches=2),
+    Scenario(sinks="tt", partitions=(1,), batches=2, joint=True),
 )
 """Scenarios whose single faults are all tried, at every step, and then their pairs."""
 

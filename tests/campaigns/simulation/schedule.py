@@ -76,6 +76,7 @@ class Scenario:
         runs, rests: see ``Cluster``.
         syncs_checkpoint: whether the checkpoint survives a power cut. Spark does not sync its checkpoint: without this,
             a power cut removes the newest batch, or the two newest if names survive.
+        joint: whether tables are committed together first.
         stage_retries_count_on: whether the attempts of a restarted Spark stage get new serial numbers, as
             ``twopc.spark`` assigns them. Leased names don't depend on it.
     """
@@ -98,6 +99,7 @@ class Scenario:
     runs: int = 1
     rests: bool = False
     syncs_checkpoint: bool = True
+    joint: bool = False
 
 
 @dataclass(slots=True)
@@ -272,7 +274,8 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
     if scenario.backlog:
         scenario = replace(scenario, slots=REAL_SLOTS, late_begin=False)
     if seed % 5 == 4:  # drawn apart, so that all other seeds stay as they are
-        scenario = replace(scenario, sinks=WITH_TABLES[seed // 5 % len(WITH_TABLES)])
+        turn, sinks = divmod(seed // 5, len(WITH_TABLES))
+        scenario = replace(scenario, sinks=WITH_TABLES[sinks], joint=turn % 2 == 1)
     if seed % 7 == 6:
         scenario = replace(scenario, recompute=True, stage=False)
     budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
@@ -499,7 +502,7 @@ def _sinks_of(
         if name.endswith("k"):
             return SimulatedKafkaSink(broker)
         if name in tables:
-            return SimulatedTableSink(tables[name], broker.on_complete)
+            return SimulatedTableSink(tables[name], broker.on_complete, scenario.joint)
         return SimulatedFileSink(broker, disk, name)
 
     return {name: made(name) for name in _names(scenario)}

@@ -18,6 +18,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from tests.campaigns.tables.calls import on_requests, on_sql
 from twopc_iceberg import IcebergSink
+from twopc_iceberg.catalogs import TransactionalCatalog
 from twopc_iceberg.marks import BATCH
 
 if TYPE_CHECKING:
@@ -130,14 +131,17 @@ class IcebergTable:
         (on_requests if self.catalog_uri.startswith("http") else on_sql)(steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        kind = type(self.catalog())
-        commit = kind.commit_table
+        def watched(commit: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                with strike.a_commit():
+                    return commit(*arguments)
 
-        def watched(*arguments: Any) -> Any:
-            with strike.a_commit():
-                return commit(*arguments)
+            return call
 
-        kind.commit_table = watched  # type: ignore[method-assign, assignment]
+        kind: Any = type(self.catalog())
+        kind.commit_table = watched(kind.commit_table)
+        several: Any = TransactionalCatalog
+        several.commit_tables = watched(several.commit_tables)
 
 
 def _batches(table: Table) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,13 +70,17 @@ class TablePlace:
 
     def patch(self, steps: Steps) -> None:
         on_disk(steps)
-        for table in self.tables.values():
+        for table in self._kinds():
             table.patch(steps)
         twopc.register_observer(Beside(self.others, steps))
 
     def watch_commits(self, strike: Strike) -> None:
-        for table in self.tables.values():
+        for table in self._kinds():
             table.watch_commits(strike)
+
+    def _kinds(self) -> Collection[LakeTable]:
+        """Return one table of each kind: what is patched for one is patched for all."""
+        return {type(table): table for table in self.tables.values()}.values()
 
     def meanwhile(self) -> None:
         """Let an hour pass, in which others write."""
@@ -117,7 +121,7 @@ class TablePlaces:
     def with_server(self) -> Iterator[tuple[TablePlace, Server]]:
         work = self.folder / f"case-{uuid.uuid4().hex}"
         work.mkdir(parents=True)
-        if self.name == "iceberg-rest":
+        if self.name in ON_CATALOG:
             with RestCatalogServer(work / "server") as catalog:
                 yield self._place(work, catalog.host, None), catalog
         elif self.name == "delta-s3":
@@ -131,10 +135,10 @@ class TablePlaces:
         if self.name in ("iceberg-sqlite", "both"):
             uri = f"sqlite:///{work}/catalog.db"
             found["iceberg"] = IcebergTable("db.orders", uri, work / "warehouse" / "orders")
-        if self.name == "iceberg-rest":
+        for sink, table in ON_CATALOG.get(self.name, {}).items():
             assert catalog is not None
-            name = f"{work.name.replace('-', '_')}.orders"
-            found["iceberg"] = IcebergTable(name, CATALOG_URI, work / "warehouse" / "orders", catalog.enter)
+            name = f"{work.name.replace('-', '_')}.{table}"
+            found[sink] = IcebergTable(name, CATALOG_URI, work / "warehouse" / table, catalog.enter)
         if self.name in ("delta", "both"):
             found["delta"] = DeltaLakeTable(str(work / "delta"))
         if self.name == "delta-s3":
@@ -144,5 +148,12 @@ class TablePlaces:
         return TablePlace(work, found, s3)
 
 
-KINDS = ("iceberg-sqlite", "iceberg-rest", "delta", "delta-s3", "both")
-WITH_SERVER = ("iceberg-rest", "delta-s3")
+KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "delta", "delta-s3", "both")
+
+ON_CATALOG: Mapping[str, Mapping[str, str]] = {
+    "iceberg-rest": {"iceberg": "orders"},
+    "iceberg-joint": {"iceberg": "orders", "iceberg2": "items"},
+}
+"""Kind with a REST catalog → sink → table. Two tables are committed together."""
+
+WITH_SERVER = (*ON_CATALOG, "delta-s3")
