@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -10,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import twopc
 from tests.spark.conftest import rows
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.spark.conftest import Pipeline
+    from twopc.spark import ForeachBatch
+    from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
 
@@ -78,27 +83,97 @@ def test_a_batch_write_that_is_repeated_is_there_once(connected: Pipeline) -> No
     assert connected.pending_files() == []
 
 
-def _why_it_ended(connected: Pipeline) -> str:
-    """Return the error of a query with ``foreach_batch``. The server gives its Python process ten seconds to begin, so
-    the query is tried again on a busy machine."""
-    from pyspark.errors.exceptions.connect import SparkException, StreamingQueryException
+def run(connected: Pipeline, writer: ForeachBatch) -> None:
+    """Run the query over all added batches. The server gives its Python process ten seconds to begin, so the query is
+    started again on a busy machine."""
+    from pyspark.errors.exceptions.connect import SparkException
 
     deadline = time.monotonic() + A_SLOW_START_S
     while True:
         try:
-            connected.run(foreach_batch(connected.files(), log=str(connected.log)))
-        except StreamingQueryException as ended:
-            return str(ended)
+            return connected.run(writer)
         except SparkException as slow:
             if "waiting for the Python worker to connect back" not in str(slow) or time.monotonic() > deadline:
                 raise
 
 
-def test_foreach_batch_is_refused_with_the_reason_and_the_way_out_and_nothing_is_written(connected: Pipeline) -> None:
+def refused(connected: Pipeline, writer: ForeachBatch) -> str:
+    from pyspark.errors.exceptions.connect import StreamingQueryException
+
+    with pytest.raises(StreamingQueryException) as ended:
+        run(connected, writer)
+    return str(ended.value)
+
+
+def of_two(connected: Pipeline, checkpoint: Path | None = None, log: Path | None = None) -> ForeachBatch:
+    """Return a writer of even rows to one folder and all rows to another."""
+    even = twopc.create_sink("files", {"path": str(connected.folder / "even"), "format": "json"})
+    outputs = {"even": Output(even, ["id"], "id % 2 = 0"), "archive": Output(connected.files())}
+    return foreach_batch(outputs, log=str(log or connected.log), checkpoint=checkpoint or connected.checkpoint)
+
+
+def even_ids(connected: Pipeline) -> list[int]:
+    files = (connected.folder / "even").glob("part-*")
+    return sorted(json.loads(line)["id"] for file in files for line in file.read_text().splitlines())
+
+
+def test_foreach_batch_writes_to_two_sinks_in_one_decision_and_goes_on_after_a_restart(connected: Pipeline) -> None:
+    for batches in ([(1, 2), (3,)], [(4, 6)]):
+        for ids in batches:
+            connected.add_batch(rows(*ids))
+        run(connected, of_two(connected))
+    assert connected.archived_ids() == [1, 2, 3, 4, 6]
+    assert even_ids(connected) == [2, 4, 6]
+    assert connected.decided_batches() == [0, 1, 2]
+    assert connected.pending_files() == []
+
+
+def test_a_batch_that_spark_repeats_is_recognized(connected: Pipeline) -> None:
+    connected.add_batch(rows(1, 2))
+    run(connected, of_two(connected))
+    for file in (connected.checkpoint / "commits").glob("*0*"):
+        file.unlink()  # as if the server had died before Spark recorded the batch
+    connected.add_batch(rows(3))
+    run(connected, of_two(connected))
+    assert connected.archived_ids() == [1, 2, 3]
+    assert connected.decided_batches() == [0, 1]
+
+
+def test_foreach_batch_without_the_checkpoint_is_refused_with_the_reason_and_the_way_out(connected: Pipeline) -> None:
     connected.add_batch(rows(1))
-    said = _why_it_ended(connected)
-    assert "ConfigurationError: foreach_batch does not work through Spark Connect" in said
-    assert "does not know its query's id" in said
-    assert "Use writeStream.format('twopc')" in said
+    said = refused(connected, foreach_batch(connected.files(), log=str(connected.log)))
+    assert "ConfigurationError: through Spark Connect, foreach_batch can't ask Spark" in said
+    assert "foreach_batch(..., checkpoint=...)" in said
     assert not connected.log.exists()
     assert not Path(connected.folder / "archive").exists()
+
+
+def test_a_checkpoint_of_another_query_is_refused_before_anything_is_written(connected: Pipeline) -> None:
+    other = connected.beside("other")
+    other.add_batch(rows(1))
+    run(other, of_two(other))
+    connected.add_batch(rows(2))
+    said = refused(connected, of_two(connected, checkpoint=other.checkpoint))
+    assert "belongs to query" in said
+    assert "the session runs" in said
+    assert "the query's id can't be read from" in refused(connected, of_two(connected, checkpoint=Path("/nowhere")))
+    assert not connected.log.exists()
+
+
+def test_another_query_on_the_same_log_and_a_deleted_checkpoint_are_refused(connected: Pipeline) -> None:
+    connected.add_batch(rows(1))
+    run(connected, of_two(connected))
+    other = connected.beside("other")
+    other.add_batch(rows(2))
+    assert "the commit log belongs to query" in refused(other, of_two(other, log=connected.log))
+    shutil.rmtree(connected.checkpoint)
+    assert "the commit log belongs to query" in refused(connected, of_two(connected))
+    assert connected.archived_ids() == [1]
+
+
+def test_offsets_are_refused_by_name(connected: Pipeline, kafka_broker: KafkaBroker) -> None:
+    group = {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "a-group"}
+    offsets = twopc.create_sink("kafka-offsets", group)
+    connected.add_batch(rows(1))
+    writer = foreach_batch(connected.files(), log=str(connected.log), offsets=offsets, checkpoint=connected.checkpoint)
+    assert "'offsets' does not work through Spark Connect" in refused(connected, writer)

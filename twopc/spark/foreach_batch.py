@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
@@ -23,7 +21,8 @@ from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse
 from twopc.recompute import Wanted
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark.batch_input import OFFSETS_SCHEMA, BatchInput
+from twopc.spark.batch_input import OFFSETS_SCHEMA
+from twopc.spark.engine import ClassicEngine, ConnectEngine, Engine, Input, UnknownPlans, is_connected
 from twopc.spark.output import Output, projected
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
@@ -34,8 +33,6 @@ from twopc.transactional_ids import Round
 _Otherwise: TypeAlias = Literal["count", "refuse"]
 
 _OFFSETS = "offsets"
-_QUERY_ID = "sql.streaming.queryId"
-_DESCRIPTION = "spark.job.description"
 
 
 def foreach_batch(
@@ -47,6 +44,7 @@ def foreach_batch(
     recompute: bool = False,
     offsets: TwoPhaseCommitSink[Any] | None = None,
     otherwise: _Otherwise = "count",
+    checkpoint: str | os.PathLike[str] | None = None,
     coalesce: bool = True,
     uncapped: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -67,6 +65,8 @@ def foreach_batch(
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
         otherwise: what becomes of a row for which the condition of every output is false or null: ``count`` it in
             ``last_progress.unrouted``, or ``refuse`` the batch before its decision.
+        checkpoint: the query's ``checkpointLocation``. Only for Spark Connect, whose server runs this function in a
+            process that can't ask Spark for it; Python must be able to read it there.
         coalesce: write a batch that is likely to be small on at most as many tasks as there are cores, if its plan
             consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
         uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
@@ -96,6 +96,7 @@ def foreach_batch(
             recompute=recompute,
             offsets=None if offsets is None else Output.of(offsets).sink,
             otherwise=otherwise,
+            checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             coalesce=coalesce and not recompute,
             uncapped=uncapped,
             start_timeout_s=start_timeout_s,
@@ -114,6 +115,7 @@ class _Settings:
     recompute: bool
     offsets: TwoPhaseCommitSink[Any] | None
     otherwise: _Otherwise
+    checkpoint: str | None
     coalesce: bool
     uncapped: bool
     start_timeout_s: float
@@ -152,8 +154,8 @@ class ForeachBatch:
         self._last_progress: BatchFinished | None = None
         self._query_id: str | None = None
         self._coordinator: Coordinator | None = None
-        self._input: BatchInput | None = None
-        self._plans: Plans | None = None
+        self._input: Input | None = None
+        self._plans: Plans | UnknownPlans | None = None
         self._record_bytes = 0.0
         self._unrouted = 0
         self._turn = Turn()
@@ -165,19 +167,17 @@ class ForeachBatch:
         Raises:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops. When it is started again, it recovers first.
         """
-        if not isinstance(batch, ClassicDataFrame):
-            raise ConfigurationError(
-                "foreach_batch does not work through Spark Connect: the server runs it in a process that does not know"
-                " its query's id, which the log needs. Nothing was written. Use writeStream.format('twopc') instead."
-            )
-        context = batch.sparkSession.sparkContext
-        with interrupts_in_few_words(batch_id, self._is_stopped), self._turn.of_batch(context):
-            self._write(context, batch, batch_id)
+        session = batch.sparkSession
+        if is_connected(batch):
+            self._write(ConnectEngine(session, self._settings.checkpoint), batch, batch_id)
+            return
+        with interrupts_in_few_words(batch_id, self._is_stopped), self._turn.of_batch(session.sparkContext):
+            self._write(ClassicEngine(session), batch, batch_id)
 
-    def _write(self, context: SparkContext, batch: DataFrame, batch_id: int) -> None:
-        settings, query_id = self._settings, _query_id(context)
-        coordinator = self._ensure_coordinator(query_id)
-        batch_input, plans = self._ensure_input(batch.sparkSession, query_id)
+    def _write(self, engine: Engine, batch: DataFrame, batch_id: int) -> None:
+        settings = self._settings
+        coordinator = self._ensure_coordinator(engine.query_id)
+        batch_input, plans = self._ensure_input(engine)
         frame, rows = projected(batch, settings.outputs, settings.hashed)
         # Here rather than in each task, and before the log is opened.
         schemas = rows.schemas(frame)
@@ -191,7 +191,7 @@ class ForeachBatch:
         def written(round: Round, wanted: Wanted | None = None) -> list[Vote]:
             task = Task(PickledSinks.of(settings.sinks), rows, round, settings.otherwise == "refuse", wanted)
             what = "pre-commit" if wanted is None else "compute again what is lost of"
-            with _described(context, f"twopc: {what} batch {batch_id} of {names}"):
+            with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
                 return self._run_tasks(frame, task, plan)
 
         def phase_one(round: Round) -> list[Vote]:
@@ -210,7 +210,7 @@ class ForeachBatch:
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
             # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
-            with _described(context, f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
+            with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
     def _run_tasks(self, frame: DataFrame, task: Task, plan: Plan) -> list[Vote]:
@@ -252,15 +252,14 @@ class ForeachBatch:
         writers[query_id] = self
         return self._coordinator
 
-    def _ensure_input(self, session: SparkSession, query_id: str) -> tuple[BatchInput, Plans]:
+    def _ensure_input(self, engine: Engine) -> tuple[Input, Plans | UnknownPlans]:
         """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders."""
         if self._input is None or self._plans is None or not self._input.is_active:
-            self._input = BatchInput(session, query_id)
-            self._plans = Plans(session, self._input.query)
+            self._input, self._plans = engine.look()
             self._refuse_shared_folders(self._input)
         return self._input, self._plans
 
-    def _refuse_shared_folders(self, batch_input: BatchInput) -> None:
+    def _refuse_shared_folders(self, batch_input: Input) -> None:
         """Refuse a checkpoint or a source that shares a folder with a sink, the log or the replay copies."""
         settings = self._settings
         refuse_within_outputs("the checkpoint", batch_input.checkpoint, settings.sinks)
@@ -287,21 +286,3 @@ class ForeachBatch:
 
 def _url(place: str | os.PathLike[str] | LogStore | ReplayCopies) -> str:
     return os.fspath(place) if isinstance(place, str | os.PathLike) else place.url
-
-
-def _query_id(context: SparkContext) -> str:
-    query_id = context.getLocalProperty(_QUERY_ID)
-    if query_id is None:
-        raise ConfigurationError("only a streaming query can call this: use df.writeStream.foreachBatch(...)")
-    return query_id
-
-
-@contextlib.contextmanager
-def _described(context: SparkContext, description: str) -> Iterator[None]:
-    """Show ``description`` in Spark's UI for the jobs inside."""
-    before = context.getLocalProperty(_DESCRIPTION)
-    context.setLocalProperty(_DESCRIPTION, description)
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None clears it

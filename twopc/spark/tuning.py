@@ -158,8 +158,10 @@ def on_few_tasks(frame: DataFrame, plan: Plan) -> DataFrame:
     filters: one with functions or state of the user keeps its tasks and their places, whatever it costs. The previous
     batch is measured by what it read, not by what it wrote: a filter may leave little of much.
     """
+    if not plan.mergeable or plan.tasks is None:
+        return frame
     cores = frame.sparkSession.sparkContext.defaultParallelism
-    if not plan.mergeable or plan.tasks is None or plan.tasks <= cores:
+    if plan.tasks <= cores:
         return frame
     return frame.coalesce(cores) if 0 < plan.rows_before() <= cores * RECORDS_PER_CORE else frame
 
@@ -192,9 +194,12 @@ def limited_by_rows(session: SparkSession, record_bytes: float) -> Iterator[None
         record_bytes: the largest mean size of the records of one record batch so far, in bytes of Arrow; 0 if that is
             not known, and then both limits stay.
     """
+    if not record_bytes:
+        yield
+        return
     context = session.sparkContext
     # Spark copies a session's settings into the properties of its jobs, over these.
-    if not record_bytes or context.getLocalProperty(_BYTES) is not None or not _rows_are_nearer(session, record_bytes):
+    if context.getLocalProperty(_BYTES) is not None or not _rows_are_nearer(session, record_bytes):
         yield
         return
     context.setLocalProperty(_BYTES, str(_NO_LIMIT))
