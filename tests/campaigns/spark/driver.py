@@ -6,6 +6,7 @@ written.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import platform
@@ -21,7 +22,15 @@ from twopc_faulty import Faults  # type: ignore[import-not-found]  # on the path
 
 import twopc
 from tests.campaigns.spark import connect
-from tests.campaigns.spark.job import CONNECT, FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM, TO_KAFKA, Job
+from tests.campaigns.spark.job import (
+    CONNECT,
+    CONNECT_FOREACH_BATCH,
+    FOREACH_BATCH,
+    FORMAT_BATCH,
+    FORMAT_STREAM,
+    TO_KAFKA,
+    Job,
+)
 from tests.campaigns.spark.plans import BATCHES, PLANS, SCHEMA
 from tests.support.spark_session import session, write_all
 from twopc.events import Event, PhaseEntered
@@ -33,14 +42,20 @@ DAEMON = "tests.campaigns.storm.daemon"
 class Phases:
     """Turns each phase of the coordinator into a step at which a fault can happen."""
 
-    def __init__(self, job: Job) -> None:
-        self._faults = Faults(str(job.faults))
+    def __init__(self, faults: str) -> None:
+        self._faults = Faults(faults)
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
         """Handle an event of the coordinator."""
         if isinstance(event, PhaseEntered):
             self._faults.at(event.phase.value)
+
+
+@functools.cache
+def observe(faults: str) -> None:
+    """Observe the coordinators of this process, which runs the batches."""
+    twopc.register_observer(Phases(faults))
 
 
 def plant(job: Job) -> None:
@@ -88,19 +103,23 @@ def run_stream(spark: SparkSession, job: Job) -> None:
     """Write the whole input, batch by batch."""
     plan = PLANS[job.plan]
     output = plan.compute(source(spark, job))
-    if job.api != FOREACH_BATCH:
+    checkpoint = f"{job.folder}/checkpoint"
+    if not job.is_foreach_batch:
         writer = output.selectExpr(*TO_KAFKA).writeStream.format("twopc").options(sink="faulty-kafka", **kafka(job))
     else:
-        twopc.register_observer(Phases(job))
         sinks: dict[str, Any] = {"kafka": Output(twopc.create_sink("faulty-kafka", kafka(job)), TO_KAFKA)}
         if job.writes_files:
             sinks["files"] = twopc.create_sink("faulty-files", files(job))
-        write = foreach_batch(sinks, log=f"{job.folder}/log")
+        of_connect = checkpoint if job.api == CONNECT_FOREACH_BATCH else None
+        write = foreach_batch(sinks, log=f"{job.folder}/log", checkpoint=of_connect)
         stateless = not plan.drops_late
-        writer = output.writeStream.foreachBatch(
-            lambda batch, number: write(batch.repartition(job.parallelism) if stateless else batch, number)
-        )
-    write_all(writer.outputMode(plan.output_mode), f"{job.folder}/checkpoint")
+
+        def written(batch: DataFrame, number: int) -> None:
+            observe(str(job.faults))
+            write(batch.repartition(job.parallelism) if stateless else batch, number)
+
+        writer = output.writeStream.foreachBatch(written)
+    write_all(writer.outputMode(plan.output_mode), checkpoint)
 
 
 def run_batches(spark: SparkSession, job: Job) -> None:
@@ -135,6 +154,7 @@ RUN = {
     FORMAT_STREAM: run_stream,
     FORMAT_BATCH: run_batches,
     CONNECT: connect.serve,
+    CONNECT_FOREACH_BATCH: connect.serve,
 }
 """``api`` of a job → the function that runs it."""
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.campaigns.spark.plans import PLANS
 
-FOREACH_BATCH, FORMAT_STREAM, FORMAT_BATCH, CONNECT = "foreach_batch", "format_stream", "format_batch", "connect"
+FOREACH_BATCH, FORMAT_STREAM, FORMAT_BATCH = "foreach_batch", "format_stream", "format_batch"
+CONNECT, CONNECT_FOREACH_BATCH = "connect", "connect_foreach_batch"
 TO_KAFKA = ["key", "to_json(struct(*)) AS value"]
 
 
@@ -17,7 +18,7 @@ class Job:
     """A driver's job, passed as JSON in its first argument.
 
     Attributes:
-        api: the API with which the query writes: one of the four above.
+        api: the API with which the query writes: one of the five above.
         plan: the name of its computation.
         source, target: the topics. Source files are in ``folder/source``.
         records: the number of records in the source.
@@ -51,7 +52,11 @@ class Job:
     @property
     def writes_files(self) -> bool:
         """Whether the result also goes to files, which only ``foreach_batch`` can do in one decision."""
-        return PLANS[self.plan].to_files and self.api == FOREACH_BATCH
+        return PLANS[self.plan].to_files and self.is_foreach_batch
+
+    @property
+    def is_foreach_batch(self) -> bool:
+        return self.api in (FOREACH_BATCH, CONNECT_FOREACH_BATCH)
 
     @property
     def faults(self) -> Path:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.campaigns.spark.case import Case, Strike
-from tests.campaigns.spark.job import CONNECT, FORMAT_BATCH, FORMAT_STREAM
+from tests.campaigns.spark.job import CONNECT, CONNECT_FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,15 @@ WAYS: Mapping[str, Way] = {
     "format_stream": Way([Case("deduplication", _FORMAT, FORMAT_STREAM)]),
     "format_batch": Way([Case("enriched", _FORMAT, FORMAT_BATCH)]),
     "connect": Way([Case("deduplication", _CONNECT, CONNECT)]),
+    "connect_foreach_batch": Way(
+        [
+            Case(
+                "enriched",
+                [[("orphan", "pre_commit", 0), ("kill", "seal", 1)], *_FOREACH_BATCH[2:]],
+                CONNECT_FOREACH_BATCH,
+            )
+        ]
+    ),
     "cluster": Way(
         [
             Case("enriched", _LOSSES, settings=_SPECULATION),
