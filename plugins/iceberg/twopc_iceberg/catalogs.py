@@ -13,7 +13,6 @@ import requests
 from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.utils.config import Config
@@ -24,6 +23,7 @@ from twopc.errors import ConfigurationError
 from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
 from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
 from twopc_iceberg.outcomes import CATALOG_ERRORS
+from twopc_iceberg.sql_catalog import KeptSqlCatalog
 from twopc_iceberg.table import are_expiring, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
@@ -189,4 +189,4 @@ def _sql(options: IcebergOptions, properties: dict[str, Any]) -> Catalog:
         url = url.update_query_dict(missing)
     properties["uri"] = url.render_as_string(hide_password=False)
     # The sink creates nothing. pre_ping: a connection may be lost while it waits in its pool for the next batch.
-    return SqlCatalog(options.catalog, **{"pool_pre_ping": "true", **properties, "init_catalog_tables": "false"})
+    return KeptSqlCatalog(options.catalog, **{"pool_pre_ping": "true", **properties, "init_catalog_tables": "false"})

@@ -31,6 +31,7 @@ from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
 from twopc_iceberg.files import AT_ONCE
+from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.manifests import ManifestMerger, target_bytes
 from twopc_iceberg.marks import Mark
 from twopc_iceberg.notes import Note, Notes
@@ -57,7 +58,7 @@ TRUSTED_S = 60.0
 FEW_FILES = AT_ONCE
 """``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
 
-_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_look", "_committed")
+_OF_THIS_PROCESS = ("_lake", "_lists", "_committer", "_merger", "_look", "_committed")
 """Attributes that do not travel to the tasks."""
 
 
@@ -107,8 +108,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
     def _start(self) -> None:
         """Make what stays in this process."""
         self._lake = Lake(self._options)
-        self._committer = BatchCommitter(self._lake)
-        self._merger = ManifestMerger(self._lake)
+        self._lists = ManifestLists()
+        self._committer = BatchCommitter(self._lake, self._lists)
+        self._merger = ManifestMerger(self._lake, self._lists)
         self._look = _NO_LOOK
         self._committed: int | None = None
 
@@ -338,7 +340,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         what = f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"
         with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
-                used = {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
+                used = {manifest.manifest_path for manifest in self._lists.read(self._lake.io(), snapshot)}
                 written = {self._prepared(committable).manifest for committable in committables}
                 self._lake.io().remove(written - used)
         self._merger.merge(self._branch(committables))

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pyiceberg.manifest import ManifestFile, write_manifest_list
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -51,12 +50,11 @@ from pyiceberg.table.update import (
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake
-from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.marks import BATCH, SCOPE, Mark
 from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, answer, commit_failed, is_denial, told
 from twopc_iceberg.prepared import Prepared
 from twopc_iceberg.support import obstacle
-from twopc_iceberg.table import avro_compression
 
 logger = logging.getLogger(__name__)
 
@@ -146,8 +144,9 @@ class Attempt:
 class BatchCommitter:
     """Commits batches to one table, and removes the files of attempts that failed."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, lists: ManifestLists) -> None:
         self._lake = lake
+        self._lists = lists
         self._attempts: list[Attempt] = []
 
     def commit(self, batch: DecidedBatch, manifests: Callable[[], Sequence[Prepared]]) -> None:
@@ -282,7 +281,7 @@ class BatchCommitter:
         # A clean-up job may have removed the file of an attempt that was proposed days ago.
         if known is None or not io.new_input(known.manifest_list).exists():
             files = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
-            write_list(io, table.metadata, attempt, [*files, *live_manifests(io, parent)])
+            self._lists.write(io, table.metadata, attempt, files, parent)
         if known is None:
             self._attempts.append(attempt)
         return attempt
@@ -358,30 +357,6 @@ def head(metadata: TableMetadata, branch: str, what: str) -> Snapshot | None:
             f"{what}: the table has no branch {branch!r}. Create it again, or set the option 'branch'."
         )
     return metadata.snapshot_by_id(ref.snapshot_id)
-
-
-def live_manifests(io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
-    """Return the manifests of a snapshot that have files."""
-    found = [] if snapshot is None else snapshot.manifests(io)
-    return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
-
-
-def write_list(
-    io: DurableFileIO,
-    metadata: TableMetadata,
-    attempt: Attempt,
-    manifests: Sequence[ManifestFile],
-) -> None:
-    """Write the manifest list of a snapshot."""
-    with write_manifest_list(
-        format_version=metadata.format_version,
-        output_file=io.new_output(attempt.manifest_list),
-        snapshot_id=attempt.snapshot_id,
-        parent_snapshot_id=attempt.parent_snapshot_id,
-        sequence_number=attempt.sequence_number,
-        avro_compression=avro_compression(metadata.properties),
-    ) as writer:
-        writer.add_manifests([*manifests])
 
 
 def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) -> Snapshot:
