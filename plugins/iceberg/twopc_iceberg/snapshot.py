@@ -209,8 +209,7 @@ class BatchCommitter:
         try:
             return call()
         except CATALOG_ERRORS as error:
-            self._lake.forget_table()
-            raise commit_failed(error, batch.what) from error
+            raise commit_failed(self._lake.failed(error), batch.what) from error
 
     def _loaded(self, batch: DecidedBatch, failure: Exception) -> Table:
         """Return the table as the catalog has it after a failed attempt."""
@@ -218,13 +217,13 @@ class BatchCommitter:
             return self._lake.load()
         except CATALOG_ERRORS as error:
             logger.debug("%s: %s, and then: %s", batch.what, told(failure), told(error))
-            raise commit_failed(error, batch.what) from failure
+            raise commit_failed(self._lake.failed(error), batch.what) from failure
 
     def _unchanged(self, failure: Exception, batch: DecidedBatch) -> Exception:
         """Return the error for a failed attempt after which the table is as it was: it may still land."""
         if answer(failure) is CatalogAnswer.CONFLICT:
             return Retriable(f"{batch.what}: the catalog reports a conflict and shows no change: {told(failure)}")
-        return commit_failed(failure, batch.what)
+        return commit_failed(self._lake.failed(failure), batch.what)
 
     def _try(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Exception | None:
         """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
