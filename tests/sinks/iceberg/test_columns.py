@@ -353,7 +353,7 @@ def test_a_decimal_whose_partition_has_more_digits_than_its_type_is_refused_by_i
     precision: int, scale: int, place: Place
 ) -> None:
     """``truncate`` goes towards minus infinity: to -100.00 for a decimal(4, 2)."""
-    least, most = (decimal.Decimal((sign, (9,) * precision, -scale)) for sign in (1, 0))
+    least, most = (Decimal((sign, (9,) * precision, -scale)) for sign in (1, 0))
     place.create(
         Schema(NestedField(1, "amount", DecimalType(precision, scale))),
         PartitionSpec(PartitionField(1, 1000, TruncateTransform(10), "amount_trunc")),
