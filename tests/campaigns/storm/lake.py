@@ -42,7 +42,7 @@ def tables(settings: Settings) -> dict[str, LakeTable]:
     """Return the tables, by the names of their sinks."""
     folder = Path(settings.folder)
     return {
-        "iceberg": IcebergTable("storm.numbers", settings.catalog, folder / "iceberg" / "numbers", kept=KEPT),
+        "iceberg": IcebergTable("storm.numbers", settings.catalog, f"file://{folder}/iceberg/numbers", folder, kept=KEPT),
         "delta": DeltaLakeTable(str(folder / "delta" / "numbers")),
     }
 

@@ -120,7 +120,7 @@ class TablePlaces:
         if self.name == "iceberg-rest":
             with RestCatalogServer(work / "server") as catalog:
                 yield self._place(work, catalog.host, None), catalog
-        elif self.name == "delta-s3":
+        elif self.name in WITH_S3:
             with GoServer(PROGRAMS[S3_SERVER], work / "server") as s3:
                 yield self._place(work, None, s3.storage_options), s3
         else:
@@ -128,13 +128,16 @@ class TablePlaces:
 
     def _place(self, work: Path, catalog: Host | None, s3: Mapping[str, Any] | None) -> TablePlace:
         found: dict[str, LakeTable] = {}
+        files, sqlite = work / "warehouse" / "orders", f"sqlite:///{work}/catalog.db"
         if self.name in ("iceberg-sqlite", "both"):
-            uri = f"sqlite:///{work}/catalog.db"
-            found["iceberg"] = IcebergTable("db.orders", uri, work / "warehouse" / "orders")
+            found["iceberg"] = IcebergTable("db.orders", sqlite, f"file://{files}", work)
+        if self.name == "iceberg-s3":
+            assert s3 is not None
+            found["iceberg"] = IcebergTable("db.orders", sqlite, f"s3://{work.name}/orders", work, _of_pyiceberg(s3))
         if self.name == "iceberg-rest":
             assert catalog is not None
             name = f"{work.name.replace('-', '_')}.orders"
-            found["iceberg"] = IcebergTable(name, CATALOG_URI, work / "warehouse" / "orders", catalog.enter)
+            found["iceberg"] = IcebergTable(name, CATALOG_URI, f"file://{files}", work, reach=catalog.enter)
         if self.name in ("delta", "both"):
             found["delta"] = DeltaLakeTable(str(work / "delta"))
         if self.name == "delta-s3":
@@ -144,5 +147,15 @@ class TablePlaces:
         return TablePlace(work, found, s3)
 
 
-KINDS = ("iceberg-sqlite", "iceberg-rest", "delta", "delta-s3", "both")
-WITH_SERVER = ("iceberg-rest", "delta-s3")
+def _of_pyiceberg(s3: Mapping[str, Any]) -> Mapping[str, str]:
+    return {
+        "s3.endpoint": s3["endpoint_url"],
+        "s3.access-key-id": s3["key"],
+        "s3.secret-access-key": s3["secret"],
+        "s3.region": "us-east-1",
+    }
+
+
+KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-s3", "delta", "delta-s3", "both")
+WITH_S3 = ("iceberg-s3", "delta-s3")
+WITH_SERVER = ("iceberg-rest", *WITH_S3)
