@@ -6,7 +6,7 @@ import copy
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -116,7 +116,8 @@ class BoundSink(ABC):
             self._validated = schema
 
     def sealed(self, committables: Sequence[Committable], began_s: float) -> tuple[Committable, ...]:
-        """Return what ``seal`` makes of ``committables``. Phase one began at ``began_s`` of ``time.perf_counter``.
+        """Return ``committables`` with the handles that ``seal`` gives them. Phase one began at ``began_s`` of
+        ``time.perf_counter``.
 
         Raises:
             ConfigurationError: ``seal`` returned other transactions. What it left out would be rolled back.
@@ -127,7 +128,7 @@ class BoundSink(ABC):
             raise ConfigurationError(
                 f"seal of sink {self.transactional_ids.sink!r} must return the transactions that it is given"
             )
-        return sealed
+        return tuple(replace(one, handle=other.handle) for one, other in zip(committables, sealed, strict=True))
 
     def commit_calls(self, batch_id: int, committables: Sequence[Committable]) -> list[CommitCall]:
         """Return the calls that commit ``committables`` of a decided batch: one for all of them if the sink commits

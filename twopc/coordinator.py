@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from twopc._bound_sink import CommitCall
+from twopc._joint_commits import commit_calls
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -57,6 +58,7 @@ from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
 from twopc.plugins import notify
+from twopc.recompute import RecomputableLoss, Recompute, loss_of, not_computed_again, recognized
 from twopc.replay import ReplayCopies, write_again
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits, until_answered
@@ -144,6 +146,9 @@ class Coordinator:
         self._first_failed_rest_s = 0.0  # by time.monotonic
         self._notices = Notices(self._store)
         self._log: CommitLog
+        self._recompute: Recompute | None = None  # of the batch that runs
+        self._computations = 0  # of decided batches
+        self._loss: RecomputableLoss | None = None  # waits for its batch; the log must not call that complete
         self._tail_when_closed: Entry | None = None
 
     @property
@@ -181,6 +186,8 @@ class Coordinator:
         reads: JsonValue = None,
         follows: JsonValue = None,
         began_s: float | None = None,
+        recompute: Recompute | None = None,
+        unrouted: Callable[[], int] = lambda: 0,
     ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
 
@@ -194,6 +201,11 @@ class Coordinator:
             follows: what the previous batch read according to the checkpoint. A new batch begins where that one ends.
                 In a dictionary, top-level keys that ``follows`` lacks are not compared.
             began_s: an earlier reading of this machine's ``time.perf_counter``, if participants began before this call.
+            recompute: has participants write partitions of this batch again, each only to the sinks that have lost it,
+                and returns their votes. Called for transactions that a target system has rolled back after their
+                decision, if they were written with hashes (``Participant.write``). If the records are not the same,
+                the query stops.
+            unrouted: how many rows of the batch went to no sink, for the metrics. Called after ``phase_one``.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
@@ -206,7 +218,10 @@ class Coordinator:
             if self._phase is Phase.CLOSED:
                 self._open()
             if recognize(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
+                if self._loss is not None and batch_id == self._log.tail.decided:
+                    self._recover_loss(batch_id, recompute)
                 return self._finished(batch_id, True, {})
+            self._require_no_loss()
             round = Round(self._log.incarnation, batch_id)
             started = time.perf_counter() if began_s is None else began_s
             try:
@@ -216,6 +231,7 @@ class Coordinator:
                 self._roll_back(round, error)
             self._decide(Decision(round, committables), reads)
             self._enter(Phase.COMMITTING, batch_id)
+            self._recompute = recompute
             self._commit_through(batch_id, recovered=False)
             self._enter(Phase.SWEEPING, batch_id)
             self._until_answered(f"sweep after batch {batch_id}", self._sweep, False)
@@ -223,7 +239,7 @@ class Coordinator:
             self._failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
-            return self._finished(batch_id, False, committables)
+            return self._finished(batch_id, False, committables, unrouted())
 
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
@@ -235,6 +251,7 @@ class Coordinator:
         """
         with self._alone("recover", waits=True):
             self._open()
+            self._require_no_loss()
             return self._log.tail
 
     def resume(self, log_id: str, incarnation: int) -> None:
@@ -249,6 +266,7 @@ class Coordinator:
         with self._alone("resume", waits=True):
             self._enter(Phase.RECOVERING)
             self._attach(CommitLog.resume(self._store, log_id, incarnation))
+            self._require_no_loss()
             self._enter(Phase.IDLE)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
@@ -278,7 +296,7 @@ class Coordinator:
         if not self._batch_or_rest.acquire(blocking=False):
             return
         try:
-            if self._phase is Phase.IDLE:
+            if self._phase is Phase.IDLE and self._loss is None:
                 if self._log.tail.unresolved:
                     self._log.complete()
                 else:
@@ -327,7 +345,8 @@ class Coordinator:
                 if self._phase is Phase.IDLE:
                     # A lost attempt may have begun after the last batch's sweep.
                     self._until_started("sweep at the end", self._sweep, False)
-                    self._log.close()
+                    if self._loss is None:
+                        self._log.close()
                     self._enter(Phase.CLOSED)
             finally:
                 for sink in self._sinks.values():
@@ -438,6 +457,7 @@ class Coordinator:
 
         Raises:
             Fenced: a newer coordinator goes on with this batch.
+            RecomputableLoss: what is lost waits for its batch to come again. All others have been committed.
             Exception: a transaction can't be committed. All others have been: nothing else is left undone.
         """
 
@@ -452,14 +472,14 @@ class Coordinator:
                 return error
             return None
 
-        calls = [call for name, due in work.items() for call in self._sinks[name].commit_calls(batch_id, due)]
+        calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
         with self._threads(len(calls)) as map_:
             outcomes = list(map_(attempt, calls))
         failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if error]
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
             self._until_answered("look at the log", self._log.verify)
         lost: dict[str, list[Committable]] = {}  # what target systems rolled back and copies can replace
-        errors: list[Exception] = []
+        errors: list[tuple[CommitCall, Exception]] = []
         for call, raised in failed:
             has_copies = self._sinks[call.sink].replay_copies is not None
             error = verdict(raised, call.committables, has_copies, recovered)
@@ -469,9 +489,11 @@ class Coordinator:
             if isinstance(error, TransactionLost) and has_copies and all(c.replay_copy for c in call.committables):
                 lost.setdefault(call.sink, []).extend(call.committables)
             else:
-                errors.append(error)
+                errors.append((call, error))
         if errors:
-            raise worst_of(errors)
+            if (loss := loss_of(errors)) is None:
+                raise worst_of([error for _, error in errors])
+            return self._compute_again(loss, batch_id)
         return self._replay(batch_id, lost) if lost else {}
 
     @contextlib.contextmanager
@@ -502,15 +524,65 @@ class Coordinator:
                 replacement = self._until_answered(what, write_again, self._sinks[name], committable, round)
             replaced[name][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
+        self._amend(batch_id, replaced)
+        return {name: tuple(replaced[name].values()) for name in lost}
+
+    def _compute_again(self, loss: RecomputableLoss, batch_id: int) -> Work:
+        """Have participants write lost records again, and do the rest like ``_replay``, if the records are the same."""
+        if self._recompute is None:
+            raise loss
+        self._computations += 1
+        round = Round(self._log.incarnation, batch_id, self._computations)
+        began_s = time.perf_counter()
+        replaced = {name: dict[str, Committable]() for name in loss.lost}
+        try:
+            votes = list(self._recompute(round, loss.wanted))
+            for name, lost in loss.lost.items():
+                of_sink = [vote[name] for vote in votes if name in vote]
+                with located(sink=name):
+                    again = [recognized(committable, of_sink) for committable in lost]
+                    what = f"{round}, computed again: seal of sink {name!r}"
+                    sealed = self._until_answered(
+                        what, self._sinks[name].sealed, again, began_s, patience_s=SEAL_PATIENCE_S
+                    )
+                replaced[name] = {old.transaction_id: new for old, new in zip(lost, sealed, strict=True)}
+        except Exception as error:
+            with contextlib.suppress(Exception):  # recovery does it, too
+                self._sweep(recovered=False)
+            if failure := not_computed_again(error, round):
+                raise failure from error
+            raise
+        for name, lost in loss.lost.items():
+            for committable in lost:
+                replacement = replaced[name][committable.transaction_id]
+                self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
+        self._amend(batch_id, replaced)
+        return {name: tuple(of_sink.values()) for name, of_sink in replaced.items()}
+
+    def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> None:
+        """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new."""
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
-            name: tuple(replaced[name].get(c.transaction_id, c) for c in of_sink)
+            name: tuple(replaced.get(name, {}).get(c.transaction_id, c) for c in of_sink)
             for name, of_sink in decision.committables.items()
         }
         self._log.amend(Decision(decision.round, committables))
-        for name in lost:
+        for name in replaced:
             self._sinks[name].pending.amend(batch_id, committables[name])
-        return {name: tuple(replaced[name].values()) for name in lost}
+
+    def _recover_loss(self, batch_id: int, recompute: Recompute | None) -> None:
+        """Finish the recovery that waited for its batch to come again."""
+        if recompute is None:
+            self._require_no_loss()
+        self._enter(Phase.RECOVERING, batch_id)
+        self._recompute, self._loss = recompute, None
+        self._commit_through(batch_id, recovered=True)
+        self._until_answered("sweep at recovery", self._sweep, True)
+        self._enter(Phase.IDLE, batch_id)
+
+    def _require_no_loss(self) -> None:
+        if self._loss is not None:
+            raise self._loss
 
     def _sweep(self, recovered: bool) -> None:
         sweep(self._sinks.values(), self._log, recovered=recovered, tell=self._tell)
@@ -537,8 +609,12 @@ class Coordinator:
             self._commit_beside(away)
         for sink in away:
             self._open_sink(sink)
+        self._recompute, self._loss = None, None
         if self._log.tail.decided is not None:
-            self._commit_through(self._log.tail.decided, recovered=True)
+            try:
+                self._commit_through(self._log.tail.decided, recovered=True)
+            except RecomputableLoss as loss:  # until its batch comes again
+                self._loss = loss
 
     def _opens(self, sink: TwoPhaseCommitSink[Any]) -> bool:
         """Try once to open a sink."""
@@ -558,8 +634,9 @@ class Coordinator:
         oldest = min(pending)
         here = [sink for sink in self._sinks.values() if sink not in away and not sink.commits_last]
         work: Work = {_name(sink): sink.pending[oldest] for sink in here if oldest in sink.pending}
-        while work:
-            work = self._attempt_commits(work, oldest, recovered=True)
+        with contextlib.suppress(RecomputableLoss):  # it is found again when all sinks are there
+            while work:
+                work = self._attempt_commits(work, oldest, recovered=True)
 
     def _open_sink(self, sink: TwoPhaseCommitSink[Any]) -> None:
         """Open a sink, which may be away for a while.
@@ -635,9 +712,13 @@ class Coordinator:
                 self._notices.post(tail, event)
 
     def _finished(
-        self, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
+        self,
+        batch_id: int,
+        already_decided: bool,
+        committables: Mapping[str, Sequence[Committable]],
+        unrouted: int = 0,
     ) -> BatchFinished:
-        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables)
+        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables, unrouted)
         logger.info("%s", batch)
         self._tell(batch)
         return batch

@@ -37,8 +37,8 @@ class TransactionCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReplayed:
-    """The target system had rolled ``lost`` back after its decision; the records of its replay copy were written
-    again in ``replacement``."""
+    """The target system had rolled ``lost`` back after its decision. Its records were written again in ``replacement``,
+    from the replay copy or because the batch was computed again."""
 
     sink: str
     batch_id: int
@@ -84,6 +84,7 @@ class BatchFinished:
         phases_ms: the time in each phase of the batch, by the phase's name. Pre-committing includes the writing.
         retries: how often a target system could not answer a call of the coordinator.
         recovered: transactions of earlier incarnations that were committed or rolled back before the batch began.
+        unrouted: rows that went to no sink, as the condition of each output was false or null for them.
     """
 
     batch_id: int
@@ -95,6 +96,7 @@ class BatchFinished:
     retries: int
     recovered: int
     owner: str
+    unrouted: int = 0
 
     def __str__(self) -> str:
         written = [
@@ -102,6 +104,8 @@ class BatchFinished:
             for name, count in self.transactions.items()
         ]
         phases = [f"{phase} {spent_ms:.0f} ms" for phase, spent_ms in self.phases_ms.items()]
+        if self.unrouted:
+            written.append(f"{self.unrouted} rows to no sink")
         what = "; ".join(written) or "committed before, nothing written"
         rest = ", ".join([*phases, f"{self.retries} retries", f"{self.recovered} recovered"])
         return f"batch {self.batch_id}: {what}; {rest}"

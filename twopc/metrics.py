@@ -39,7 +39,12 @@ class Metrics:
                     self._recovered += 1
 
     def finished(
-        self, owner: str, batch_id: int, already_decided: bool, committables: Mapping[str, Sequence[Committable]]
+        self,
+        owner: str,
+        batch_id: int,
+        already_decided: bool,
+        committables: Mapping[str, Sequence[Committable]],
+        unrouted: int,
     ) -> BatchFinished:
         """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
         return BatchFinished(
@@ -52,4 +57,5 @@ class Metrics:
             retries=self._retries,
             recovered=self._recovered,
             owner=owner,
+            unrouted=unrouted,
         )

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.errors import RecordRefused, Retriable, RoundAborted
 from twopc.failures import located
+from twopc.recompute import sum_of_hashes
 from twopc.replay import ReplayCopy
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.transaction import Committable, Transaction
+from twopc.transaction import Committable, Fingerprint, Transaction
 from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
@@ -55,8 +56,14 @@ class Participant:
         self._copies: dict[str, ReplayCopy] = {}
         self._schemas: dict[str, pa.Schema] = {}
 
-    def write(self, sink: str, batch: pa.RecordBatch) -> None:
+    def write(self, sink: str, batch: pa.RecordBatch, hashes: pa.Int64Array | None = None) -> None:
         """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, which could not commit.
+
+        Args:
+            sink: the sink's name.
+            batch: the records.
+            hashes: a hash of each record, equal for equal records in every process. If the target system loses the
+                transaction after its decision, the records are recognized by them (``Coordinator.run``).
 
         Raises:
             Refused: the sink can't write records of this schema. Nothing of the batch was written.
@@ -72,8 +79,11 @@ class Participant:
             self._sinks[sink].write(self._transactions[sink], batch)
         if sink in self._copies:
             self._copies[sink].write(batch)
-        self._transactions[sink].records += batch.num_rows
-        self._transactions[sink].bytes += batch.nbytes
+        transaction = self._transactions[sink]
+        transaction.records += batch.num_rows
+        transaction.bytes += batch.nbytes
+        if hashes is not None and self._sinks[sink].may_time_out and transaction.may_time_out:
+            transaction.hash = sum_of_hashes(hashes, transaction.hash or 0)
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:
         """Validate with a limit on the wait: the round has no decision yet, so nothing depends on the answer."""
@@ -99,7 +109,8 @@ class Participant:
         for name, live in self._transactions.items():
             with self._locating(name):
                 committable = self._sinks[name].pre_commit(live)
-            vote[name] = replace(committable, replay_copy=copies.get(name), bytes=live.bytes)
+            fingerprint = None if live.hash is None else Fingerprint(self._partition, live.hash)
+            vote[name] = replace(committable, replay_copy=copies.get(name), bytes=live.bytes, fingerprint=fingerprint)
         return vote
 
     @contextlib.contextmanager

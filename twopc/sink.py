@@ -14,7 +14,7 @@ used.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from twopc._bound_sink import BoundSink
@@ -24,6 +24,7 @@ from twopc.transactional_ids import TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 TransactionT = TypeVar("TransactionT", bound=Transaction)
 
@@ -181,12 +182,37 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
 class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
     """A sink whose target system makes a whole batch visible at once, as a table format does with one snapshot.
 
-    Subclasses implement ``commit_batch`` in place of ``commit``.
+    Subclasses implement ``commit_batch`` in place of ``commit``. If the target system can make a batch of several sinks
+    visible by one request, they override ``commit_group`` and ``commit_together``, too.
     """
 
     @abstractmethod
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         """Part of the contract of ``TwoPhaseCommitSink``."""
+
+    @property
+    def commit_group(self) -> Hashable | None:
+        """What this sink has in common with those that ``commit_together`` can commit with it, such as a catalog; None
+        if it commits alone, as by default. Read before each commit: it makes no request and raises nothing.
+        """
+        return None
+
+    @classmethod
+    def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
+        """Try to make a decided batch visible in several sinks at one moment, where readers would else see it in one
+        before another.
+
+        Called once, before any ``commit_batch`` of these sinks, if at least two of this class with equal groups have
+        transactions in the batch. It may do nothing, or a part. ``commit_batch`` of each sink follows in every case,
+        and it alone decides what happened: it must find what this call has made visible, whatever the call raised, and
+        although a request of it may still arrive. Errors are logged, and end nothing.
+
+        The sinks' commits wait for it, so it must end in bounded time: it repeats a request a few times at most.
+
+        Args:
+            batch_id: the batch.
+            due: sink → its transactions, as ``commit_batch`` gets them.
+        """
 
     @final
     def commit(self, committable: Committable) -> None:

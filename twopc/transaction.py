@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from twopc.transactional_ids import TransactionId
 
+_HASH = re.compile(r"[0-9a-f]{16}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # as made from a transactional id
 
 JsonValue: TypeAlias = "str | int | float | bool | list[JsonValue] | dict[str, JsonValue] | None"
@@ -24,6 +25,33 @@ class Transaction:
         self.id = transaction_id
         self.records = 0
         self.bytes = 0
+        self.hash: int | None = None
+        """The sum of the hashes of its records; None if they were written without."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """By what the records of a transaction are recognized when their batch is computed again, with their number.
+
+    Attributes:
+        partition: the partition of the batch that they are.
+        hash: the sum of the hashes of the records, modulo 2**64. Their order does not matter: Spark may pass the same
+            records in another one.
+    """
+
+    partition: int
+    hash: int
+
+    def to_json(self) -> JsonValue:
+        return [self.partition, f"{self.hash:016x}"]
+
+    @classmethod
+    def from_json(cls, value: JsonValue) -> Fingerprint:
+        """Read what ``to_json`` makes. Raises TypeError for any other value."""
+        match value:
+            case [int(partition), str(text)] if partition >= 0 and _HASH.fullmatch(text):
+                return cls(partition, int(text, 16))
+        raise TypeError(f"a committable's fingerprint must be a partition and a hash, not {value!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +65,7 @@ class Committable:
         records: the number of records written, or None if only the target system was asked (``recover``).
         replay_copy: the name of the copy from which the records can be written again, or None if there is none.
         bytes: the size of these records as Arrow holds them in memory, or None if unknown.
+        fingerprint: by what the records are recognized when they are computed again, or None if they can't be.
     """
 
     transaction_id: str
@@ -44,6 +73,7 @@ class Committable:
     records: int | None = None
     replay_copy: str | None = None
     bytes: int | None = None
+    fingerprint: Fingerprint | None = None
 
     def is_same_transaction(self, other: Committable) -> bool:
         """Whether both name one transaction: the name is the same, and so is every part that both handles have."""
@@ -53,13 +83,14 @@ class Committable:
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        return {
+        value: dict[str, JsonValue] = {
             "transaction_id": self.transaction_id,
             "handle": dict(self.handle),
             "records": self.records,
             "replay_copy": self.replay_copy,
             "bytes": self.bytes,
         }
+        return value if self.fingerprint is None else {**value, "fingerprint": self.fingerprint.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, JsonValue]) -> Committable:
@@ -70,7 +101,9 @@ class Committable:
         replay_copy = value.get("replay_copy", value.get("staged"))  # its name in logs written before 2026-11-24
         if replay_copy is not None and (not isinstance(replay_copy, str) or not _FILE_NAME.fullmatch(replay_copy)):
             raise TypeError(f"a committable's replay copy must be a file name or null, not {replay_copy!r}")
-        return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")))
+        given = value.get("fingerprint")
+        fingerprint = None if given is None else Fingerprint.from_json(given)
+        return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")), fingerprint)
 
 
 def _count(value: JsonValue) -> int | None:

@@ -23,10 +23,15 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Round:
-    """One attempt at one batch: a pair, since two drivers could share the sum of the numbers."""
+    """One attempt at one batch: a pair, since two drivers could share the sum of the numbers.
+
+    Attributes:
+        replay: in which computation of the decided batch its participants write; 0 before the decision.
+    """
 
     incarnation: int
     batch_id: int
+    replay: int = 0
 
     def __str__(self) -> str:
         return f"batch {self.batch_id}, incarnation {self.incarnation}"
@@ -94,7 +99,7 @@ class TransactionalIdPool:
         what the earlier has pre-committed. The default is the partition, for one attempt per partition.
         """
         number = partition if serial is None else serial
-        return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, replay=0)
+        return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, round.replay)
 
     def reallocate(self, lost: str, round: Round) -> TransactionId:
         """Return the id for writing the transaction ``lost`` again in ``round``. No attempt of the round has it.

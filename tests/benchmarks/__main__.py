@@ -13,7 +13,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, lake, memory, pipeline, plots, protocol, staging, writer
+from tests.benchmarks import files, lake, memory, pipeline, plots, protocol, routing, staging, writer
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
@@ -22,6 +22,7 @@ BENCHMARKS = {
     "protocol": protocol.run,
     "memory": memory.run,
     "staging": staging.run,
+    "routing": routing.run,
     "files": files.run,
     "lake": lake.run,
 }

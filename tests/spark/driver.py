@@ -5,6 +5,7 @@
 - ``counts``: a stateful query into Kafka, PostgreSQL and files. ``kills`` maps a batch to the event at which the driver
   kills itself and its process group, once per batch. The next start continues from there. Events of the coordinator are
   appended to ``events.jsonl``.
+- ``routed``: valid rows into Kafka, the others into files. ``kills`` as above.
 - ``data-source``: a query into Kafka by ``format("twopc")``. Every fault left in the folder ``faults`` kills the driver
   and its process group.
 - ``cluster``: two executors, each a process of its own. Three runs share one session, because executors take long to
@@ -31,7 +32,7 @@ from tests.support.kills import kill_all_of
 from tests.support.pages import ROOT
 from tests.support.spark_session import session, write_all
 from twopc.events import BatchFinished, Event, PhaseEntered, TransactionAborted, TransactionCommitted
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ def count_events(
     )
     sinks: dict[str, Any] = {}
     if kafka is not None:
-        sinks["orders"] = (twopc.create_sink("kafka", kafka), ["user AS key", "to_json(struct(*)) AS value"])
+        sinks["orders"] = Output(twopc.create_sink("kafka", kafka), ["user AS key", "to_json(struct(*)) AS value"])
     if postgres is not None:
         sinks["counts"] = twopc.create_sink("postgres", postgres)
     sinks["archive"] = HeldFileSink({"path": str(folder / "archive"), "format": "parquet"}, folder / "hold")
@@ -158,6 +159,21 @@ def run_counts(job: dict[str, Any]) -> None:
     twopc.register_observer(Killer(folder, job["kills"]))
     spark = session()
     count_events(spark, folder, job["kafka"], job["postgres"])
+
+
+def run_routed(job: dict[str, Any]) -> None:
+    folder = Path(job["folder"])
+    twopc.register_observer(Killer(folder, job["kills"]))
+    shutil.rmtree(folder / "hold", ignore_errors=True)
+    dead = HeldFileSink({"path": str(folder / "archive"), "format": "json"}, folder / "hold")
+    orders = twopc.create_sink("kafka", job["kafka"])
+    outputs = {
+        "orders": Output(orders, ["CAST(id AS STRING) AS value"], "name = 'valid'"),
+        "dead": Output(dead, where="name != 'valid'"),
+    }
+    rows = session().readStream.schema("id LONG, name STRING").option("maxFilesPerTrigger", 1)
+    write = foreach_batch(outputs, log=str(folder / "log"), otherwise="refuse", recompute=True)
+    write_all(rows.json(str(folder / "source")).writeStream.foreachBatch(write), folder / "checkpoint")
 
 
 # A query by format("twopc"). ---------------------------------------------------------------------------------------
@@ -232,7 +248,7 @@ def run_cluster(job: dict[str, Any]) -> None:
     archive = {"path": str(folder / "archive"), "format": "json", "faults": str(faults)}
     sinks = {
         "archive": twopc.create_sink("faulty-files", archive),
-        "orders": (twopc.create_sink("kafka", job["kafka"]), ["CAST(id AS STRING) AS value"]),
+        "orders": Output(twopc.create_sink("kafka", job["kafka"]), ["CAST(id AS STRING) AS value"]),
     }
     seen: dict[str, Any] = {"missing": failure(spark, folder, sinks)}
 
@@ -248,7 +264,7 @@ def run_cluster(job: dict[str, Any]) -> None:
     (folder / "seen.json").write_text(json.dumps(seen))
 
 
-SCENES = {"counts": run_counts, "data-source": run_data_source, "cluster": run_cluster}
+SCENES = {"counts": run_counts, "routed": run_routed, "data-source": run_data_source, "cluster": run_cluster}
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])

@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import rows, wait_until
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -323,7 +323,7 @@ def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
 
     def by_foreach_batch() -> None:
         pipeline.run(
-            foreach_batch((pipeline.files(), VALUE), log=str(pipeline.log)),
+            foreach_batch(Output(pipeline.files(), VALUE), log=str(pipeline.log)),
         )
 
     for number, write in enumerate([by_foreach_batch, lambda: run(files), by_foreach_batch]):

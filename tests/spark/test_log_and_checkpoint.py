@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from tests.spark.conftest import rows
 from twopc import Committable
-from twopc.spark import ForeachBatch, TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_a_pickled_copy_goes_on_with_the_same_log_and_brings_no_coordinator(
     pipeline: Pipeline, topic: Topic, copied: Any
 ) -> None:
     original = foreach_batch(
-        {"orders": (topic.sink(), ["name AS value"]), "archive": pipeline.files()}, log=str(pipeline.log)
+        {"orders": Output(topic.sink(), ["name AS value"]), "archive": pipeline.files()}, log=str(pipeline.log)
     )
     pipeline.add_batch(rows(1))
     pipeline.run(original)

@@ -21,7 +21,7 @@ import twopc
 from twopc.errors import ConfigurationError
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.phases import Phase
-from twopc.spark import ForeachBatch, foreach_batch
+from twopc.spark import ForeachBatch, Output, foreach_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +89,7 @@ class FromKafka:
         return twopc.create_sink("kafka-offsets", {**options, "group.id": self.group})
 
     def writer(self) -> ForeachBatch:
-        sinks = {"orders": (self.target.sink(), ["value"])}
+        sinks = {"orders": Output(self.target.sink(), ["value"])}
         return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.offsets)
 
     def source(self, topic: str, records_a_batch: int) -> DataFrame:

@@ -10,10 +10,12 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
 from twopc.errors import ConfigurationError
-from twopc.spark import foreach_batch
+from twopc.spark import Output, foreach_batch
 from twopc.spark.output import ALL, arrow_schema, projected
+from twopc.testing import MemorySink, MemoryTarget
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -40,19 +42,29 @@ def test_a_sink_alone_gets_columns(
         write = foreach_batch(pipeline.files(), log=str(pipeline.log))
         pipeline.run(write, plan=lambda source: source.selectExpr(*columns))
     else:
-        pipeline.run(foreach_batch((pipeline.files(), columns), log=str(pipeline.log)))
+        pipeline.run(foreach_batch(Output(pipeline.files(), columns), log=str(pipeline.log)))
     assert pipeline.archived() == [record]
 
 
 @pytest.mark.spark
 def test_only_several_sinks_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
     frame = spark.range(1)
-    assert projected(frame, {"one": ALL})[0] is frame
+    assert projected(frame, {"one": of()})[0] is frame
     in_structs = [
-        projected(frame, expressions)[1].in_structs
-        for expressions in ({"one": ALL}, {"one": ["id"]}, {"one": ["id AS `a.b`"]}, {"one": ALL, "other": ALL})
+        projected(frame, outputs)[1].in_structs
+        for outputs in (
+            {"one": of()},
+            {"one": of(["id"])},
+            {"one": of(["id AS `a.b`"])},
+            {"one": of(where="id > 0")},
+            {"one": of(), "other": of()},
+        )
     ]
-    assert in_structs == [False, False, True, True]
+    assert in_structs == [False, False, True, True, True]
+
+
+def of(columns: Sequence[str] = ALL, where: str | None = None) -> Output:
+    return Output(MemorySink(MemoryTarget()), columns, where)
 
 
 @pytest.mark.spark
@@ -77,7 +89,16 @@ def test_what_is_not_a_sink_with_columns_is_refused(tmp_path: Path) -> None:
     given: Any
     for given, reason in [
         ("kafka", "'kafka' is not a sink: create one with twopc.create_sink"),
-        ((archive, "id, name"), "must be a list of SQL expressions, not the text 'id, name'"),
+        ((archive, ["id"]), "is not a sink: create one with twopc.create_sink"),
     ]:
         with pytest.raises(ConfigurationError, match=reason):
             foreach_batch({"archive": given}, log=str(tmp_path / "log"))
+    columns: Any
+    where: Any
+    for columns, where, reason in [
+        ("id, name", None, "must be SQL expressions in a list, not 'id, name'"),
+        ([1], None, r"must be SQL expressions in a list, not \[1\]"),
+        (["id"], True, "must be a condition in SQL, not True"),
+    ]:
+        with pytest.raises(ConfigurationError, match=reason):
+            Output(archive, columns, where)

@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 
-from twopc.spark import foreach_batch
+from twopc.spark import Output, foreach_batch
 from twopc.spark.tuning import limited_by_rows
 from twopc_files.sink import FileSink
 
@@ -238,5 +238,5 @@ def test_the_limit_of_bytes_stays_where_a_function_for_foreach_batch_runs_python
 
 def test_the_limit_of_bytes_stays_where_a_sinks_columns_run_python(pipeline: Pipeline, watched: Watched) -> None:
     pipeline.spark.udf.register("same_name", lambda text: text, "string")
-    pipeline.run(foreach_batch((watched.sink, ["id", "same_name(name) AS name"]), log=str(pipeline.log)))
+    pipeline.run(foreach_batch(Output(watched.sink, ["id", "same_name(name) AS name"]), log=str(pipeline.log)))
     assert set(watched.limits("sink")) == {None}

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 from pyspark.sql.types import StructType
 
-from twopc.spark import foreach_batch, tuning
+from twopc.spark import Output, foreach_batch, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -252,6 +252,6 @@ def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the
 def test_a_function_in_the_columns_of_a_sink_keeps_its_tasks(source: Pipeline) -> None:
     name = f"same_{uuid.uuid4().hex}"
     source.spark.udf.register(name, lambda text: text, "string")
-    writer = foreach_batch((source.files(), ["id", f"{name}(name) AS name"]), log=str(source.log))
+    writer = foreach_batch(Output(source.files(), ["id", f"{name}(name) AS name"]), log=str(source.log))
     source.run(writer)
     assert [len(source.decided(batch)["sink"]) for batch in range(BATCHES)] == [PARTITIONS] * BATCHES

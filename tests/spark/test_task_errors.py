@@ -18,8 +18,8 @@ from pyspark.errors import StreamingQueryException
 
 import twopc
 from twopc.errors import ConfigurationError, RecordRefused, Refused, TwoPhaseCommitError
-from twopc.spark import foreach_batch
-from twopc.spark.output import Columns
+from twopc.spark import Output, foreach_batch
+from twopc.spark.output import Rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.task import Task, portable, refusals_from_tasks, refusals_to_driver
 from twopc.transactional_ids import Round
@@ -143,7 +143,7 @@ def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
 def test_a_record_that_can_not_be_written_is_located_in_the_querys_error(pipeline: Pipeline, topic: Topic) -> None:
     raised: list[RecordRefused] = []
     columns = ["name AS value", "CAST(IF(id = 3, -1, id) AS TIMESTAMP) AS timestamp"]
-    write = foreach_batch({"orders": (topic.sink(), columns)}, log=str(pipeline.log))
+    write = foreach_batch({"orders": Output(topic.sink(), columns)}, log=str(pipeline.log))
 
     def noted(batch: DataFrame, number: int) -> None:
         try:
@@ -177,7 +177,7 @@ def executor(tmp_path: Path) -> Path:
 def refused_at(executor: Path) -> str:
     """Return the driver's message about a task that ran in this Python, after the names of the Python and the host."""
     code = "from pyspark import cloudpickle; import sys; list(cloudpickle.loads(sys.stdin.buffer.read())([]))"
-    task = Task(PickledSinks({}), Columns((), in_structs=False), Round(1, 0))
+    task = Task(PickledSinks({}), Rows((), in_structs=False), Round(1, 0))
     ended = subprocess.run(
         [sys.executable, "-S", "-c", code],
         input=cloudpickle.dumps(portable(task)),  # type: ignore[no-untyped-call]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import socket
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import rows, wait_until
+from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
+from twopc.spark.batch_input import _require_repeatable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,6 +56,53 @@ def test_a_bounded_query_ends_only_after_its_last_batch_is_committed(pipeline: P
     hold.released.set()
     query.awaitTermination()
     assert pipeline.archived_ids() == [1, 2]
+
+
+def test_a_source_that_cannot_give_its_records_again_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        lines = pipeline.spark.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
+        query = lines.writeStream.foreachBatch(writer(pipeline)).start()
+        with server.accept()[0] as connection:
+            connection.sendall(b"a line\n")
+            with pytest.raises(StreamingQueryException, match="can't give a batch's records again after a crash"):
+                query.awaitTermination(WAIT_S)
+    assert not pipeline.log.exists()
+
+
+@pytest.mark.parametrize(
+    ("trigger", "options", "says"),
+    [
+        ({"realTime": "5 minutes"}, {}, "REAL_TIME_MODE"),
+        ({"continuous": "1 second"}, {}, "not supported with continuous trigger"),
+        ({"processingTime": "0 seconds"}, {"asyncProgressTrackingEnabled": "true"}, "async progress tracking"),
+    ],
+)
+def test_spark_itself_refuses_what_has_no_batches_that_can_be_repeated(
+    pipeline: Pipeline, trigger: Any, options: dict[str, str], says: str
+) -> None:
+    pipeline.add_batch(rows(0))
+    if "realTime" in trigger and pyspark.__version__ < "4.1":
+        pytest.skip("Spark has real-time mode from 4.1 on")
+    with pytest.raises(Exception, match=says):
+        pipeline.source().writeStream.foreachBatch(writer(pipeline)).options(**options).trigger(**trigger).start()
+
+
+@pytest.mark.parametrize(
+    ("engine", "trigger", "says"),
+    [
+        ("MicroBatchExecution", "RealTimeTrigger", "real-time mode passes records on before"),
+        ("AsyncProgressTrackingMicroBatchExecution", "ProcessingTimeTrigger", "Remove that option"),
+    ],
+)
+def test_what_spark_was_told_not_to_refuse_is_refused_here(engine: str, trigger: str, says: str) -> None:
+    def of_class(name: str) -> Any:
+        return SimpleNamespace(getClass=lambda: SimpleNamespace(getName=lambda: f"org.apache.spark.{name}"))
+
+    query = of_class(engine)
+    query.trigger = lambda: of_class(trigger)
+    with pytest.raises(ConfigurationError, match=says):
+        _require_repeatable(query)
 
 
 def by_minute(source: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import rows
-from twopc.spark import foreach_batch
+from twopc.spark import Output, foreach_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
     for batch in (range(250), range(250, 300), range(300, 301)):
         pipeline.add_batch(rows(*batch))
     pipeline.run(
-        foreach_batch({"orders": (topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
+        foreach_batch({"orders": Output(topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
         lambda source: source.repartition(3).withColumn("name", counted("name")),
     )
 
@@ -74,7 +74,7 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
 
 
 def test_the_metrics_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
-    write = foreach_batch({"all": pipeline.files(), "few": (pipeline.files(), ["id"])}, log=str(pipeline.log))
+    write = foreach_batch({"all": pipeline.files(), "few": Output(pipeline.files(), ["id"])}, log=str(pipeline.log))
     for batch in ([1, 2, 3], [4]):
         pipeline.add_batch(rows(*batch))
     assert write.last_progress is None
@@ -133,7 +133,7 @@ def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic
     for number in range(3):
         pipeline.add_batch(rows(number))
     pipeline.run(
-        foreach_batch({"orders": (topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
+        foreach_batch({"orders": Output(topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
         lambda source: source.where("id <> 1"),
     )
     assert pipeline.decided_batches() == [0, 1, 2]
@@ -151,7 +151,9 @@ def test_a_wrong_column_for_kafka_is_refused_by_name_before_anything_is_written(
     pipeline: Pipeline, topic: Topic, columns: list[str], named: str
 ) -> None:
     pipeline.add_batch(rows(1))
-    writer = foreach_batch({"archive": pipeline.files(), "orders": (topic.sink(), columns)}, log=str(pipeline.log))
+    writer = foreach_batch(
+        {"archive": pipeline.files(), "orders": Output(topic.sink(), columns)}, log=str(pipeline.log)
+    )
     before = len(finished_jobs(pipeline.spark))
     with pytest.raises(StreamingQueryException) as refused:
         pipeline.run(writer)
@@ -168,7 +170,7 @@ def test_one_sink_object_may_serve_two_names(pipeline: Pipeline) -> None:
     archive = pipeline.files()
     pipeline.add_batch(rows(1, 2))
     pipeline.run(
-        foreach_batch({"all": archive, "again": (archive, ["id + 10 AS id"])}, log=str(pipeline.log)),
+        foreach_batch({"all": archive, "again": Output(archive, ["id + 10 AS id"])}, log=str(pipeline.log)),
         lambda source: source.coalesce(1),
     )
     assert pipeline.archived_ids() == [1, 2, 11, 12]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -31,6 +32,12 @@ class Environment:
 
 class NotHere(Exception):
     """The environment can't be created on this machine."""
+
+
+def uv() -> str:
+    """Return the command of the uv that set this project up, or of another one."""
+    of_setup = sorted(str(path) for path in ROOT.glob("build/uv-*/bin/uv"))
+    return os.environ.get("UV") or next(iter(of_setup), "uv")
 
 
 def own() -> Environment:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tests.support.environments import Environment, made
+from tests.support.environments import Environment, made, uv
 from tests.support.pages import ROOT
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
@@ -42,9 +42,7 @@ class SqlFailed(Exception):
 
 def iceberg_environment() -> Environment:
     """Return an environment with Spark and our sinks. Raises NotHere if it can't be created."""
-    of_setup = sorted(str(path) for path in ROOT.glob("build/uv-*/bin/uv"))
-    uv = os.environ.get("UV") or next(iter(of_setup), "uv")
-    return made(ROOT / "build" / "environments", uv, SPARK_VERSION, "", "plugins/iceberg", "plugins/delta")
+    return made(ROOT / "build" / "environments", uv(), SPARK_VERSION, "", "plugins/iceberg", "plugins/delta")
 
 
 def iceberg_jars() -> tuple[Path, ...]:

@@ -126,12 +126,15 @@ def test_a_module_without_io_imports_nothing_that_does_any(module: str) -> None:
     assert offenders((module,), (*IO, "kafka.net", "twopc_kafka.client.connection", "confluent_kafka")) == []
 
 
+COMMITTING = ("commit", "commit_batch", "commit_together", "commit_calls")
+
+
 def committing_places() -> Iterator[str]:
     """Where the core, outside the contract, refers to a method that commits: class, function and file."""
     for module, source in SOURCES.items():
         if is_below(module, ("twopc",)) and not is_below(module, ("twopc.testing", "twopc.sink")):
             for scope, node in _scoped(ast.parse(source.read_text(encoding="utf-8")), ()):
-                if isinstance(node, ast.Attribute) and node.attr in ("commit", "commit_batch", "commit_calls"):
+                if isinstance(node, ast.Attribute) and node.attr in COMMITTING:
                     yield f"`{'.'.join(scope)}` in `{source.relative_to(ROOT)}`"
 
 

@@ -32,9 +32,6 @@ class Table(MemoryTableSink):
         super().__init__(target)
         self._asked, self._raises = asked, raises
 
-    def commit(self, committable: Committable) -> None:
-        raise AssertionError(f"{committable.transaction_id} is committed without its batch")
-
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         self._asked.append((batch_id, len(committables)))
         if self._raises:

@@ -52,6 +52,7 @@ def _attributes(batch: BatchFinished | BatchFailed) -> dict[str, AttributeValue]
         "twopc.already_decided": batch.already_decided,
         "twopc.retries": batch.retries,
         "twopc.recovered": batch.recovered,
+        "twopc.unrouted": batch.unrouted,
     }
     for figure in ("records", "bytes", "transactions"):
         of_sinks: dict[str, int] = getattr(batch, figure)

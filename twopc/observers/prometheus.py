@@ -38,6 +38,7 @@ class PrometheusObserver:
         self._records = counter("records_total", "Records of finished batches.", "owner", "sink")
         self._bytes = counter("record_bytes_total", "Their bytes as Arrow holds them in memory.", "owner", "sink")
         self._transactions = counter("transactions_total", "Transactions of finished batches.", "owner", "sink")
+        self._unrouted = counter("unrouted_rows_total", "Rows of finished batches that went to no sink.", "owner")
         self._recovered = counter("recovered_transactions_total", "Those of earlier incarnations, settled.", "owner")
         self._failed = counter("failed_batches_total", "Runs of batches that failed.", "owner", "error")
         self._batch_id = gauge("batch_id", "The newest finished batch.")
@@ -57,7 +58,7 @@ class PrometheusObserver:
             "How long the call that is being repeated has had no answer; 0 if none. Alert above 60.",
         )
         self._aborted = counter("aborted_transactions_total", "Undecided transactions rolled back.", "owner", "sink")
-        self._replayed = counter("replayed_transactions_total", "Written again from a copy.", "owner", "sink")
+        self._replayed = counter("replayed_transactions_total", "Written again after they were lost.", "owner", "sink")
 
     @hookimpl
     def twopc_event(self, event: Event) -> None:
@@ -85,6 +86,7 @@ class PrometheusObserver:
         ):
             for sink, count in of_sinks.items():
                 counter.labels(batch.owner, sink).inc(count)
+        self._unrouted.labels(batch.owner).inc(batch.unrouted)
         self._recovered.labels(batch.owner).inc(batch.recovered)
         for phase, spent_ms in batch.phases_ms.items():
             self._phases_s.labels(batch.owner, phase).observe(spent_ms / 1000)

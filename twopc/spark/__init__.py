@@ -3,9 +3,9 @@
 from twopc.foreign import refuse_foreign_files
 from twopc.spark.data_source.source import TwoPhaseCommitDataSource
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
-from twopc.spark.output import SinkAndColumns
+from twopc.spark.output import Output
 from twopc.spark.stopping import stop
 
-__all__ = ["ForeachBatch", "SinkAndColumns", "TwoPhaseCommitDataSource", "foreach_batch", "stop"]
+__all__ = ["ForeachBatch", "Output", "TwoPhaseCommitDataSource", "foreach_batch", "stop"]
 
 refuse_foreign_files()  # here too: the foreign package may have replaced twopc/__init__.py

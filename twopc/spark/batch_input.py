@@ -32,6 +32,15 @@ _FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
 
 _KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
 
+_FORGETFUL = re.compile(r"TextSocket|ShareGroup|KafkaShare")
+"""In the class names of sources that can't give a batch's records again."""
+
+_UNDECIDED = {
+    "RealTimeTrigger": "real-time mode passes records on before it has recorded what a batch reads",
+    "ContinuousTrigger": "continuous processing has no batches",
+}
+"""Triggers by class, and why no batch can be decided with them."""
+
 
 class BatchInput:
     """The input of a query's batches, from one start of the query to its end.
@@ -39,11 +48,15 @@ class BatchInput:
     Attributes:
         query: Spark's object for this start of the query, in the JVM.
         checkpoint: the URL of the query's checkpoint folder.
+
+    Raises:
+        ConfigurationError: Spark would not repeat a batch with the same records.
     """
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
         jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
         self.query = _running_query(session, query_id)
+        _require_repeatable(self.query)
         self._offset_log = self.query.offsetLog()
         self._buffer = jvm.java.io.ByteArrayOutputStream()
         root = self.query.resolvedCheckpointRoot()
@@ -141,8 +154,37 @@ def _running_query(session: SparkSession, query_id: str) -> Any:
     return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
 
 
+def _require_repeatable(query: Any) -> None:
+    """Raise ConfigurationError if a batch might not come again as it was. Upholds: what is decided is what comes again.
+
+    Spark refuses most of this by itself, unless it is told not to.
+    """
+    trigger = _class_of(query.trigger()).rpartition(".")[2]
+    if why := _UNDECIDED.get(trigger.removesuffix("$")):
+        raise ConfigurationError(
+            f"the query has the trigger {trigger}: {why}, so nothing could be exactly once. Nothing was written. Use"
+            " trigger(processingTime=...) or trigger(availableNow=True)."
+        )
+    if "AsyncProgressTracking" in _class_of(query):
+        raise ConfigurationError(
+            "the query has asyncProgressTrackingEnabled: Spark would write a batch before it has recorded what the"
+            " batch reads, and might plan another one after a crash. Nothing was written. Remove that option."
+        )
+    for source in each(query.sources()):
+        if _FORGETFUL.search(_class_of(source)):
+            raise ConfigurationError(
+                f"the source {source.toString()} can't give a batch's records again after a crash, so a batch that was"
+                " not decided would be lost. Nothing was written. Read from a source with offsets, such as Kafka or"
+                " files."
+            )
+
+
+def _class_of(value: Any) -> str:
+    return str(value.getClass().getName())
+
+
 def _is_kafka(source: Any) -> bool:
-    return str(source.getClass().getName()).startswith(_KAFKA_SOURCES)
+    return _class_of(source).startswith(_KAFKA_SOURCES)
 
 
 def each(collection: Any) -> Iterator[Any]:

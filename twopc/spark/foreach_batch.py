@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
 from pyspark import SparkContext
@@ -20,15 +20,18 @@ from twopc.events import BatchFinished, CallRetried
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
+from twopc.recompute import Wanted
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.batch_input import OFFSETS_SCHEMA, BatchInput
-from twopc.spark.output import Output, SinkAndColumns, output_of, projected
+from twopc.spark.output import Output, projected
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote, portable, refusals_from_tasks
 from twopc.spark.tuning import Plan, Plans, limited_by_rows, on_few_tasks
 from twopc.transactional_ids import Round
+
+_Otherwise: TypeAlias = Literal["count", "refuse"]
 
 _OFFSETS = "offsets"
 _QUERY_ID = "sql.streaming.queryId"
@@ -36,12 +39,14 @@ _DESCRIPTION = "spark.job.description"
 
 
 def foreach_batch(
-    sinks: TwoPhaseCommitSink[Any] | SinkAndColumns | Mapping[str, TwoPhaseCommitSink[Any] | SinkAndColumns],
+    sinks: TwoPhaseCommitSink[Any] | Output | Mapping[str, TwoPhaseCommitSink[Any] | Output],
     log: str | os.PathLike[str] | LogStore,
     *,
     first_batch_id: int = 0,
     replay_copies: str | os.PathLike[str] | ReplayCopies | None = None,
+    recompute: bool = False,
     offsets: TwoPhaseCommitSink[Any] | None = None,
+    otherwise: _Otherwise = "count",
     coalesce: bool = True,
     uncapped: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
@@ -49,15 +54,19 @@ def foreach_batch(
     """Return a callable for ``DataStreamWriter.foreachBatch`` that writes each batch to all ``sinks``, exactly once.
 
     Args:
-        sinks: a sink; or a tuple of a sink and the SQL expressions of the columns that it gets, such as
-            ``["id AS key"]`` (without them it gets all columns); or a dictionary of these by names of your choice. The
-            names go into transactional ids and the log: keep them over restarts.
+        sinks: a sink, which gets all columns of all rows; or an ``Output``, which chooses; or a dictionary of these by
+            names of your choice. The names go into transactional ids and the log: keep them over restarts.
         log: the folder of the commit log, one per query, in a place that the driver reaches wherever it is restarted;
             or the result of ``twopc.open_store`` for a URL with options.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
         replay_copies: a folder for copies of the records, or None; see ``Coordinator``. Executors must reach it.
+        recompute: if a target system rolls back a decided transaction, write its records again when Spark repeats the
+            batch, provided that they are the same: see docs/spark.md. Each record gets a hash for that, and small
+            batches keep their tasks, as with ``coalesce=False``.
         offsets: a sink of backend ``kafka-offsets``, or None. With each batch's decision, a consumer group gets the
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
+        otherwise: what becomes of a row for which the condition of every output is false or null: ``count`` it in
+            ``last_progress.unrouted``, or ``refuse`` the batch before its decision.
         coalesce: write a batch that is likely to be small on at most as many tasks as there are cores, if its plan
             consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
         uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
@@ -67,19 +76,27 @@ def foreach_batch(
             each decision: after 120 seconds the batch is rolled back.
 
     Raises:
-        ConfigurationError: there is no sink, or the log can't be kept there.
+        ConfigurationError: there is no sink, an argument is wrong, or the log can't be kept there.
     """
+    if otherwise not in get_args(_Otherwise):
+        raise ConfigurationError(f"'otherwise' must be 'count' or 'refuse', not {otherwise!r}")
+    if recompute and replay_copies is not None:
+        raise ConfigurationError(
+            "lost transactions are written again either from 'replay_copies' or by recompute=True: give one of them"
+        )
     named = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
     if offsets is not None and _OFFSETS in named:
         raise ConfigurationError(f"{_OFFSETS!r} is the name of 'offsets' in the log: give that sink another name")
     return ForeachBatch(
         _Settings(
-            outputs={name: output_of(given) for name, given in named.items()},
+            outputs={name: Output.of(given) for name, given in named.items()},
             log=log,
             first_batch_id=first_batch_id,
             replay_copies=replay_copies,
-            offsets=None if offsets is None else output_of(offsets).sink,
-            coalesce=coalesce,
+            recompute=recompute,
+            offsets=None if offsets is None else Output.of(offsets).sink,
+            otherwise=otherwise,
+            coalesce=coalesce and not recompute,
             uncapped=uncapped,
             start_timeout_s=start_timeout_s,
         )
@@ -94,7 +111,9 @@ class _Settings:
     log: str | os.PathLike[str] | LogStore
     first_batch_id: int
     replay_copies: str | os.PathLike[str] | ReplayCopies | None
+    recompute: bool
     offsets: TwoPhaseCommitSink[Any] | None
+    otherwise: _Otherwise
     coalesce: bool
     uncapped: bool
     start_timeout_s: float
@@ -103,6 +122,11 @@ class _Settings:
     def sinks(self) -> dict[str, TwoPhaseCommitSink[Any]]:
         """The sinks that tasks write to."""
         return {name: output.sink for name, output in self.outputs.items()}
+
+    @property
+    def hashed(self) -> list[str]:
+        """The sinks whose records get hashes."""
+        return [name for name, sink in self.sinks.items() if sink.may_time_out] if self.recompute else []
 
     def coordinator(self, query_id: str, gives_up: Callable[[CallRetried], bool]) -> Coordinator:
         """Return the coordinator of a query's batches."""
@@ -131,6 +155,7 @@ class ForeachBatch:
         self._input: BatchInput | None = None
         self._plans: Plans | None = None
         self._record_bytes = 0.0
+        self._unrouted = 0
         self._turn = Turn()
         settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
 
@@ -153,9 +178,9 @@ class ForeachBatch:
         settings, query_id = self._settings, _query_id(context)
         coordinator = self._ensure_coordinator(query_id)
         batch_input, plans = self._ensure_input(batch.sparkSession, query_id)
-        frame, columns = projected(batch, {name: output.columns for name, output in settings.outputs.items()})
+        frame, rows = projected(batch, settings.outputs, settings.hashed)
         # Here rather than in each task, and before the log is opened.
-        schemas = columns.schemas(frame)
+        schemas = rows.schemas(frame)
         coordinator.validate(schemas if settings.offsets is None else {**schemas, _OFFSETS: OFFSETS_SCHEMA})
         plan = plans.of(frame)
         plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
@@ -163,14 +188,25 @@ class ForeachBatch:
         offsets = batch_input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
+        def written(round: Round, wanted: Wanted | None = None) -> list[Vote]:
+            task = Task(PickledSinks.of(settings.sinks), rows, round, settings.otherwise == "refuse", wanted)
+            what = "pre-commit" if wanted is None else "compute again what is lost of"
+            with _described(context, f"twopc: {what} batch {batch_id} of {names}"):
+                return self._run_tasks(frame, task, plan)
+
         def phase_one(round: Round) -> list[Vote]:
-            task = Task(PickledSinks.of(settings.sinks), columns, round)
-            with _described(context, f"twopc: pre-commit batch {batch_id} of {names}"):
-                votes = self._run_tasks(frame, task, plan)
+            votes = written(round)
             return votes if offsets is None else [*votes, self._pre_commit_offsets(round, offsets)]
 
         follows, reads = batch_input.of_batch(batch_id)
-        self._last_progress = coordinator.run(batch_id, phase_one, reads=reads, follows=follows)
+        self._last_progress = coordinator.run(
+            batch_id,
+            phase_one,
+            reads=reads,
+            follows=follows,
+            recompute=written if settings.recompute else None,
+            unrouted=lambda: self._unrouted,
+        )
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
             # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
@@ -183,6 +219,8 @@ class ForeachBatch:
         with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():
             rows = frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()
         self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
+        if task.wanted is None:
+            self._unrouted = sum(row.unrouted for row in rows)
         return [load_vote(row.vote) for row in rows]
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:

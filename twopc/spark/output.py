@@ -1,28 +1,32 @@
-"""The columns that each sink gets: on the driver in one frame, on the executors as separate record batches.
+"""What each sink gets of a batch: on the driver in one frame, on the executors as separate record batches.
 
-With several sinks, the frame has one struct column per sink. A sink that is alone gets its columns directly, if PySpark
-can name them: structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/performance.md.
+With several sinks, the frame has one struct column per sink, which is null in the rows that the sink does not get. A
+sink that is alone gets its columns directly, if PySpark can name them: structs cost 6 ms per batch on the driver and a
+twentieth of the throughput, see docs/performance.md.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+import pyarrow.compute as pc
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import expr, when
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, RecordRefused
 from twopc.sink import TwoPhaseCommitSink
 
-SinkAndColumns: TypeAlias = tuple[TwoPhaseCommitSink[Any], Sequence[str]]
-"""A sink, and the SQL expressions of the columns that it gets."""
-
 ALL = ("*",)
+
+_HASHES = "twopc hashes "
+"""The column with the hashes of what a sink gets has this name and the sink's."""
 
 # Spark 4.2 asks for the time zone of timestamps. Earlier versions take UTC. A sink can write any.
 _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
@@ -30,55 +34,180 @@ _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).
 
 @dataclass(frozen=True)
 class Output:
-    """A sink with the SQL expressions of its columns."""
+    """A sink, and what it gets of each batch.
 
-    sink: TwoPhaseCommitSink[Any]
-    columns: tuple[str, ...]
-
-
-def output_of(given: TwoPhaseCommitSink[Any] | SinkAndColumns) -> Output:
-    """Check what a user passed as a sink.
+    Args:
+        sink: the sink.
+        columns: SQL expressions of its columns, such as ``["id AS key"]``.
+        where: the SQL condition of the rows that it gets; None for all. As in SQL, a row for which the condition is
+            null is left out. The columns of a row that is left out are not computed.
 
     Raises:
-        ConfigurationError: it is not a sink, or its columns are a single text.
+        ConfigurationError: one of them is of another type.
     """
-    sink, columns = given if isinstance(given, tuple) else (given, ALL)
-    if not isinstance(sink, TwoPhaseCommitSink):
-        raise ConfigurationError(f"{sink!r} is not a sink: create one with twopc.create_sink, or subclass one")
-    if isinstance(columns, str):
-        raise ConfigurationError(f"the columns of a sink must be a list of SQL expressions, not the text {columns!r}")
-    # A caller's sink may serve under two names or in two queries, which would sweep away each other's transactions if
-    # they shared its binding. Sinks can be pickled, so a shallow copy shares no live state.
-    return Output(sink.unbound(), tuple(columns))
+
+    sink: TwoPhaseCommitSink[Any]
+    columns: Sequence[str] = ALL
+    where: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.sink, TwoPhaseCommitSink):
+            raise ConfigurationError(f"{self.sink!r} is not a sink: create one with twopc.create_sink, or subclass one")
+        if isinstance(self.columns, str) or not all(isinstance(each, str) for each in self.columns):
+            raise ConfigurationError(
+                f"the columns of an Output must be SQL expressions in a list, not {self.columns!r}"
+            )
+        if self.where is not None and not isinstance(self.where, str):
+            raise ConfigurationError(f"'where' of an Output must be a condition in SQL, not {self.where!r}")
+        object.__setattr__(self, "columns", tuple(self.columns))
+
+    @classmethod
+    def of(cls, given: TwoPhaseCommitSink[Any] | Output) -> Output:
+        """Return the output that a user passed, with a sink of its own.
+
+        A caller's sink may serve under two names or in two queries, which would sweep away each other's transactions if
+        they shared its binding. Sinks can be pickled, so a shallow copy shares no live state.
+
+        Raises:
+            ConfigurationError: it is neither a sink nor an output.
+        """
+        output = given if isinstance(given, Output) else cls(given)
+        return replace(output, sink=output.sink.unbound())
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Where the sinks find their columns: each in a struct of its name, or the only sink in the frame itself."""
+class Rows:
+    """Where the sinks find their records in a frame.
+
+    Attributes:
+        sinks: the names of the sinks.
+        in_structs: whether each finds them in a struct of its name; else the only sink has the frame itself.
+        chosen: the sinks that get the rows alone in which their struct is not null.
+        hashed: the sinks whose records have hashes.
+    """
 
     sinks: tuple[str, ...]
     in_structs: bool
+    chosen: frozenset[str] = frozenset()
+    hashed: frozenset[str] = frozenset()
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
         """Return the schema of what each sink gets."""
         schema = arrow_schema(frame.schema)
-        return {name: pa.schema(list(schema.field(name).type)) if self.in_structs else schema for name in self.sinks}
+        if self.in_structs:
+            return {name: pa.schema(list(schema.field(name).type)) for name in self.sinks}
+        [name] = self.sinks
+        return {name: pa.schema([field for field in schema if field.name != _HASHES + name])}
 
-    def apart(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Return each sink's part of a record batch."""
+    def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
+        """Return the columns of some sinks in SQL, by which the frame's values are had."""
+        for name in sinks:
+            if self.in_structs:
+                within = frame.schema[name].dataType
+                assert isinstance(within, StructType)
+                yield name, [f"{_quoted(name)}.{_quoted(field)}" for field in within.names]
+            else:
+                yield name, [_quoted(column) for column in frame.columns]
+
+    def apart(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch, pa.Int64Array | None]]:
+        """Return each sink's part of a record batch, and the hashes of its records."""
         for name in self.sinks:
-            yield name, pa.RecordBatch.from_struct_array(batch.column(name)) if self.in_structs else batch
+            hashes = batch.column(_HASHES + name) if name in self.hashed else None
+            if not self.in_structs:
+                yield name, batch if hashes is None else batch.drop_columns(_HASHES + name), hashes
+                continue
+            records = batch.column(name)
+            part = pa.RecordBatch.from_struct_array(records)
+            if name in self.chosen and records.null_count:
+                taken = records.is_valid()
+                part = part.filter(taken)
+                hashes = None if hashes is None else hashes.filter(taken)
+            yield name, part, hashes
+
+    def unrouted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
+        """Return which rows of a record batch no sink gets; None if there is no such row."""
+        if len(self.chosen) < len(self.sinks):
+            return None
+        left = None
+        for name in self.sinks:
+            records = batch.column(name)
+            if not records.null_count:
+                return None
+            left = records.is_null() if left is None else pc.and_(left, records.is_null())
+        return left
 
 
-def projected(batch: DataFrame, expressions: Mapping[str, Sequence[str]]) -> tuple[DataFrame, Columns]:
-    """Return a frame with the columns of all sinks, and where they are in it. ``expressions`` are SQL, by sink."""
-    names = tuple(expressions)
-    if len(names) == 1:
-        [columns] = expressions.values()
-        frame = batch if tuple(columns) == ALL else batch.selectExpr(*columns)
-        if _can_be_named(frame.columns):
-            return frame, Columns(names, in_structs=False)
-    return batch.selectExpr(*(_struct(name, expressions[name]) for name in names)), Columns(names, in_structs=True)
+def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
+    """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
+    if (position := pc.index(rows, True).as_py()) >= 0:
+        raise RecordRefused(
+            "no output takes this row: the condition of each is false or null for it, and otherwise='refuse' was asked"
+            " for. Correct the conditions, or add an output for the rest, and start again.",
+            task=task,
+            record=before + position,
+        )
+
+
+def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = ()) -> tuple[DataFrame, Rows]:
+    """Return a frame with the columns of all outputs, and where they are in it.
+
+    Args:
+        batch: what the query has read.
+        outputs: the outputs by the names of their sinks.
+        hashed: the sinks whose records get hashes.
+
+    Raises:
+        ConfigurationError: Spark refuses an expression of an output.
+    """
+    frame, rows = _projected(batch, outputs)
+    if not hashed:
+        return frame, rows
+    try:
+        hashes = [f"{_hash(columns)} AS {_quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
+        return frame.selectExpr("*", *hashes), replace(rows, hashed=frozenset(hashed))
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"recompute=True needs a hash of each record of {', '.join(hashed)}, and Spark refuses to make it:"
+            f" {_told(error)} Nothing was written. Write the column in another type, such as a map as"
+            " to_json(column), or use 'replay_copies' instead."
+        ) from error
+
+
+def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFrame, Rows]:
+    names = tuple(outputs)
+    chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
+    try:
+        if len(names) == 1 and not chosen:
+            [output] = outputs.values()
+            frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
+            if _can_be_named(frame.columns):
+                return frame, Rows(names, in_structs=False)
+        if not chosen:
+            return batch.selectExpr(*(_struct(name, outputs[name]) for name in names)), Rows(names, in_structs=True)
+        return batch.select(*(_column(name, outputs[name]) for name in names)), Rows(names, True, chosen)
+    except AnalysisException as error:
+        for name, output in outputs.items():
+            _require_accepted(batch, name, output)
+        raise ConfigurationError(f"Spark refuses the columns of {', '.join(names)}: {_told(error)}") from error
+
+
+def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
+    """Raise ConfigurationError if Spark refuses this output by itself."""
+    for what, given, part in (
+        ("columns", list(output.columns), replace(output, where=None)),
+        ("condition", output.where, output),
+    ):
+        try:
+            batch.select(_column(name, part))
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
+            ) from error
+
+
+def _told(error: AnalysisException) -> str:
+    """Return the first line of Spark's text."""
+    return f"{str(error).strip().partition(chr(10))[0].rstrip('. ;')}."
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -91,7 +220,24 @@ def _can_be_named(columns: Sequence[str]) -> bool:
     return all(name.isidentifier() for name in columns) and len({name.lower() for name in columns}) == len(columns)
 
 
-def _struct(name: str, columns: Sequence[str]) -> str:
+def _column(name: str, output: Output) -> Column:
+    """The struct where the condition holds. Spark parses each text by itself: none can end another one's clause."""
+    struct = expr(f"struct({', '.join(output.columns)})")
+    return (struct if output.where is None else when(expr(output.where), struct)).alias(name)
+
+
+def _struct(name: str, output: Output) -> str:
     """The struct as SQL text, which takes one call to the JVM: building it from columns took 15 ms per batch."""
-    quoted = name.replace("`", "``")
-    return f"struct({', '.join(columns)}) AS `{quoted}`"
+    return f"struct({', '.join(output.columns)}) AS {_quoted(name)}"
+
+
+def _hash(columns: Sequence[str]) -> str:
+    """The hash of a record, of the values in the frame: their expressions may have others, such as of rand().
+
+    Spark's hash skips nulls, so a value would count the same in any column.
+    """
+    return f"xxhash64({', '.join([*columns, *(f'{column} IS NULL' for column in columns)])})"
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

@@ -19,14 +19,15 @@ from pyspark.sql.types import StructType
 
 from twopc import errors
 from twopc.participant import Participant, Vote
-from twopc.spark.output import Columns
+from twopc.recompute import Wanted
+from twopc.spark.output import Rows, refuse_unrouted
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = StructType().add("vote", "string").add("record_bytes", "double")
+VOTE_SCHEMA = StructType().add("vote", "string").add("record_bytes", "double").add("unrouted", "long")
 """A value, because a schema given as text takes a call to the JVM to parse. ``record_bytes`` is the largest mean size
-of the records of one record batch, or 0 if there was none."""
+of the records of one record batch, or 0 if there was none; ``unrouted`` the number of rows that went to no sink."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,20 @@ class Task:
     """The function for ``mapInArrow``: it takes the columns of all sinks and returns one row, with the attempt's vote.
 
     Each task attempt has one participant, for all sinks at once.
+
+    Attributes:
+        sinks: the sinks.
+        rows: where they find their records.
+        round: the round.
+        refuses_unrouted: whether a row that goes to no sink fails the batch.
+        wanted: if a part of a decided batch is computed again, the sinks and partitions to write; else None.
     """
 
     sinks: PickledSinks
-    columns: Columns
+    rows: Rows
     round: Round
+    refuses_unrouted: bool = False
+    wanted: Wanted | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with refusals_to_driver():
@@ -47,17 +57,30 @@ class Task:
     def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
-        sinks, record_bytes = self.sinks.loaded(), 0.0
+        sinks, record_bytes, read, unrouted = self.sinks.loaded(), 0.0, 0, 0
         # Spark counts task attempts through all jobs of an application, so a retry of a whole stage has other numbers.
         with Participant(
             sinks, self.round, partition=context.partitionId(), serial=context.taskAttemptId()
         ) as participant:
-            for batch in batches:
+            for batch in batches if self._writes(context.partitionId()) else ():
                 record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
-                for name, part in self.columns.apart(batch):
-                    participant.write(name, part)
+                if (left := self.rows.unrouted(batch)) is not None:
+                    if self.refuses_unrouted:
+                        refuse_unrouted(left, context.partitionId(), read)
+                    unrouted += left.true_count
+                for name, part, hashes in self.rows.apart(batch):
+                    if self._writes(context.partitionId(), name):
+                        participant.write(name, part, hashes)
+                read += batch.num_rows
             vote = participant.pre_commit()
-        return pa.RecordBatch.from_pylist([{"vote": _dump(vote), "record_bytes": record_bytes}])
+        row = {"vote": _dump(vote), "record_bytes": record_bytes, "unrouted": unrouted}
+        return pa.RecordBatch.from_pylist([row])
+
+    def _writes(self, partition: int, sink: str | None = None) -> bool:
+        """Whether the task of a partition writes to a sink, or to any."""
+        if self.wanted is None:
+            return True
+        return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
 
 
 def _dump(vote: Vote) -> str:

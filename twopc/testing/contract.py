@@ -24,7 +24,7 @@ from twopc.checks import CheckStatus
 from twopc.errors import OperatorRequired, Refused
 from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
-from twopc.sink import TwoPhaseCommitSink
+from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.testing.kills import kill_at_each_step
 from twopc.testing.query import FIRST_ROUND, Query
 from twopc.transaction import Committable
@@ -303,6 +303,34 @@ class SinkContract(ABC):
         query.commit(*second, batch_id=1)
         query.complete(1, *second)
         self._require_visible(["a", "b", "c", "d"])
+
+    def test_whatever_a_joint_commit_has_done_each_sinks_own_makes_its_batch_visible_once(self) -> None:
+        """Where one request makes a batch of several sinks visible. It comes before all, some or none of their own
+        commits, and again when all are done."""
+        queries = [self.query(), self.query(f"{SINK}2")]
+        expected: list[str] = []
+        for batch_id, committed_before in enumerate((0, 1, 2)):
+            values = [f"{batch_id} {query.name}" for query in queries]
+            work = [
+                (query, query.pre_committed(self.record_batch([value]), round=Round(1, batch_id)))
+                for query, value in zip(queries, values, strict=True)
+            ]
+            sinks = [sink for query in queries if isinstance(sink := query.sink(), WholeBatchSink)]
+            groups = {sink.commit_group for sink in sinks}
+            if len(groups) != 1 or None in groups:
+                raise unittest.SkipTest("the sink is committed alone")
+            due = dict(zip(sinks, ([committable] for _, committable in work), strict=True))
+            together = type(sinks[0]).commit_together
+            for query, committable in work[:committed_before]:
+                query.commit(committable, batch_id=batch_id)
+            _error_of(together, batch_id, due)
+            for query, committable in work:
+                query.commit(committable, batch_id=batch_id)
+            _error_of(together, batch_id, due)
+            for query, committable in work:
+                query.complete(batch_id, committable)
+            expected += values
+        self._require_visible(expected)
 
     def test_a_late_commit_of_an_older_batch_changes_nothing(self) -> None:
         """A coordinator that was replaced wakes up in the middle of its call."""

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import RoundAborted, TransactionLost
-from twopc.sink import TwoPhaseCommitSink
+from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 
 @dataclass
@@ -74,15 +75,39 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
             return [Committable(name, {}) for name in self.target.open if self.transactional_ids.owns_exact(name)]
 
 
-class MemoryTableSink(MemorySink):
-    """Makes whole batches visible at once, as a table format does: a batch and its mark are committed together."""
+class MemoryTableSink(WholeBatchSink[Transaction], MemorySink):
+    """Makes whole batches visible at once, as a table format does: a batch and its mark are committed together.
+
+    Sinks with the same target show a batch at one moment, as a catalog does that changes several tables at once.
+    """
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        scope, names = self.transactional_ids.scope, [committable.transaction_id for committable in committables]
         with self.target.lock:
-            if self.target.batches.get(scope, -1) >= batch_id:
-                return
-            if lost := [name for name in names if name not in self.target.open]:
+            if lost := self._lost(batch_id, committables):
                 raise TransactionLost(f"batch {batch_id} is decided, and the target does not have {', '.join(lost)}")
+            self._show(batch_id, committables)
+
+    @property
+    def commit_group(self) -> Hashable:
+        return id(self.target)
+
+    @classmethod
+    def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
+        with next(iter(due)).target.lock:
+            for sink, committables in due.items():
+                if not sink._lost(batch_id, committables):  # noqa: SLF001  # of this class
+                    sink._show(batch_id, committables)  # noqa: SLF001
+
+    def _is_visible(self, batch_id: int) -> bool:
+        return self.target.batches.get(self.transactional_ids.scope, -1) >= batch_id
+
+    def _lost(self, batch_id: int, committables: Sequence[Committable]) -> list[str]:
+        """Return the transactions of a batch that is not visible and can't be."""
+        names = [committable.transaction_id for committable in committables]
+        return [] if self._is_visible(batch_id) else [name for name in names if name not in self.target.open]
+
+    def _show(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        if not self._is_visible(batch_id):
+            names = [committable.transaction_id for committable in committables]
             self.target.visible.extend(record for name in names for record in self.target.open.pop(name))
-            self.target.batches[scope] = batch_id
+            self.target.batches[self.transactional_ids.scope] = batch_id

@@ -18,7 +18,7 @@ from settings import TARGET, Settings, session
 
 import twopc
 from twopc.events import Event, TransactionCommitted
-from twopc.spark import foreach_batch
+from twopc.spark import Output, foreach_batch
 
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
     iceberg = twopc.create_sink("iceberg", iceberg_options(settings.folder))
     delta = twopc.create_sink("delta", delta_options(settings.folder))
     write = foreach_batch(
-        {"kafka": (kafka, TO_KAFKA), "iceberg": iceberg, "delta": delta}, log=f"{settings.folder}/log"
+        {"kafka": Output(kafka, TO_KAFKA), "iceberg": iceberg, "delta": delta}, log=f"{settings.folder}/log"
     )
     return (
         flights.writeStream

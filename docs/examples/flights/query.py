@@ -17,7 +17,7 @@ from settings import BASELINE, SOURCE, TARGET, Settings, session
 
 import twopc
 from twopc.events import TransactionCommitted
-from twopc.spark import foreach_batch
+from twopc.spark import Output, foreach_batch
 
 FLIGHT = (
     "id INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, dep_delay INT, arr_delay INT,"
@@ -50,7 +50,7 @@ def exactly_once(flights: DataFrame, settings: Settings) -> StreamingQuery:
         "kafka", {"bootstrap.servers": settings.servers, "topic": TARGET, "writer": settings.writer}
     )
     parquet = twopc.create_sink("files", {"path": f"{settings.folder}/parquet", "format": "parquet"})
-    write = foreach_batch({"kafka": (kafka, TO_KAFKA), "parquet": parquet}, log=f"{settings.folder}/log")
+    write = foreach_batch({"kafka": Output(kafka, TO_KAFKA), "parquet": parquet}, log=f"{settings.folder}/log")
     return (
         flights.writeStream
         # The batch's number goes into the records only so that the demonstration can tell what is visible too early.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import requests
 from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
-from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
 from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
-from pyiceberg.table import Table
+from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.utils.config import Config
 from requests import Session
@@ -40,6 +44,9 @@ POSTGRES_LIMITS: Mapping[str, str] = {
 
 
 _HTTP = re.compile(r"https?://[^@\s]+")
+
+_TRANSACTION = Endpoint(http_method=HttpMethod.POST, path="/v1/{prefix}/transactions/commit")
+"""The request that changes several tables."""
 
 
 class Lake:
@@ -75,10 +82,14 @@ class Lake:
         seen = self._table
         self._table = Table(seen.name(), metadata, metadata_location, seen.io, seen.catalog, seen.config)
 
+    def forget_table(self) -> None:
+        """Load the table anew before its next use."""
+        self._table = None
+
     def failed(self, error: Exception) -> Exception:
         """Return what a failed request means, and load the table anew before the next one: its credentials may have
         ended, as not every catalog reports when. Credentials that no catalog renews are refused for good."""
-        self._table = None
+        self.forget_table()
         return PermissionError(str(error)) if is_refused_by_store(error) and not self._is_renewing else error
 
     def io(self) -> DurableFileIO:
@@ -90,6 +101,12 @@ class Lake:
         if self._catalog is None:
             self._catalog = connected(self._options)
         return self._catalog
+
+    @property
+    def group(self) -> str | None:
+        """What lakes of one catalog have in common if it can change their tables by one request. Asks nothing."""
+        catalog = self._catalog
+        return catalog.identity if isinstance(catalog, TransactionalCatalog) and catalog.changes_several else None
 
     def close(self) -> None:
         """Forget the connections. The next use makes new ones."""
@@ -128,7 +145,7 @@ def connected(options: IcebergOptions) -> Catalog:
                     f"the REST catalog {options.catalog!r} must have a URI such as https://catalog.example/api, without"
                     f" a user or a password. Give these as '{OF_CATALOG}credential' or '{OF_CATALOG}token'."
                 )
-            return _BoundedRestCatalog(options.catalog, **properties)
+            return TransactionalCatalog(options.catalog, **properties)
         case CatalogType.SQL:
             return _sql(options, properties)
         case kind:
@@ -162,6 +179,32 @@ class _BoundedRestCatalog(RestCatalog):
             provider = self._auth_manager.token_provider
             provider._refresh_token = functools.partial(_refresh_token, provider)  # type: ignore[method-assign]  # noqa: SLF001
         return session
+
+
+class TransactionalCatalog(_BoundedRestCatalog):
+    """A REST catalog that may be able to change several tables by one request, for which pyiceberg has no call.
+
+    Attributes:
+        identity: the same for all connections to one catalog with the same properties and credentials.
+        changes_several: whether the catalog lists the request, and has not refused it.
+    """
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        given = json.dumps(properties, sort_keys=True, default=str)
+        self.identity = hashlib.sha256(given.encode()).hexdigest()  # they may have credentials
+        self.changes_several = _TRANSACTION in self._supported_endpoints
+
+    def commit_tables(self, changes: Sequence[CommitTableRequest]) -> None:
+        """Ask once to change several tables. The answer to success has no content. Raises like ``commit_table``, and
+        nothing is repeated, not even for a token that has expired."""
+        bodies = b",".join(change.model_dump_json().encode() for change in changes)
+        response = self._session.post(self.url("transactions/commit"), data=b'{"table-changes":[%b]}' % bodies)
+        try:
+            response.raise_for_status()
+        except requests.HTTPError as error:
+            unknown = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
+            _handle_non_200_response(error, {409: CommitFailedException, **unknown})
 
 
 def _refresh_token(provider: OAuth2TokenProvider) -> None:

@@ -8,9 +8,10 @@ coordinator joins the manifests of a batch (``batch_manifests.py``) and commits 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -31,6 +32,7 @@ from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
 from twopc_iceberg.files import AT_ONCE
+from twopc_iceberg.joint import Part, commit_parts
 from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.manifests import ManifestMerger, target_bytes
 from twopc_iceberg.marks import Mark
@@ -46,6 +48,7 @@ from twopc_iceberg.writer import TransactionWriter, target_file_bytes
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
     from twopc.checks import CheckResult
 
@@ -62,7 +65,7 @@ STALE_S = 60.0
 """How long a catalog may show a table without a batch that it has committed, as one does that reads from a replica.
 Shorter than the coordinator's patience before a decision."""
 
-_OF_THIS_PROCESS = ("_lake", "_lists", "_committer", "_merger", "_look", "_committed", "_behind_since_s")
+_OF_THIS_PROCESS = ("_lake", "_lists", "_committer", "_merger", "_look", "_protected", "_committed", "_behind_since_s")
 """Attributes that do not travel to the tasks."""
 
 
@@ -81,7 +84,9 @@ class _Look:
     manifests: Sequence[BatchManifest]
 
 
-_NO_LOOK = _Look(frozenset(), -math.inf, ())
+_NOTHING = frozenset[str]()
+
+_NO_LOOK = _Look(_NOTHING, -math.inf, ())
 
 
 class IcebergTransaction(Transaction):
@@ -116,6 +121,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         self._committer = BatchCommitter(self._lake, self._lists)
         self._merger = ManifestMerger(self._lake, self._lists)
         self._look = _NO_LOOK
+        self._protected = _NOTHING  # the transactions whose notes this process has removed
         self._committed: int | None = None
         self._behind_since_s: float | None = None
 
@@ -225,10 +231,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
                 ) from None
         self._look = _Look(_names(committables), time.monotonic() - (0.0 if looks else age_s), manifests)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
-        return [
-            Committable(c.transaction_id, {**c.handle, **sealed}, c.records, c.replay_copy, c.bytes)
-            for c in committables
-        ]
+        return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
     def _undecided_mark(self, metadata: TableMetadata, committables: Sequence[Committable]) -> int | None:
         """Return the table's mark.
@@ -295,11 +298,28 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
 
     # After it. --------------------------------------------------------------------------------------------------
 
+    @property
+    def commit_group(self) -> Hashable | None:
+        """The catalog, if it can change several tables by one request."""
+        return self._lake.group
+
+    @classmethod
+    def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
+        """Try to make the batch visible in all tables by one request. Each ``commit_batch`` finds out what that did."""
+        commit_parts([functools.partial(sink._part, batch_id, of_sink) for sink, of_sink in due.items()])  # noqa: SLF001  # of this class
+
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        part = self._part(batch_id, committables)
+        self._committer.commit(part.batch, part.manifests)
+        self._look, self._protected, self._committed = _NO_LOOK, _NOTHING, max(batch_id, self._committed or 0)
+        with self._asking(part.batch.what, commit_failed):
+            self._use(TableForTasks.of(self._lake.table()))
+
+    def _part(self, batch_id: int, committables: Sequence[Committable]) -> Part:
+        """Return what is to be committed to this table, and protect its files before readers can see them."""
         branch = self._branch(committables)
         where = replace(self._options, branch=branch)
-        what = f"batch {batch_id} of {len(committables)} transactions to {where} is decided"
-        prepared = [self._prepared(committable) for committable in committables]
+        prepared, names = [self._prepared(committable) for committable in committables], _names(committables)
         batch = DecidedBatch(
             mark=Mark.of(self.transactional_ids.scope),
             mark_before=self._mark_before(committables),
@@ -307,15 +327,13 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             branch=branch,
             table=prepared[0].table,
             prepared=prepared,
-            what=what,
+            what=f"batch {batch_id} of {len(committables)} transactions to {where} is decided",
         )
-        with self._asking(what, commit_failed):
-            # A note that is gone protects its files from every abort, before readers can see them.
-            self._notes().remove(committable.transaction_id for committable in committables)
-        self._committer.commit(batch, lambda: self._written(prepared, _names(committables)))
-        self._look, self._committed = _NO_LOOK, max(batch_id, self._committed or 0)
-        with self._asking(what, commit_failed):
-            self._use(TableForTasks.of(self._lake.table()))
+        if self._protected != names:
+            with self._asking(batch.what, commit_failed):
+                self._notes().remove(names)  # a note that is gone protects its files from every abort
+            self._protected = names
+        return Part(self._lake, self._committer, batch, functools.cache(lambda: self._written(prepared, names)))
 
     def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Sequence[Prepared]:
         """Write the manifests of a decided batch, and return them. Raises FileChanged."""

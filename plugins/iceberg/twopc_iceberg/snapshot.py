@@ -18,6 +18,9 @@ writers append, rewrite and expire meanwhile. These rules make it visible once a
    or a replaced table has, first gets an empty one. If that arrives late, it adds no record.
 8. Each attempt looks whether the table can read the files of the batch. The request requires that neither the current
    schema nor the default partition spec has changed since.
+
+A request for several tables (``joint.py``) has the same requirements and updates per table, and its attempts are
+remembered here like any other. So each rule holds for each of its tables, also if the catalog applies a part of it.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pyiceberg.table import Table
+from pyiceberg.table import CommitTableRequest, Namespace, Table, TableIdentifier
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
@@ -137,8 +140,34 @@ class Attempt:
 
         Without a parent it may always land: catalogs do not compare its sequence number.
         """
-        has_landed = metadata.snapshot_by_id(self.snapshot_id) is not None
-        return self.parent_snapshot_id is not None and self.is_taken(metadata) and not has_landed
+        return self.parent_snapshot_id is not None and self.is_taken(metadata) and not self.has_landed(metadata)
+
+    def has_landed(self, metadata: TableMetadata) -> bool:
+        """Whether the table has the attempt's snapshot."""
+        return metadata.snapshot_by_id(self.snapshot_id) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What the catalog is asked to change.
+
+    Attributes:
+        table: the table as it was when the mark was looked for.
+        attempt: the snapshot to add.
+        requirements: what must hold in the catalog.
+        updates: the changes.
+    """
+
+    table: Table
+    attempt: Attempt
+    requirements: tuple[TableRequirement, ...]
+    updates: tuple[TableUpdate, ...]
+
+    @property
+    def request(self) -> CommitTableRequest:
+        *namespace, name = self.table.name()
+        identifier = TableIdentifier(namespace=Namespace(root=namespace), name=name)
+        return CommitTableRequest(identifier=identifier, requirements=self.requirements, updates=self.updates)
 
 
 class BatchCommitter:
@@ -168,7 +197,7 @@ class BatchCommitter:
         added: Sequence[Prepared] | None = None
         for number in range(ATTEMPTS):
             if is_visible(table.metadata, batch):
-                return self._clean_up(table)
+                return self._end(table, batch)
             if added is None:
                 try:
                     added = self._asked(manifests, batch)
@@ -180,20 +209,47 @@ class BatchCommitter:
                 continue
             before, table = table, self._loaded(batch, failure)
             if is_visible(table.metadata, batch):
-                return self._clean_up(table)
+                return self._end(table, batch)
             if table.metadata_location == before.metadata_location or is_denial(failure):
                 raise self._unchanged(failure, batch)
             logger.debug("%s: %s", batch.what, told(failure))
-            self._clean_up(table)
-            time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311  # no secret
+            self.clean_up(table)
+            pause(number)
         raise Retriable(f"{batch.what}: other writers were faster {ATTEMPTS} times in a row")
+
+    def proposal(self, batch: DecidedBatch, manifests: Callable[[], Sequence[Prepared]]) -> Proposal | None:
+        """Return what a request for several tables has to change in this one; None if the batch is visible.
+
+        The request is not sent here. A branch without snapshots gets its empty one here, by a request of its own.
+        ``commit`` must follow. Raises like it, or FileChanged.
+        """
+        table = self._asked(self._lake.table, batch)
+        if is_visible(table.metadata, batch):
+            return None
+        if head(table.metadata, batch.branch, batch.what) is None:
+            if (failure := self._try(table, batch, ())) is not None:
+                raise commit_failed(self._lake.failed(failure), batch.what) from failure
+            table = self._lake.table()
+        added = self._asked(manifests, batch)
+        return self._asked(lambda: self._propose(table, batch, added), batch)
+
+    def _end(self, table: Table, batch: DecidedBatch) -> None:
+        """The batch is visible: forget its attempts.
+
+        Raises:
+            OperatorRequired: an attempt of this process has landed, and the table can't be read any more.
+        """
+        landed = [each for each in self._attempts if each.batch == batch and each.has_landed(table.metadata)]
+        if landed and (lost := {each.spec for each in batch.prepared} - table.metadata.specs().keys()):
+            raise _spec_was_removed(batch, min(lost), " as it was committed, and the table can't be read")
+        self.clean_up(table)
 
     def _lost(self, batch: DecidedBatch, gone: str) -> None:
         """Raise what it means that a file of a decided batch is gone, unless a second look finds the batch visible:
         another process may have committed it since, and a compaction removed its files."""
         table = self._asked(self._lake.load, batch)
         if is_visible(table.metadata, batch):
-            return self._clean_up(table)
+            return self._end(table, batch)
         says = f"{batch.what}, and file {gone} is gone or cut short."
         if any(each.batch == batch and not each.is_dead(table.metadata) for each in self._attempts):
             raise OutcomeUnknown(
@@ -228,21 +284,17 @@ class BatchCommitter:
     def _try(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Exception | None:
         """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
         mean that the snapshot has not landed."""
-        attempt, requirements, updates = self._asked(lambda: self._propose(table, batch, added), batch)
+        proposal = self._asked(lambda: self._propose(table, batch, added), batch)
         try:
-            response = table.catalog.commit_table(table, requirements, updates)
+            response = table.catalog.commit_table(table, proposal.requirements, proposal.updates)
         except CATALOG_ERRORS as error:
             return error
         self._lake.seen(response.metadata, response.metadata_location)
-        if response.metadata.snapshot_by_id(attempt.snapshot_id) is None:
+        if not proposal.attempt.has_landed(response.metadata):
             return Retriable("the catalog reports success, and shows a table without the snapshot")
-        if lost := {each.spec for each in batch.prepared} - response.metadata.specs().keys():
-            raise _spec_was_removed(batch, min(lost), " as it was committed, and the table can't be read")
         return None
 
-    def _propose(
-        self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]
-    ) -> tuple[Attempt, tuple[TableRequirement, ...], tuple[TableUpdate, ...]]:
+    def _propose(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Proposal:
         """Return what to ask of the catalog.
 
         Raises:
@@ -268,7 +320,7 @@ class BatchCommitter:
                 *moved(metadata, snapshot, batch.branch),
                 SetPropertiesUpdate(updates={batch.mark.property: str(batch.batch_id)}),
             )
-        return attempt, requirements(metadata, batch.branch, parent), updates
+        return Proposal(table, attempt, requirements(metadata, batch.branch, parent), updates)
 
     def _attempt(
         self, table: Table, parent: Snapshot | None, batch: DecidedBatch, added: Sequence[Prepared]
@@ -285,7 +337,7 @@ class BatchCommitter:
             self._attempts.append(attempt)
         return attempt
 
-    def _clean_up(self, table: Table) -> None:
+    def clean_up(self, table: Table) -> None:
         """Forget attempts that have ended, and remove the files of those that can't land any more. Costs room if it
         fails, nothing else."""
         ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
@@ -294,6 +346,11 @@ class BatchCommitter:
             self._lake.io().remove([each.manifest_list for each in ended if each.is_dead(table.metadata)])
         except CATALOG_ERRORS as error:
             logger.debug("could not remove files of failed attempts: %s", told(error))
+
+
+def pause(number: int) -> None:
+    """Wait after a lost race, the longer the more were lost before."""
+    time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311  # no secret
 
 
 def _spec_was_removed(batch: DecidedBatch, spec: int, how: str) -> OperatorRequired:

@@ -67,6 +67,21 @@ def maven_jars(name: str, *coordinates: str) -> tuple[Path, ...]:
     return _kept(name, lambda folder: _download(folder, coordinates))
 
 
+def maven_jar(name: str, group: str, artifact: str, version: str, classifier: str = "") -> Path:
+    """Return one jar without its dependencies, such as a server that contains them, kept in the cache by `name`.
+
+    Raises:
+        JarsNotAvailable: It could not be downloaded.
+    """
+
+    def download(folder: Path) -> None:
+        component = _maven(folder).project(group, artifact).at_version(version)
+        _keep([component.artifact(classifier=classifier).resolve()], folder)
+
+    [jar] = _kept(name, download)
+    return jar
+
+
 def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
     """Return the jars for the option `spark.jars` that give a Spark its Kafka source and sink.
 

@@ -18,9 +18,11 @@ SMALL = (
     Scenario(sinks="kk", batches=2, partitions=(1, 2), entries_kept=1, machines=2),
     Scenario(sinks="kf", batches=2, partitions=(2, 1), end_txn_version=4, rests=True),
     Scenario(sinks="kf", stage=True, late_begin=True),
+    Scenario(sinks="kk", batches=2, partitions=(2, 2, 1), recompute=True),
     Scenario(sinks="ff", log="disk", batches=2, entries_kept=1, syncs_checkpoint=False),
     Scenario(sinks="kft", batches=2, partitions=(2, 1), rests=True),
     Scenario(sinks="tt", stage=True, batches=2),
+    Scenario(sinks="tt", partitions=(1,), batches=2, joint=True),
 )
 """Scenarios whose single faults are all tried, at every step, and then their pairs."""
 

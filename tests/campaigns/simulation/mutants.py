@@ -16,10 +16,11 @@ from typing import Any
 from tests.campaigns.seams import Seam, nothing, returning
 from tests.campaigns.simulation.exploration import SMALL
 from tests.campaigns.simulation.schedule import Scenario
-from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Conflict, SimulatedTableSink, Version
+from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
 from twopc import leases, sweep
 from twopc._bound_sink import CommitCall
+from twopc._joint_commits import _Once
 from twopc.coordinator import Coordinator
 from twopc.durable_files import sync_folder
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
@@ -83,6 +84,8 @@ STAGED = Scenario(sinks="k", partitions=(1,), rows_a_batch=1, stage=True)
 WHOLE = Scenario(sinks="t", rows_a_batch=2)
 WHOLES = Scenario(sinks="t", partitions=(1,), rows_a_batch=1, batches=2)
 TORN = replace(WHOLE, stage=True)
+JOINT = replace(WHOLES, sinks="tt", joint=True)
+RECOMPUTED = Scenario(sinks="k", partitions=(1, 2), rows_a_batch=2, recompute=True)
 
 
 # Replacements, each with one defect. The first argument is the real function. -----------------------------------------
@@ -338,6 +341,14 @@ def _first_lost_replayed(real: Any, self: Coordinator, batch_id: int, lost: Any)
     return real(self, batch_id, {name: of_sink[:1] for name, of_sink in lost.items()})
 
 
+def _whatever_is_there(_: Any, lost: Committable, votes: Sequence[Committable]) -> Committable:
+    return votes[0]
+
+
+def _as_before_the_decision(real: Any, self: Any, round: Round, *arguments: Any) -> Any:
+    return real(self, replace(round, replay=0), *arguments)
+
+
 def _part_committed_after_replay(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
     return {name: of_sink[:1] for name, of_sink in real(self, batch_id, lost).items()}
 
@@ -377,6 +388,20 @@ def _appended_blindly(_: Any, self: SimulatedTableSink, newest: Version, batch_i
         self._table.commit(None, Version(self._table.next_id(), files, batch_id))
 
     self._step(COMMIT, append)
+
+
+def _changed_blindly(_: Any, changes: Sequence[Change]) -> None:
+    for change in changes:
+        change.table.commit(None, change.version)
+
+
+def _joint_commit_believed(_: Any, self: _Once, commit: Callable[[], None]) -> None:
+    if not self._was_called:
+        self._was_called = True
+        try:
+            type(next(iter(self._due))).commit_together(self._batch_id, self._due)
+        except Retriable:
+            commit()
 
 
 def _same_mark_only(
@@ -790,6 +815,23 @@ MUTANTS = (
         (TORN,),
     ),
     Mutant(
+        "what is computed again is not compared with what is lost",
+        (Seam("twopc.coordinator:recognized", _whatever_is_there),),
+        (RECOMPUTED,),
+        in_pairs=(*DEAD, Fault.TIME_OUT),
+    ),
+    Mutant(
+        "what is computed again has the names of before",
+        (Seam("twopc.transactional_ids:TransactionalIdPool.allocate", _as_before_the_decision),),
+        (replace(RECOMPUTED, sinks="kkt", batches=2, partitions=(2,), rows_a_batch=3),),
+        in_pairs=(*ASLEEP, Fault.SUSPENDED),
+    ),
+    Mutant(
+        "what is computed again is not in the log",
+        (Seam(f"{COMMIT_LOG}.amend", nothing),),
+        (replace(RECOMPUTED, partitions=(1,)),),
+    ),
+    Mutant(
         "a whole batch that is written again is not in the log",
         (Seam(f"{COMMIT_LOG}.amend", nothing),),
         (TORN,),
@@ -847,6 +889,22 @@ MUTANTS = (
         "a lost race for a version of a table counts as committed",
         (Seam(f"{TABLE}._propose", _counts_as_committed(Conflict)),),
         (WHOLES,),
+    ),
+    Mutant(
+        "a joint commit to tables does not require the versions that were looked at",
+        (Seam("tests.campaigns.simulation.table_model:change_together", _changed_blindly),),
+        (JOINT,),
+    ),
+    Mutant(
+        "a joint commit to tables does not look at their marks",
+        (Seam(f"{TABLE}._is_visible", returning(False), f"{TABLE}._change"),),
+        (JOINT,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "a joint commit to tables stands for the commits of each",
+        (Seam("twopc._joint_commits:_Once.then", _joint_commit_believed),),
+        (JOINT,),
     ),
     Mutant(
         "a table that was restored from a backup goes unnoticed",

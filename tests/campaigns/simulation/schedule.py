@@ -21,7 +21,7 @@ from tests.campaigns.simulation.ledger import FolderAsLog, Ledger
 from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
-from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share
+from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share, sum_of_hashes
 from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
@@ -65,6 +65,7 @@ class Scenario:
         entries_kept: how many entries the log keeps when it is pruned.
         end_txn_version: 5 if Kafka raises the epoch at each end of a transaction, 4 if not.
         stage: whether participants write replay copies.
+        recompute: whether lost records are computed again.
         backlog: whether the log starts with two decided batches, both uncommitted.
         orphans: whether the log starts with an open, undecided round.
         late_begin: whether an undecided round has requested a begin for each Kafka sink and died before the answer. The
@@ -75,6 +76,7 @@ class Scenario:
         runs, rests: see ``Cluster``.
         syncs_checkpoint: whether the checkpoint survives a power cut. Spark does not sync its checkpoint: without this,
             a power cut removes the newest batch, or the two newest if names survive.
+        joint: whether tables are committed together first.
         stage_retries_count_on: whether the attempts of a restarted Spark stage get new serial numbers, as
             ``twopc.spark`` assigns them. Leased names don't depend on it.
     """
@@ -87,6 +89,7 @@ class Scenario:
     entries_kept: int = 32
     end_txn_version: int = 5
     stage: bool = False
+    recompute: bool = False
     backlog: bool = False
     orphans: bool = False
     stage_retries_count_on: bool = True
@@ -96,6 +99,7 @@ class Scenario:
     runs: int = 1
     rests: bool = False
     syncs_checkpoint: bool = True
+    joint: bool = False
 
 
 @dataclass(slots=True)
@@ -208,6 +212,7 @@ def simulated() -> Iterator[None]:
         (hanging, "time", _CLOCK),
         (coordinator, "until_answered", _until_answered),
         (participant, "until_answered", _until_answered),
+        (participant, "sum_of_hashes", sum_of_hashes),
         (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # the line layout can't be produced in C
         (entries, "json", _JSON),
         (entries, "parse", parse),
@@ -269,7 +274,10 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
     if scenario.backlog:
         scenario = replace(scenario, slots=REAL_SLOTS, late_begin=False)
     if seed % 5 == 4:  # drawn apart, so that all other seeds stay as they are
-        scenario = replace(scenario, sinks=WITH_TABLES[seed // 5 % len(WITH_TABLES)])
+        turn, sinks = divmod(seed // 5, len(WITH_TABLES))
+        scenario = replace(scenario, sinks=WITH_TABLES[sinks], joint=turn % 2 == 1)
+    if seed % 7 == 6:
+        scenario = replace(scenario, recompute=True, stage=False)
     budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
     return scenario, _run(scenario, Drawn(rng, budget, gap), traced=False)
 
@@ -292,7 +300,7 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
         Checkpoint(scenario.rows_a_batch),
         _log_of(scenario, world, disk, ledger),
         lambda: _sinks_of(scenario, broker, disk, tables),
-        Cluster(scenario.partitions, scenario.machines, scenario.runs, scenario.rests, scenario.stage_retries_count_on),
+        _cluster(scenario),
         scenario.batches,
         SimulatedStage(disk, _OS) if scenario.stage else None,
     )
@@ -315,6 +323,17 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
         world.steps,
         spark.stopped is not None,
         ledger.incarnation,
+    )
+
+
+def _cluster(scenario: Scenario) -> Cluster:
+    return Cluster(
+        scenario.partitions,
+        scenario.machines,
+        scenario.runs,
+        scenario.rests,
+        scenario.stage_retries_count_on,
+        scenario.recompute,
     )
 
 
@@ -378,7 +397,8 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
         if spark.stopped:
             ledger.check_contents_after_a_stop()
             return
-        if had_stopped and not ledger.is_restored:
+        repartitioned = scenario.recompute and not spark.cluster.yields_the_same
+        if had_stopped and not ledger.is_restored and not repartitioned:
             raise Violation(
                 Promise.STOPS_FOR_GOOD, f"the query had stopped, but continued after a restart: {had_stopped}"
             )
@@ -440,7 +460,9 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
             with Participant(sinks, Round(1, batch_id), partition=partition) as participant:
                 rows = share(batch.rows(), partition, scenario.partitions[0])
                 for name in sinks:
-                    participant.write(name, Records(tuple(f"{name}/{row}" for row in rows)))
+                    records = Records(tuple(f"{name}/{row}" for row in rows))
+                    hashes: Any = records.hashes() if scenario.recompute else None
+                    participant.write(name, records, hashes)
                 votes.append(participant.pre_commit())
         if not scenario.backlog:
             break
@@ -480,7 +502,7 @@ def _sinks_of(
         if name.endswith("k"):
             return SimulatedKafkaSink(broker)
         if name in tables:
-            return SimulatedTableSink(tables[name], broker.on_complete)
+            return SimulatedTableSink(tables[name], broker.on_complete, scenario.joint)
         return SimulatedFileSink(broker, disk, name)
 
     return {name: made(name) for name in _names(scenario)}

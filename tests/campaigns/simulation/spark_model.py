@@ -33,6 +33,7 @@ from twopc.log.commit_log import read_tail
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
+from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transactional_ids import Round
 
@@ -82,6 +83,7 @@ class Cluster:
         rests: whether drivers have a timer that calls ``rest`` after each batch, failed ones included, and end without
             a clean stop.
         stage_retries_count_on: see ``Scenario``.
+        recomputes: whether records are written with hashes, and lost ones computed again.
     """
 
     partitions: Sequence[int]
@@ -89,6 +91,12 @@ class Cluster:
     runs: int = 1
     rests: bool = False
     stage_retries_count_on: bool = True
+    recomputes: bool = False
+
+    @property
+    def yields_the_same(self) -> bool:
+        """Whether each incarnation partitions a batch alike."""
+        return len(set(self.partitions)) == 1
 
 
 class Spark:
@@ -184,7 +192,8 @@ class Spark:
         if self.log_is_backup:
             self.mismatch = error
             return
-        self._ledger.query_stops(error, has_copies=self._stage is not None)
+        recomputes = self.cluster.recomputes and self.cluster.yields_the_same
+        self._ledger.query_stops(error, loses_nothing=recomputes or self._stage is not None)
         self.stopped = error
 
     def does_not_match(self, error: Exception) -> None:
@@ -294,7 +303,18 @@ class Driver:
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
             return SparkJob(self._spark, self._actor, self._sinks, round, batch.rows()).run()
 
-        if not self._coordinator.run(batch.id, phase_one, reads=batch.reads, follows=batch.follows).already_decided:
+        def recompute(round: Round, wanted: Wanted) -> list[Vote]:
+            self._has_begun = True
+            return SparkJob(self._spark, self._actor, self._sinks, round, batch.rows(), wanted).run()
+
+        finished = self._coordinator.run(
+            batch.id,
+            phase_one,
+            reads=batch.reads,
+            follows=batch.follows,
+            recompute=recompute if self._spark.cluster.recomputes else None,
+        )
+        if not finished.already_decided:
             self._spark.check_swept(self._coordinator, self._spark.decided_at)
         self._world.step(NOTE, self._checkpoint.note, batch.id)
         self._rest()
@@ -336,8 +356,10 @@ class SparkJob:
         sinks: Mapping[str, TwoPhaseCommitSink[Any]],
         round: Round,
         rows: Sequence[str],
+        wanted: Wanted | None = None,
     ) -> None:
         self._spark, self._driver, self._sinks, self._round, self._rows = spark, driver, sinks, round, rows
+        self._wanted = wanted
         self._first_task_id = spark.next_task_id() + 1  # counted as ``twopc.spark`` counts
         self._partitions = spark.partitions_of(round)
         self._votes: dict[int, Vote] = {}
@@ -392,9 +414,12 @@ class SparkJob:
             with Participant(self._sinks, self._round, partition=partition, serial=serial) as participant:
                 rows = share(self._rows, partition, self._partitions)
                 for name in self._sinks:
+                    if self._wanted is not None and partition not in self._wanted.get(name, ()):
+                        continue
                     of_sink = [f"{name}/{row}" for row in rows]
-                    for half in (of_sink[:1], of_sink[1:]):
-                        participant.write(name, Records(tuple(half)))
+                    for half in (Records(tuple(of_sink[:1])), Records(tuple(of_sink[1:]))):
+                        hashes: Any = half.hashes() if self._spark.cluster.recomputes else None
+                        participant.write(name, half, hashes)
                 vote = participant.pre_commit()
             world.step(REPORT, self._voted, partition, vote)
         except (TwoPhaseCommitError, OSError):

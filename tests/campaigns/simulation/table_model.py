@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
 from twopc.errors import LogMismatch, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 ATTEMPTS = 3
 """How often in a row another writer may be faster."""
@@ -42,6 +45,9 @@ DISCARD = Op("table: discard a file and its note", _not_written, changes=True)
 LOAD = Op("table: load", _no_answer, Fault.SUSPENDED, *_OTHERS)
 FILES = Op("table: look for files", _no_answer, Fault.SUSPENDED, *_OTHERS)
 COMMIT = Op("table: commit", _no_answer, Fault.SUSPENDED, Fault.DELAYED, *_OTHERS, changes=True)
+TOGETHER = Op(
+    "tables: commit together", _no_answer, Fault.SUSPENDED, Fault.DELAYED, Fault.PARTLY, *_OTHERS, changes=True
+)
 SETTLE = Op("table: remove notes", _no_answer, Fault.DELAYED, changes=True)
 LIST = Op("table: list notes", _no_answer)
 REMOVE = Op("table: remove a file", _no_answer, Fault.DELAYED, changes=True)
@@ -203,6 +209,31 @@ class Table:
         self.on_change(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A version for one table, and the version that it follows."""
+
+    table: Table
+    follows: Version
+    version: Version
+
+
+def change_together(changes: Sequence[Change]) -> None:
+    """Commit to several tables by one request. The catalog compares all versions first, then makes one change after the
+    other.
+
+    Raises:
+        Conflict: in one of the tables, another version is the newest. A part of the changes may have been made.
+    """
+    for change in changes:
+        if change.follows.id != change.table.newest.id:
+            raise Conflict(f"version {change.table.newest.id} is the newest, not {change.follows.id}")
+    for number, change in enumerate(changes):
+        if number and change.table.world.special is Fault.PARTLY:
+            raise Conflict("another version came meanwhile")
+        change.table.commit(change.follows, change.version)
+
+
 class TableTransaction(Transaction):
     """The rows of one task attempt."""
 
@@ -216,8 +247,8 @@ class SimulatedTableSink(WholeBatchSink[TableTransaction]):
 
     may_time_out = True  # the clean-up job removes the files of a batch that is not committed for long
 
-    def __init__(self, table: Table, on_complete: Callable[[str, int], None]) -> None:
-        self._table, self._on_complete = table, on_complete
+    def __init__(self, table: Table, on_complete: Callable[[str, int], None], has_joint_commits: bool) -> None:
+        self._table, self._on_complete, self._has_joint_commits = table, on_complete, has_joint_commits
         self._step = table.world.step
 
     # On the participant. --------------------------------------------------------------------------------------------
@@ -259,6 +290,33 @@ class SimulatedTableSink(WholeBatchSink[TableTransaction]):
             raise RoundAborted(f"{gone} is gone")
         return [replace(each, handle={**each.handle, MARK: mark}) for each in committables]
 
+    @property
+    def commit_group(self) -> str | None:
+        return "the catalog" if self._has_joint_commits else None
+
+    @classmethod
+    def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
+        for _ in range(ATTEMPTS):
+            found = [sink._change(batch_id, committables) for sink, committables in due.items()]
+            changes = [change for change in found if change is not None]
+            if len(changes) < 2:
+                return
+            try:
+                changes[0].table.world.step(TOGETHER, change_together, changes)
+            except Conflict:
+                continue
+            return
+
+    def _change(self, batch_id: int, committables: Sequence[Committable]) -> Change | None:
+        """Return what a joint commit asks of the table; None if it is done, or if its own commit raises."""
+        newest = self._load()
+        try:
+            if self._is_visible(newest, batch_id, committables) or self._gone(committables):
+                return None
+        except OutcomeUnknown:
+            return None
+        return Change(self._table, newest, self._next(newest, batch_id, committables))
+
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         for _ in range(ATTEMPTS):
             newest = self._load()
@@ -286,8 +344,11 @@ class SimulatedTableSink(WholeBatchSink[TableTransaction]):
 
     def _propose(self, newest: Version, batch_id: int, committables: Sequence[Committable]) -> None:
         """Ask once for the version that follows ``newest``."""
+        self._ask(newest, self._next(newest, batch_id, committables))
+
+    def _next(self, newest: Version, batch_id: int, committables: Sequence[Committable]) -> Version:
         files = (*newest.files, *(each.transaction_id for each in committables))
-        self._ask(newest, Version(self._table.next_id(), files, batch_id))
+        return Version(self._table.next_id(), files, batch_id)
 
     def _ask(self, follows: Version | None, version: Version) -> None:
         self._step(COMMIT, self._table.commit, follows, version)

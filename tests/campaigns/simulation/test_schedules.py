@@ -29,7 +29,7 @@ def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> li
     return found
 
 
-@pytest.mark.parametrize("scenario", [SMALL[0], SMALL[-2]], ids=str)
+@pytest.mark.parametrize("scenario", [SMALL[0], *SMALL[-3::2]], ids=str)
 def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
     assert failures(scenario, singles(scenario)) == []
 

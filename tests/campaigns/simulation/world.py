@@ -78,6 +78,7 @@ class Fault(Enum):
     STALE_AND_EMPTY = "for a while, a broker answers that was cut off before it knew the id"
     EPOCHS_RUN_OUT = "the epochs of the id run out, so it gets a new producer id"
     FOREIGN_COMMIT = "another writer commits to the table first"
+    PARTLY = "the catalog makes one of several changes and reports a conflict"
     TABLE_RESTORED = "the table is restored from a backup that lacks the sink's newest batch"
     POWER_CUT = "every process dies; everything unsynced is lost"
     POWER_CUT_KEEPS_NAMES = "every process dies; unsynced contents are lost, unsynced names survive"

@@ -25,7 +25,7 @@ from tests.campaigns.spark.job import CONNECT, FOREACH_BATCH, FORMAT_BATCH, FORM
 from tests.campaigns.spark.plans import BATCHES, PLANS, SCHEMA
 from tests.support.spark_session import session, write_all
 from twopc.events import Event, PhaseEntered
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 
 DAEMON = "tests.campaigns.storm.daemon"
 
@@ -92,7 +92,7 @@ def run_stream(spark: SparkSession, job: Job) -> None:
         writer = output.selectExpr(*TO_KAFKA).writeStream.format("twopc").options(sink="faulty-kafka", **kafka(job))
     else:
         twopc.register_observer(Phases(job))
-        sinks: dict[str, Any] = {"kafka": (twopc.create_sink("faulty-kafka", kafka(job)), TO_KAFKA)}
+        sinks: dict[str, Any] = {"kafka": Output(twopc.create_sink("faulty-kafka", kafka(job)), TO_KAFKA)}
         if job.writes_files:
             sinks["files"] = twopc.create_sink("faulty-files", files(job))
         write = foreach_batch(sinks, log=f"{job.folder}/log")

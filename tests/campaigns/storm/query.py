@@ -21,7 +21,7 @@ from tests.support.spark_session import session
 from twopc.errors import InDoubt, RoundAborted, TwoPhaseCommitError
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.phases import Phase
-from twopc.spark import ForeachBatch, foreach_batch
+from twopc.spark import ForeachBatch, Output, foreach_batch
 
 REPLAYED = TransactionReplayed.__name__
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
@@ -203,7 +203,7 @@ def exactly_once(settings: Settings) -> ForeachBatch:
         },
     )
     return foreach_batch(
-        {"kafka": (kafka, ["value AS key", "value"]), **beside_kafka(settings)},
+        {"kafka": Output(kafka, ["value AS key", "value"]), **beside_kafka(settings)},
         log=f"{settings.folder}/log",
         replay_copies=f"{settings.folder}/stage",
     )

@@ -17,7 +17,7 @@ from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
 from tests.campaigns.stores.places import warm_up
 from tests.campaigns.tables.contents import COUNTED
-from tests.campaigns.tables.places import KINDS, S3_SERVER, WITH_S3, TablePlaces
+from tests.campaigns.tables.places import KINDS, ON_CATALOG, S3_SERVER, WITH_S3, TablePlaces
 from tests.support import networks
 from tests.support.rest_catalog import RestCatalogServer
 from tests.support.s3_server import S3Server
@@ -32,14 +32,15 @@ def main(arguments: Sequence[str]) -> int:
     folder = given.folder.resolve()
     with ExitStack() as stack:
         catalog, s3 = None, None
-        why_no_catalog = networks.why_not() if "iceberg-rest" in given.tables else None
-        if given.steps_stride and "iceberg-rest" in given.tables and not why_no_catalog:
+        on_catalog = not ON_CATALOG.keys().isdisjoint(given.tables)
+        why_no_catalog = networks.why_not() if on_catalog else None
+        if given.steps_stride and on_catalog and not why_no_catalog:
             catalog = stack.enter_context(RestCatalogServer(folder / "catalog")).host
         if given.steps_stride and {*WITH_S3} & {*given.tables}:
             s3 = stack.enter_context(S3Server(folder / "s3.log")).storage_options
 
         def proofs(kind: str) -> dict[str, Proof]:
-            if kind == "iceberg-rest" and why_no_catalog:
+            if kind in ON_CATALOG and why_no_catalog:
                 return {kind: lambda _: skipped(why_no_catalog)}
             places = TablePlaces(kind, folder / "work", catalog, s3)
             found: dict[str, Proof] = {}

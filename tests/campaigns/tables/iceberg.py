@@ -19,6 +19,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from tests.campaigns.tables.calls import on_files, on_requests, on_sql
 from twopc_iceberg import IcebergSink
+from twopc_iceberg.catalogs import TransactionalCatalog
 from twopc_iceberg.marks import BATCH
 from twopc_iceberg.notes import FOLDER
 
@@ -110,9 +111,9 @@ class IcebergTable:
     def _note(self, names: set[str]) -> set[str]:
         """Note the files of versions that are about to be forgotten. Only ``remove_orphan_files`` removes them: nobody
         can tell any more whether a lost attempt of a batch is in the batch's snapshot."""
-        path = self.folder / "files-of-forgotten-versions"
+        path = self.folder / f"files-of-forgotten-versions-of-{self.name}"
         names |= set(json.loads(path.read_text())) if path.exists() else set()
-        aside = path.with_suffix(".aside")
+        aside = path.with_name(f"{path.name}.aside")
         aside.write_text(json.dumps(sorted(names)))
         aside.replace(path)
         return names
@@ -147,14 +148,17 @@ class IcebergTable:
         on_files(steps, is_on_disk=not self.s3)
 
     def watch_commits(self, strike: Strike) -> None:
-        kind = type(self.catalog())
-        commit = kind.commit_table
+        def watched(commit: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                with strike.a_commit():
+                    return commit(*arguments)
 
-        def watched(*arguments: Any) -> Any:
-            with strike.a_commit():
-                return commit(*arguments)
+            return call
 
-        kind.commit_table = watched  # type: ignore[method-assign, assignment]
+        kind: Any = type(self.catalog())
+        kind.commit_table = watched(kind.commit_table)
+        several: Any = TransactionalCatalog
+        several.commit_tables = watched(several.commit_tables)
 
 
 def of_s3(options: Mapping[str, str]) -> S3FileSystem:

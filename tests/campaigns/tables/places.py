@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,13 +70,17 @@ class TablePlace:
 
     def patch(self, steps: Steps) -> None:
         on_disk(steps)
-        for table in self.tables.values():
+        for table in self._kinds():
             table.patch(steps)
         twopc.register_observer(Beside(self.others, steps))
 
     def watch_commits(self, strike: Strike) -> None:
-        for table in self.tables.values():
+        for table in self._kinds():
             table.watch_commits(strike)
+
+    def _kinds(self) -> Collection[LakeTable]:
+        """Return one table of each kind: what is patched for one is patched for all."""
+        return {type(table): table for table in self.tables.values()}.values()
 
     def meanwhile(self) -> None:
         """Let an hour pass, in which others write."""
@@ -117,7 +121,7 @@ class TablePlaces:
     def with_server(self) -> Iterator[tuple[TablePlace, Server]]:
         work = self.folder / f"case-{uuid.uuid4().hex}"
         work.mkdir(parents=True)
-        if self.name == "iceberg-rest":
+        if self.name in ON_CATALOG:
             with RestCatalogServer(work / "server") as catalog:
                 yield self._place(work, catalog.host, None), catalog
         elif self.name in WITH_S3:
@@ -128,16 +132,17 @@ class TablePlaces:
 
     def _place(self, work: Path, catalog: Host | None, s3: Mapping[str, Any] | None) -> TablePlace:
         found: dict[str, LakeTable] = {}
-        files, sqlite = work / "warehouse" / "orders", f"sqlite:///{work}/catalog.db"
+        sqlite = f"sqlite:///{work}/catalog.db"
         if self.name in ("iceberg-sqlite", "both"):
-            found["iceberg"] = IcebergTable("db.orders", sqlite, f"file://{files}", work)
+            found["iceberg"] = IcebergTable("db.orders", sqlite, f"file://{work}/warehouse/orders", work)
         if self.name == "iceberg-s3":
             assert s3 is not None
             found["iceberg"] = IcebergTable("db.orders", sqlite, f"s3://{work.name}/orders", work, _of_pyiceberg(s3))
-        if self.name == "iceberg-rest":
+        for sink, table in ON_CATALOG.get(self.name, {}).items():
             assert catalog is not None
-            name = f"{work.name.replace('-', '_')}.orders"
-            found["iceberg"] = IcebergTable(name, CATALOG_URI, f"file://{files}", work, reach=catalog.enter)
+            name = f"{work.name.replace('-', '_')}.{table}"
+            location = f"file://{work}/warehouse/{table}"
+            found[sink] = IcebergTable(name, CATALOG_URI, location, work, reach=catalog.enter)
         if self.name in ("delta", "both"):
             found["delta"] = DeltaLakeTable(str(work / "delta"))
         if self.name == "delta-s3":
@@ -156,6 +161,13 @@ def _of_pyiceberg(s3: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-s3", "delta", "delta-s3", "both")
+KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "iceberg-s3", "delta", "delta-s3", "both")
+
+ON_CATALOG: Mapping[str, Mapping[str, str]] = {
+    "iceberg-rest": {"iceberg": "orders"},
+    "iceberg-joint": {"iceberg": "orders", "iceberg2": "items"},
+}
+"""Kind with a REST catalog → sink → table. Two tables are committed together."""
+
 WITH_S3 = ("iceberg-s3", "delta-s3")
-WITH_SERVER = ("iceberg-rest", *WITH_S3)
+WITH_SERVER = (*ON_CATALOG, *WITH_S3)

@@ -39,13 +39,15 @@ COMMIT = "/tables/orders"
 
 @dataclass(frozen=True)
 class Place(SinkPlace[IcebergSink]):
-    """A catalog with one table, ``db.orders``.
+    """A catalog with one table.
 
     Attributes:
         properties: the catalog's, as pyiceberg takes them.
+        name: the namespace and the name of the table.
     """
 
     properties: Mapping[str, str]
+    name: str = NAME
     catalogs: list[Catalog] = field(default_factory=list)
 
     def catalog(self) -> Catalog:
@@ -65,12 +67,12 @@ class Place(SinkPlace[IcebergSink]):
         """The table anew, without data."""
         catalog = self.catalog()
         catalog.create_namespace_if_not_exists("db")
-        if catalog.table_exists(NAME):
-            catalog.drop_table(NAME)
-        return catalog.create_table(NAME, schema, location, spec, order, dict(properties))
+        if catalog.table_exists(self.name):
+            catalog.drop_table(self.name)
+        return catalog.create_table(self.name, schema, location, spec, order, dict(properties))
 
     def table(self) -> Table:
-        return self.catalog().load_table(NAME)
+        return self.catalog().load_table(self.name)
 
     def records(self, **scan: Any) -> list[dict[str, Any]]:
         """What a reader of the table sees."""
@@ -132,7 +134,7 @@ class Place(SinkPlace[IcebergSink]):
 
     @property
     def options(self) -> dict[str, str]:
-        return {"table": NAME, **{f"catalog.{name}": value for name, value in self.properties.items()}}
+        return {"table": self.name, **{f"catalog.{name}": value for name, value in self.properties.items()}}
 
     def unbound(self, **options: Any) -> IcebergSink:
         return IcebergSink({**self.options, **options})

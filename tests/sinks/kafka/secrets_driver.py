@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import twopc
 from tests.support.spark_session import session, write_all
 from twopc.events import Event
-from twopc.spark import foreach_batch
+from twopc.spark import Output, foreach_batch
 
 logger = logging.getLogger("driver")
 
@@ -37,7 +37,7 @@ def run(spark: SparkSession, folder: Path, described: dict[str, Any]) -> None:
     sinks: dict[str, Any] = {name: twopc.create_sink(*sink) for name, sink in described.items()}
     logger.info("sinks: %r", sinks)
     writer = foreach_batch(
-        {name: (sink, RECORD) if described[name][0] == "kafka" else sink for name, sink in sinks.items()},
+        {name: Output(sink, RECORD) if described[name][0] == "kafka" else sink for name, sink in sinks.items()},
         log=(folder / "log").as_uri(),
     )
     logger.info("writer: %r", writer)

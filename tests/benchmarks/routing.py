@@ -1,0 +1,61 @@
+"""What conditions and hashes cost: two outputs that share the rows, and one whose records could be computed again, each
+over one output that gets all rows. All write to Kafka, in turns, in one Spark session."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import twopc
+from tests.benchmarks.measuring import Row, in_turns, ratio
+from tests.benchmarks.pipeline import Contestant, Load, Machine, fill, session
+from twopc.spark import ForeachBatch, Output, foreach_batch
+from twopc_kafka_broker import KafkaBroker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+ONE, SHARED, HASHED = "one", "shared", "hashed"
+
+SHARES = ("substring(value, 1, 1) < X'35'", "substring(value, 1, 1) >= X'35'")
+"""The values begin with digits, of which four in nine are below 5."""
+
+
+def run(quick: bool) -> list[Row]:
+    """Return the throughputs and their ratios."""
+    contestants = {
+        ONE: _writes({"all": None}),
+        SHARED: _writes(dict(zip(("low", "high"), SHARES, strict=True))),
+        HASHED: _writes({"all": None}, recompute=True),
+    }
+    load = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
+    ):
+        fill(broker, load, Path(folder))
+        spark = session(Path(folder))
+        machine = Machine(spark, broker, Path(folder), contestants)
+        rates = in_turns({name: functools.partial(machine.rate, load, name) for name in contestants}, 2 if quick else 7)
+        spark.stop()
+    return [
+        *(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()),
+        ratio("two outputs that share the rows, over one", rates, SHARED, ONE, "routed_vs_one"),
+        ratio("one with recompute=True, over one without", rates, HASHED, ONE, "recompute_cost"),
+    ]
+
+
+def _writes(conditions: Mapping[str, str | None], recompute: bool = False) -> Contestant:
+    """Return a contestant with an output per condition. All of them write to one topic."""
+
+    def start(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, ForeachBatch]:
+        where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
+        outputs = {each: Output(twopc.create_sink("kafka", where), where=rows) for each, rows in conditions.items()}
+        write = foreach_batch(outputs, log=f"{name}/log", recompute=recompute)
+        return frame.writeStream.foreachBatch(write), write
+
+    return Contestant(start)

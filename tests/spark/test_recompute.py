@@ -1,0 +1,187 @@
+"""What a target system has lost after the decision is computed again from the same input, if the plan allows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.errors import StreamingQueryException
+
+import twopc
+from tests.spark.conftest import rows
+from tests.spark.test_two_sinks import descriptions
+from twopc.errors import TransactionLost
+from twopc.events import PhaseEntered, TransactionReplayed
+from twopc.phases import Phase
+from twopc.spark import Output, foreach_batch
+from twopc.spark.output import projected
+from twopc_files.sink import FileSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.spark.conftest import Pipeline, Topic
+    from twopc import Committable, TwoPhaseCommitSink
+    from twopc.events import Event
+
+pytestmark = pytest.mark.spark
+
+VALUE = ["CAST(id AS STRING) AS value"]
+
+
+class Loses:
+    """Has Kafka roll back what is open as a batch begins to be committed, as it does after a time-out."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.times = 0
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        if self.times and isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
+            self.times -= 1
+            for name in self.topic.ongoing():
+                Producer({"bootstrap.servers": self.topic.servers, "transactional.id": name}).init_transactions(30)
+
+
+@pytest.fixture
+def loses(topic: Topic) -> Iterator[Loses]:
+    loses = Loses(topic)
+    twopc.register_observer(loses)
+    yield loses
+    twopc.unregister_observer(loses)
+
+
+def replayed(events: list[Event]) -> int:
+    return sum(isinstance(event, TransactionReplayed) for event in events)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside files"])
+def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
+    pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event], beside: bool
+) -> None:
+    pipeline.add_batch(rows(*range(10)))
+    pipeline.add_batch(rows(*range(10, 13)))
+    loses.times = 2
+    outputs = {"orders": Output(topic.sink(), VALUE)}
+    if beside:
+        outputs["archive"] = Output(pipeline.files())
+    writer = foreach_batch(outputs, log=str(pipeline.log), recompute=True)
+    pipeline.run(writer, lambda source: source.repartition(3))
+    assert topic.shows([str(number) for number in range(13)])
+    assert pipeline.archived_ids() == (list(range(13)) if beside else [])
+    assert replayed(events) >= 2
+    assert topic.ongoing() == []
+
+
+def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(pipeline: Pipeline) -> None:
+    records = [(1, "a"), (1, None), (None, "1"), (None, None), (2, "a"), (1, "")]
+    columns = ["CAST(id AS STRING) AS key", "name AS value"]
+
+    def hashes(order: list[Any], in_structs: bool) -> list[int]:
+        frame = pipeline.spark.createDataFrame(order, "id LONG, name STRING")
+        output = Output(pipeline.files(), columns)
+        outputs = {"orders": output, "archive": output} if in_structs else {"orders": output}
+        hashed, _ = projected(frame, outputs, ["orders"])
+        return [row["twopc hashes orders"] for row in hashed.collect()]
+
+    found = hashes(records, in_structs=True)
+    assert len(set(found)) == len(records)
+    assert hashes(records[::-1], in_structs=False) == found[::-1]
+
+
+class Lost:
+    """A pipeline whose batch is decided and lost: the driver dies as it begins to commit, and the target system rolls
+    the transactions back before the next start."""
+
+    def __init__(self, pipeline: Pipeline, columns: list[str], partitions: int = 3) -> None:
+        self.pipeline, self.columns, self.partitions = pipeline, columns, partitions
+        pipeline.add_batch(rows(*range(10)))
+        self.dies = pipeline.folder / "dies"
+        self.dies.touch()
+        assert "the driver dies" in self.refused()
+        self.dies.unlink()
+        for pending in (pipeline.folder / "archive" / "_twopc").iterdir():
+            pending.unlink()
+
+    def sink(self) -> TwoPhaseCommitSink[Any]:
+        dies = self.dies
+
+        class Forgetful(FileSink):
+            may_time_out = True
+
+            def commit(self, committable: Committable) -> None:
+                if dies.exists():
+                    raise RuntimeError("the driver dies")
+                super().commit(committable)
+
+        return Forgetful({"path": str(self.pipeline.folder / "archive"), "format": "json"})
+
+    def run(self, recompute: bool = True, partitions: int = 0) -> None:
+        output = Output(self.sink(), self.columns)
+        writer = foreach_batch({"archive": output}, log=str(self.pipeline.log), recompute=recompute)
+        self.pipeline.run(writer, lambda source: source.repartition(partitions or self.partitions))
+
+    def refused(self, **options: Any) -> str:
+        with pytest.raises(StreamingQueryException) as stopped:
+            self.run(**options)
+        return str(stopped.value)
+
+
+def test_what_is_lost_while_the_driver_is_down_is_computed_again_when_spark_repeats_the_batch(
+    pipeline: Pipeline, events: list[Event]
+) -> None:
+    lost = Lost(pipeline, ["id"])
+    assert "start the query with recompute=True" in lost.refused(recompute=False)
+    assert pipeline.archived() == []
+    pipeline.add_batch(rows(10))
+    lost.run()
+    assert pipeline.archived_ids() == list(range(11))
+    assert replayed(events) == 3
+    assert pipeline.pending_files() == []
+
+
+@pytest.mark.parametrize("expression", ["rand()", "uuid()", "current_timestamp()"])
+def test_a_plan_that_yields_other_records_is_refused_with_the_reason(pipeline: Pipeline, expression: str) -> None:
+    lost = Lost(pipeline, ["id", f"CAST({expression} AS STRING) AS other"])
+    for _ in range(2):
+        told = lost.refused()
+        assert "does not yield the same records twice: it calls something like rand()" in told
+        assert TransactionLost.__name__ in told
+    assert pipeline.archived() == []
+    assert pipeline.pending_files() == []
+
+
+def test_another_number_of_partitions_is_refused_by_name_until_it_is_as_before(pipeline: Pipeline) -> None:
+    lost = Lost(pipeline, ["id"])
+    assert "or its number of tasks has" in lost.refused(partitions=2)
+    lost.run()
+    assert pipeline.archived_ids() == list(range(10))
+
+
+def test_a_column_that_has_no_hash_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
+    class Forgetful(FileSink):
+        may_time_out = True
+
+    pipeline.add_batch(rows(1))
+    sink = Forgetful({"path": str(pipeline.folder / "archive"), "format": "json"})
+    outputs = {"orders": Output(sink, ["map('a', id) AS counts"])}
+    with pytest.raises(StreamingQueryException, match=r"recompute=True needs a hash.*to_json"):
+        pipeline.run(foreach_batch(outputs, log=str(pipeline.log), recompute=True))
+    assert not pipeline.log.exists()
+
+
+@pytest.mark.kafka
+def test_only_the_partitions_and_sinks_that_are_lost_are_written_again(
+    pipeline: Pipeline, topic: Topic, loses: Loses
+) -> None:
+    pipeline.add_batch(rows(*range(10)))
+    loses.times = 1
+    outputs = {"orders": Output(topic.sink(), VALUE, "id = 7"), "archive": Output(pipeline.files())}
+    writer = foreach_batch(outputs, log=str(pipeline.log), recompute=True)
+    pipeline.run(writer, lambda source: source.repartition(3, "id"))
+    assert "twopc: compute again what is lost of batch 0 of orders, archive" in descriptions(pipeline.spark)
+    assert topic.shows(["7"])
+    assert len(list((pipeline.folder / "archive").glob("part-*"))) == len(pipeline.decided(0)["archive"])

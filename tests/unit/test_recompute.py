@@ -1,0 +1,292 @@
+"""A target that rolls back what is decided, without copies: the batch is computed again, and its records recognized."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc import Coordinator, Participant
+from twopc.errors import OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
+from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.log.commit_log import read_tail
+from twopc.log.store import store_of
+from twopc.phases import Phase
+from twopc.recompute import Wanted, sum_of_hashes
+from twopc.testing import MemorySink, MemoryTarget
+from twopc.transaction import Committable, Fingerprint
+from twopc.transactional_ids import Round
+
+Plan = Mapping[int, list[str]]
+"""Partition → its records."""
+
+PLAN: Plan = {0: ["a", "b"], 1: ["c"]}
+RECORDS = ["a", "b", "c"]
+
+
+class ForgetfulSink(MemorySink):
+    """Of a target that may roll back what is pre-committed."""
+
+    may_time_out = True
+
+
+class LastSink(MemorySink):
+    commits_last = True
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+
+
+def killed() -> None:
+    raise Killed
+
+
+class World:
+    """Three targets, of which only ``a`` rolls back by itself, and a log; they outlive coordinators."""
+
+    def __init__(self) -> None:
+        self.targets = {name: MemoryTarget() for name in ("a", "b", "last")}
+        self.log = f"memory://{uuid.uuid4().hex}"
+        self.at: dict[Phase | type, Any] = {}
+        self.wanted: list[Wanted] = []
+        self.serial = 0
+
+    def coordinator(self) -> tuple[Coordinator, dict[str, Any]]:
+        sinks = {
+            "a": ForgetfulSink(self.targets["a"]),
+            "b": MemorySink(self.targets["b"]),
+            "last": LastSink(self.targets["last"]),
+        }
+        return Coordinator(sinks, self.log, owner="query", commits_at_once=1, rest_interval_s=None), sinks
+
+    def run(self, plan: Plan = PLAN, again: Plan | None = None, *, recomputes: bool = True, **options: Any) -> Any:
+        """Batch 0 by a coordinator that has just started, whose plan yields ``again`` when it is computed again."""
+        coordinator, sinks = self.coordinator()
+
+        def votes(round: Round, plan: Plan, wanted: Wanted) -> Iterator[dict[str, Committable]]:
+            for partition, records in plan.items():
+                self.serial += 1
+                with Participant(sinks, round, partition=partition, serial=self.serial) as participant:
+                    for name in sinks:
+                        if partition in wanted.get(name, ()):
+                            participant.write(name, pa.record_batch({"value": records}), hashes(records))
+                    yield participant.pre_commit()
+
+        def recompute(round: Round, wanted: Wanted) -> Iterator[dict[str, Committable]]:
+            self.wanted.append(wanted)
+            return votes(round, again or plan, wanted)
+
+        everywhere = dict.fromkeys(sinks, range(9))
+        options = {"recompute": recompute if recomputes else None, **options}
+        return coordinator.run(0, lambda this: votes(this, plan, everywhere), reads={"offset": 3}, **options)
+
+    def roll_back(self) -> None:
+        """What ``a`` has open is gone."""
+        self.targets["a"].open.clear()
+
+    def visible(self, name: str) -> list[str]:
+        return sorted(record["value"] for record in self.targets[name].visible)
+
+    @property
+    def is_resolved(self) -> bool:
+        newest = read_tail(store_of(self.log))
+        return newest is not None and not newest[1].unresolved
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        kind = event.phase if isinstance(event, PhaseEntered) else type(event)
+        if kind in self.at:
+            self.at.pop(kind)()
+
+
+def hashes(records: list[str]) -> pa.Int64Array:
+    digests = [hashlib.blake2b(record.encode(), digest_size=8).digest() for record in records]
+    return pa.array([int.from_bytes(digest, "big", signed=True) for digest in digests], pa.int64())
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    twopc.register_observer(world)
+    yield world
+    twopc.unregister_observer(world)
+
+
+def decided_and_lost(world: World) -> None:
+    """A driver was killed after its decision, and has been down for too long."""
+    world.at[Phase.COMMITTING] = killed
+    with pytest.raises(Killed):
+        world.run()
+    world.roll_back()
+
+
+def test_what_the_target_rolls_back_after_the_decision_is_computed_again(world: World) -> None:
+    world.at[Phase.COMMITTING] = world.roll_back
+    assert not world.run().already_decided
+    assert world.visible("a") == world.visible("b") == world.visible("last") == RECORDS
+    assert world.wanted == [{"a": {0, 1}}]
+
+
+def test_after_a_crash_it_is_computed_again_when_spark_repeats_the_batch(world: World) -> None:
+    decided_and_lost(world)
+    assert world.run().already_decided
+    assert world.visible("a") == world.visible("b") == world.visible("last") == RECORDS
+    assert world.targets["a"].open == {}
+
+
+def test_only_what_is_lost_is_computed_again(world: World) -> None:
+    world.at[TransactionCommitted] = world.roll_back  # of the first, which is visible
+    world.run()
+    assert world.visible("a") == RECORDS
+    assert world.wanted == [{"a": {1}}]
+
+
+def test_the_same_records_in_another_order_are_recognized(world: World) -> None:
+    decided_and_lost(world)
+    world.run(again={1: ["c"], 0: ["b", "a"]})
+    assert world.visible("a") == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("again", "says"),
+    [
+        ({0: ["a", "x"], 1: ["c"]}, "its partition 0, computed again, has other records"),
+        ({0: ["a"], 1: ["c"]}, "its partition 0, computed again, has 1 records"),
+        ({0: ["a", "b"], 1: ["c", "c"]}, "its partition 1, computed again, has 2 records"),
+        ({0: ["a", "b", "c"]}, "its partition 0, computed again, has 3 records"),
+        ({0: ["a", "b"]}, "has no record for partition 1"),
+        ({1: ["a", "b"], 0: ["c"]}, "its partition 0, computed again, has 1 records"),
+    ],
+)
+def test_other_records_are_refused_and_stay_invisible(world: World, again: Plan, says: str) -> None:
+    decided_and_lost(world)
+    for _ in range(2):
+        with pytest.raises(TransactionLost, match=says) as caught:
+            world.run(again=again)
+        assert "does not yield the same records twice" in caught.value.message
+        assert (caught.value.sink, caught.value.batch_id) == ("a", 0)
+    assert world.visible("a") == world.visible("last") == []
+    assert world.targets["a"].open == {}  # which would hold back readers
+
+
+def test_the_same_records_of_another_run_are_written_after_others_were_refused(world: World) -> None:
+    decided_and_lost(world)
+    with pytest.raises(TransactionLost):
+        world.run(again={0: ["a", "x"], 1: ["c"]})
+    world.run()
+    assert world.visible("a") == RECORDS
+
+
+@pytest.mark.parametrize("moment", [Phase.RECOVERING, Phase.SWEEPING, TransactionReplayed, TransactionCommitted])
+def test_a_kill_while_it_is_computed_again_loses_and_doubles_nothing(world: World, moment: Any) -> None:
+    world.at |= {Phase.COMMITTING: world.roll_back, moment: killed}
+    with pytest.raises(Killed):
+        world.run()
+    world.at.clear()
+    world.run()
+    assert world.visible("a") == world.visible("b") == world.visible("last") == RECORDS
+    assert world.targets["a"].open == {}
+
+
+def test_what_is_lost_again_before_its_commit_is_computed_again(world: World) -> None:
+    world.at |= {Phase.COMMITTING: world.roll_back, TransactionReplayed: world.roll_back}
+    world.run()
+    assert world.visible("a") == RECORDS
+    assert len(world.wanted) == 2
+
+
+def test_without_recompute_the_query_stops_and_says_that_it_can_be(world: World) -> None:
+    world.at[Phase.COMMITTING] = world.roll_back
+    for _ in range(2):
+        with pytest.raises(TransactionLost, match="start the query with recompute=True"):
+            world.run(recomputes=False)
+    assert world.visible("last") == []
+    world.run()
+    assert world.visible("a") == world.visible("last") == RECORDS
+
+
+def test_a_log_with_a_loss_is_not_complete_before_its_batch_comes_again(world: World) -> None:
+    decided_and_lost(world)
+    coordinator, _ = world.coordinator()
+    with pytest.raises(TransactionLost):
+        coordinator.recover()
+    with pytest.raises(TransactionLost):
+        coordinator.run(1, lambda _: [], recompute=lambda *_: [])
+    coordinator.rest()
+    coordinator.close()
+    assert not world.is_resolved
+    world.run()
+    assert world.visible("a") == RECORDS
+
+
+def test_a_batch_with_other_input_is_refused_before_it_is_computed_again(world: World) -> None:
+    decided_and_lost(world)
+    coordinator, _ = world.coordinator()
+    with pytest.raises(twopc.errors.LogMismatch, match="comes again with other input"):
+        coordinator.run(0, lambda _: [], reads={"offset": 4}, recompute=lambda *_: pytest.fail("it was asked"))
+    coordinator.rest()
+    coordinator.close()
+    assert not world.is_resolved
+
+
+@pytest.mark.parametrize(
+    ("failure", "meant"),
+    [
+        (ValueError("the job failed"), Retriable),
+        (RoundAborted("the job failed"), Retriable),
+        (SchemaMismatch("the job failed"), OperatorRequired),
+        (OperatorRequired("the job failed"), OperatorRequired),
+    ],
+)
+def test_a_failure_while_it_is_computed_again_leaves_the_batch_decided(
+    world: World, failure: Exception, meant: type[Exception]
+) -> None:
+    def fails(*_: object) -> Iterator[Any]:
+        raise failure
+
+    decided_and_lost(world)
+    with pytest.raises(meant, match="the job failed"):
+        world.run(recompute=fails)
+    assert not world.is_resolved
+    world.run()
+    assert world.visible("a") == RECORDS
+
+
+def test_what_is_computed_again_in_a_round_has_other_names_than_before(world: World) -> None:
+    world.at[Phase.COMMITTING] = world.roll_back
+    names: list[str] = []
+    coordinator, sinks = world.coordinator()
+
+    def write(round: Round, _: Wanted | None = None) -> Iterator[dict[str, Committable]]:
+        with Participant(sinks, round, partition=0) as participant:
+            participant.write("a", pa.record_batch({"value": ["a"]}), hashes(["a"]))
+            vote = participant.pre_commit()
+        names.append(vote["a"].transaction_id)
+        yield vote
+
+    coordinator.run(0, write, recompute=write)
+    assert [name.rpartition(".")[2] for name in names] == ["0", "1"]
+
+
+def test_transactions_that_their_target_never_loses_have_no_fingerprint(world: World) -> None:
+    sinks = {"a": ForgetfulSink(world.targets["a"]), "b": MemorySink(world.targets["b"])}
+    for name, sink in sinks.items():
+        sink.bind(name, "log")
+    with Participant(sinks, Round(1, 0), partition=3) as participant:
+        for name in sinks:
+            participant.write(name, pa.record_batch({"value": ["a"]}), pa.array([-1]))
+            participant.write(name, pa.record_batch({"value": ["b", "c"]}), pa.array([2**63 - 1, 2]))
+        vote = participant.pre_commit()
+    assert vote["a"].fingerprint == Fingerprint(3, (2**63 + 2 - 2) % 2**64)
+    assert vote["b"].fingerprint is None
+
+
+def test_the_sum_of_hashes_wraps_around() -> None:
+    assert sum_of_hashes(pa.array([-1, -2]), 1) == 2**64 - 2
+    assert sum_of_hashes(pa.array([2**63 - 1, 2**63 - 1, 5]), 2**64 - 1) == 2

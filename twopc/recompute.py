@@ -1,0 +1,120 @@
+"""A lost transaction that is computed again: its batch is run again, and its records are recognized.
+
+A target system that rolls back a decided transaction (Kafka, after a timeout) would lose the records. The batch can be
+computed again, as its decision has what it reads. But a plan may yield other records the second time: it calls
+``rand()`` or ``current_timestamp()``, or its source has changed. Then to write them would lose some and double others.
+So they count only if their number and the sum of their hashes are those of the lost transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from twopc.errors import (
+    OperatorRequired,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from twopc._bound_sink import CommitCall
+    from twopc.participant import Vote
+
+Wanted: TypeAlias = "Mapping[str, Collection[int]]"
+"""Sink's name → the partitions of the batch that it has lost."""
+
+Recompute: TypeAlias = "Callable[[Round, Wanted], Iterable[Vote]]"
+"""Has participants write the records of these partitions to these sinks again, and returns their votes."""
+
+_HASHES = 2**64
+
+
+class RecomputableLoss(TransactionLost):
+    """Target systems have lost transactions of a decided batch, and their records can be computed again.
+
+    Attributes:
+        lost: the transactions, by the sink's name. All others of the batch are committed, except in sinks that commit
+            last.
+    """
+
+    def __init__(self, lost: Mapping[str, Sequence[Committable]], message: str) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+    @property
+    def wanted(self) -> Wanted:
+        return {name: frozenset(_partition(each) for each in of_sink) for name, of_sink in self.lost.items()}
+
+
+def loss_of(failed: Sequence[tuple[CommitCall, Exception]]) -> RecomputableLoss | None:
+    """Return what the failed commits have lost; None if one of them failed otherwise, or can't be computed again."""
+    lost: dict[str, list[Committable]] = {}
+    errors = []
+    for call, error in failed:
+        if not isinstance(error, TransactionLost) or any(each.fingerprint is None for each in call.committables):
+            return None
+        lost.setdefault(call.sink, []).extend(call.committables)
+        errors.append(error)
+    what = errors[0].message.removesuffix(".")
+    loss = RecomputableLoss(lost, f"{what}. Its records can be computed again: start the query with recompute=True.")
+    loss.__cause__ = errors[0]
+    return loss
+
+
+def sum_of_hashes(hashes: pa.Int64Array, before: int) -> int:
+    """Return ``before`` plus each of ``hashes``, modulo 2**64: the order of the records does not matter."""
+    import pyarrow.compute as pc
+
+    return int((before + pc.sum(hashes).as_py()) % _HASHES)  # Arrow's sum wraps around, too
+
+
+def recognized(lost: Committable, votes: Iterable[Committable]) -> Committable:
+    """Return the vote that has the records of ``lost``.
+
+    Raises:
+        TransactionLost: no vote has them.
+    """
+    what = f"transaction {lost.transaction_id} ({lost.records} records) was rolled back by its target system"
+    partition = _partition(lost)
+    same = [vote for vote in votes if vote.fingerprint is not None and vote.fingerprint.partition == partition]
+    if not same:
+        raise TransactionLost(
+            f"{what}, and the batch that was computed again has no record for partition {partition}. {_OTHERS}"
+        )
+    [vote] = same
+    if (vote.records, vote.fingerprint) != (lost.records, lost.fingerprint):
+        other = "other records" if vote.records == lost.records else f"{vote.records} records"
+        raise TransactionLost(f"{what}, and its partition {partition}, computed again, has {other}. {_OTHERS}")
+    return vote
+
+
+def not_computed_again(error: Exception, round: Round) -> Exception | None:
+    """Return what ``error`` means for a decided batch, or None if it means the same as anywhere else."""
+    what = f"{round} is decided, its target system rolled a part of it back, and to compute that again failed"
+    match error:
+        case Refused():
+            return OperatorRequired(f"{what}: {error.message} Correct that and start again.")
+        case TwoPhaseCommitError() if not isinstance(error, RoundAborted):
+            return None
+    return Retriable(f"{what}, after which nothing of it is visible. Start again: {type(error).__name__}: {error}")
+
+
+_OTHERS = (
+    "The query does not yield the same records twice: it calls something like rand() or current_timestamp(), its source"
+    " has changed, or its number of tasks has. Nothing was written again. Give the query its old number of partitions,"
+    " if that was changed, and start again. Otherwise write the records by other means, then give the transaction up"
+    " with 'twopc abandon'."
+)
+
+
+def _partition(committable: Committable) -> int:
+    assert committable.fingerprint is not None
+    return committable.fingerprint.partition
