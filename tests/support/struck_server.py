@@ -27,6 +27,10 @@ S3_SERVERS = (MOTO, *(pytest.param(name, marks=pytest.mark.long) for name in KIL
 """Parameters of tests that run on each server."""
 
 
+WRONG_KEYS = ({"key": "AKIANOBODY"}, {"secret": "another-secret-of-nobody"})
+"""Options that replace those of a server with others, which it refuses."""
+
+
 def s3_server(name: str, folder: Path) -> S3Server | GoServer:
     """Return a server, not started yet. Skip the test where its program can't be built."""
     return S3Server(folder / "log") if name == MOTO else go_server(name, folder)

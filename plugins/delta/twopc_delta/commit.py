@@ -267,7 +267,7 @@ class TableLog:
         try:
             return self._files.entry(version)
         except OSError as error:
-            raise Retriable(f"the log of {self._name}: no answer: {self._failure(error).text}") from None
+            raise outcomes.look_failed(self._failure(error), f"the log of {self._name}", is_decided=True) from None
 
     def _require_same(self, snapshot: Snapshot, sealed: Sealed, what: str) -> None:
         """Upholds: a batch goes into the table for which it was decided, and once. A mark only grows by itself."""

@@ -26,10 +26,10 @@ FAILURES = (DeltaError, OSError)
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
 _REFUSED = re.compile(
     r"permission ?denied|access ?denied|forbidden|\b403\b|read-only file system|invalidaccesskeyid"
-    r"|signaturedoesnotmatch|unsafe_rename|nosuchbucket",
+    r"|signaturedoesnotmatch|expiredtoken|xadminusernotfound|unsafe_rename|nosuchbucket",
     re.IGNORECASE,
 )
-"""delta-rs reports these by text alone. Every repeat fails alike until an operator has changed something."""
+"""delta-rs reports these by text alone. xadminusernotfound: versitygw knows no such key."""
 
 _UNREADABLE = re.compile(
     r"invalid protocol action|schema error|not supported|unsupported|unknown .*feature", re.IGNORECASE
@@ -56,6 +56,11 @@ class Failure:
     text: str
     words: str
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the store refuses. Every repeat fails alike until an operator has changed something."""
+        return isinstance(self.error, PermissionError) or _REFUSED.search(self.words) is not None
+
     @classmethod
     def of(cls, error: Exception, storage: Storage) -> Failure:
         """Return what a request for the table in ``storage`` raised."""
@@ -81,7 +86,7 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
     kind = OperatorRequired if is_decided else ConfigurationError
     if _UNREADABLE.search(failure.words):
         return kind(f"{what}: delta-rs can't read the table: {text}. Nothing was written.")
-    if _REFUSED.search(failure.words):
+    if failure.is_refusal:
         return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
     return Retriable(f"{what}: no answer: {text}")
 
@@ -99,7 +104,7 @@ def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:
 def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed commit of ``what``, which the table was seen not to have."""
     text = failure.text
-    if _REFUSED.search(failure.words):
+    if failure.is_refusal:
         return OperatorRequired(
             f"{what} is decided and not committed: the store refuses: {text}. Its files are safe. Correct the rights,"
             " and start again, which repeats the commit."

@@ -7,11 +7,12 @@ values of columns, and may be long.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from twopc.errors import Retriable
 from twopc.transaction import Committable, JsonValue
+from twopc_delta import outcomes
 from twopc_delta.notes import Note, Notes, digest
 from twopc_delta.storage import Storage
 
@@ -77,25 +78,27 @@ class Prepared:
     def _listed(self) -> set[str]:
         if not self._kept:
             return set()
-        try:
+        with self._asking("notes beside"):
             return set(self._notes.transaction_ids())
-        except OSError as error:
-            raise Retriable(f"the notes beside {self._name}: no answer: {error}") from None
 
     def _read(self, transaction_id: str) -> bytes | None:
-        try:
+        with self._asking("notes beside"):
             return self._notes.read(transaction_id)
-        except OSError as error:
-            raise Retriable(f"the notes beside {self._name}: no answer: {error}") from None
 
     def gone(self, notes: Mapping[str, Note]) -> list[str]:
         """Return the files that are not there as they were written."""
         files = [file for note in notes.values() for file in note.files]
-        try:
+        with self._asking("files of"):
             sizes = self._storage.sizes_bytes([file.path for file in files])
-        except OSError as error:
-            raise Retriable(f"the files of {self._name}: no answer: {error}") from None
         return [file.path for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
+
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            failure = outcomes.Failure.of(error, self._storage)
+            raise outcomes.look_failed(failure, f"the {what} {self._name}", is_decided=True) from None
 
     def settle(self, committables: Sequence[Committable]) -> None:
         """Let go of the notes of a batch that is in the table. Raises OSError where one stays: the sweep removes it."""

@@ -13,20 +13,14 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from typing import TypeVar
 
-from pyiceberg.avro.decoder import new_decoder
-from pyiceberg.avro.file import META_SCHEMA, SYNC_SIZE, AvroFileHeader
-from pyiceberg.avro.resolver import construct_reader
-
+from twopc_iceberg import avro
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.prepared import Prepared, joined_partitions
 
 ItemT = TypeVar("ItemT")
-
-_HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
 
 
 class FileChanged(Exception):
@@ -57,7 +51,7 @@ class BatchManifest:
 
     def data_files(self) -> Mapping[str, int]:
         """Return the location of each data file, and its length, as the manifest has them."""
-        entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(_InMemory(self.content))  # type: ignore[arg-type]
+        entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(avro.InMemory(self.content))  # type: ignore[arg-type]
         return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
 
     def write(self, io: DurableFileIO) -> None:
@@ -111,14 +105,12 @@ def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str]
         contents = _contents(io, pack)
     except FileChanged as changed:
         return [_made_before(io, pack, location, changed)]
-    start = _header(contents[0])[1]
+    start = avro.header(contents[0])[1]
     head = contents[0][:start]
     if len(pack) == 1 or not all(content.startswith(head) for content in contents):
         return [BatchManifest(each, content, is_new=False) for each, content in zip(pack, contents, strict=True)]
-    sync = contents[0][start : start + SYNC_SIZE]
-    found = zip(pack, contents, strict=True)
-    blocks = [block for each, content in found for block in _blocks(each.manifest, content, start)]
-    return [_described(pack, location, b"".join([head, sync, *(part for block in blocks for part in (block, sync))]))]
+    blocks = [block for each, content in zip(pack, contents, strict=True) for block in _blocks(each, content, start)]
+    return [_described(pack, location, avro.with_blocks(contents[0], start, blocks))]
 
 
 def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, changed: FileChanged) -> BatchManifest:
@@ -144,9 +136,16 @@ def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
     return found
 
 
+def _blocks(prepared: Prepared, content: bytes, start: int) -> list[bytes]:
+    try:
+        return [*avro.blocks(content, start)]
+    except EOFError:
+        raise FileChanged(prepared.manifest) from None
+
+
 def _described(pack: Sequence[Prepared], location: str, content: bytes) -> BatchManifest:
     """Return the manifest that was made of several, by its bytes."""
-    first, (header, _) = pack[0], _header(content)
+    first, (header, _) = pack[0], avro.header(content)
     layout = Layout.from_manifest(header.meta["schema"], first.spec, header.meta["partition-spec"])
     joined = replace(
         first,
@@ -158,36 +157,3 @@ def _described(pack: Sequence[Prepared], location: str, content: bytes) -> Batch
         partitions=joined_partitions([each.partitions for each in pack], layout.partition_types()),
     )
     return BatchManifest(joined, content, is_new=True)
-
-
-def _header(content: bytes) -> tuple[AvroFileHeader, int]:
-    """Return the header of an Avro file, and where the sync marker at its end begins."""
-    decoder = new_decoder(content)
-    return _HEADER.read(decoder), decoder.tell() - SYNC_SIZE
-
-
-def _blocks(location: str, content: bytes, start: int) -> Iterator[bytes]:
-    """Yield the Avro blocks of a file, without their sync markers."""
-    decoder = new_decoder(content)
-    decoder.skip(start)
-    sync = decoder.read(SYNC_SIZE)
-    while (begin := decoder.tell()) < len(content):
-        decoder.read_int()  # entries
-        decoder.skip(decoder.read_int())
-        end = decoder.tell()
-        if end + SYNC_SIZE > len(content) or decoder.read(SYNC_SIZE) != sync:
-            raise FileChanged(location)
-        yield content[begin:end]
-
-
-class _InMemory:
-    """Bytes as pyiceberg asks for a file."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def new_input(self, location: str) -> _InMemory:  # noqa: ARG002
-        return self
-
-    def open(self) -> BytesIO:
-        return BytesIO(self._content)

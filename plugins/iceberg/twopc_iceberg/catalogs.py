@@ -16,7 +16,6 @@ from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
 from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
 from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
 from pyiceberg.catalog.rest.response import _handle_non_200_response
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import CommitTableRequest, Table
 from pyiceberg.table.metadata import TableMetadata
@@ -27,8 +26,9 @@ from sqlalchemy import make_url
 from twopc.errors import ConfigurationError
 from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
 from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
-from twopc_iceberg.outcomes import CATALOG_ERRORS
-from twopc_iceberg.table import are_expiring, assume_end
+from twopc_iceberg.outcomes import CATALOG_ERRORS, is_refused_by_store
+from twopc_iceberg.sql_catalog import KeptSqlCatalog
+from twopc_iceberg.table import are_expiring, are_given_out, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
 """How long a REST catalog may take to accept a connection, and to send anything. pyiceberg has no limit of its own."""
@@ -60,11 +60,13 @@ class Lake:
         self._options = options
         self._catalog: Catalog | None = None
         self._table: Table | None = None
+        self._is_renewing = False  # whether each load brings credentials of its own
 
     def load(self) -> Table:
         """Return the table as the catalog has it now."""
         with self._forgetting():
             table = self._table = self.catalog().load_table(self._options.table)
+        self._is_renewing = are_given_out(table.io.properties) and not are_given_out(self._options.properties)
         assume_end(table.io.properties)
         return table
 
@@ -81,8 +83,14 @@ class Lake:
         self._table = Table(seen.name(), metadata, metadata_location, seen.io, seen.catalog, seen.config)
 
     def forget_table(self) -> None:
-        """Load the table anew before its next use. Its credentials may have ended: not every catalog reports when."""
+        """Load the table anew before its next use."""
         self._table = None
+
+    def failed(self, error: Exception) -> Exception:
+        """Return what a failed request means, and load the table anew before the next one: its credentials may have
+        ended, as not every catalog reports when. Credentials that no catalog renews are refused for good."""
+        self.forget_table()
+        return PermissionError(str(error)) if is_refused_by_store(error) and not self._is_renewing else error
 
     def io(self) -> DurableFileIO:
         """Return access to the table's files, with the credentials that came with it."""
@@ -228,4 +236,4 @@ def _sql(options: IcebergOptions, properties: dict[str, Any]) -> Catalog:
         url = url.update_query_dict(missing)
     properties["uri"] = url.render_as_string(hide_password=False)
     # The sink creates nothing. pre_ping: a connection may be lost while it waits in its pool for the next batch.
-    return SqlCatalog(options.catalog, **{"pool_pre_ping": "true", **properties, "init_catalog_tables": "false"})
+    return KeptSqlCatalog(options.catalog, **{"pool_pre_ping": "true", **properties, "init_catalog_tables": "false"})

@@ -169,14 +169,14 @@ def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Arra
     if isinstance(field.field_type, UUIDType) and _is_text(given.type):
         given = _uuids(given, field.name)
     if isinstance(field.field_type, FixedType) and _is_bytes(given.type):
-        _require(pc.equal(pc.binary_length(given), field.field_type.root), field.name, f"is no {field.field_type}")
+        require(pc.equal(pc.binary_length(given), field.field_type.root), field.name, f"is no {field.field_type}")
     return given if given.type == target.type else given.cast(target.type)
 
 
 def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
     """Refuse a null where none may be. Parquet would take it in a nested column."""
     if field.required and given.null_count:
-        _require(pc.is_valid(given), path, "is null, and the column is required")
+        require(pc.is_valid(given), path, "is null, and the column is required")
     match field.field_type:
         case StructType() as wanted:
             present = pc.is_valid(given)
@@ -186,7 +186,7 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
                 values = pc.struct_field(given, child.name)
                 if child.required and values.null_count:
                     is_fine = pc.or_(pc.invert(present), pc.is_valid(values))
-                    _require(is_fine, f"{path}.{child.name}", "is null, and the column is required")
+                    require(is_fine, f"{path}.{child.name}", "is null, and the column is required")
                 nested = child if not child.required else child.model_copy(update={"required": False})
                 _require_values(values, nested, f"{path}.{child.name}")
         case ListType() as wanted:
@@ -216,7 +216,7 @@ def _require_parts(
         raise
 
 
-def _require(is_fine: pa.Array, column: str, but: str) -> None:
+def require(is_fine: pa.Array, column: str, but: str) -> None:
     """Refuse the first record for which ``is_fine`` is false. Null counts as fine."""
     position = pc.index(is_fine, False).as_py()
     if position < 0:

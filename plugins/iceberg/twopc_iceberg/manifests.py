@@ -24,7 +24,7 @@ from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from twopc_iceberg.batch_manifests import packed
 from twopc_iceberg.outcomes import told
-from twopc_iceberg.snapshot import Attempt, live_manifests, moved, new_snapshot, requirements, write_list
+from twopc_iceberg.snapshot import Attempt, moved, new_snapshot, requirements
 from twopc_iceberg.table import avro_compression
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from twopc_iceberg.catalogs import Lake
     from twopc_iceberg.files import DurableFileIO
+    from twopc_iceberg.manifest_lists import ManifestLists
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,15 @@ def target_bytes(properties: Mapping[str, str]) -> int:
 class ManifestMerger:
     """Merges the small manifests of one table. A failure is logged, and stops no query."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, lists: ManifestLists) -> None:
         self._lake = lake
+        self._lists = lists
         self._has_warned = False
 
     def merge(self, branch: str) -> None:
         """Merge the branch's small manifests, if there are as many as the table's properties name."""
         try:
-            _merge(self._lake, branch)
+            _merge(self._lake, self._lists, branch)
         except CommitFailedException as error:  # another writer was faster
             logger.debug("manifests are not merged now: %s", told(error))
         except Exception as error:  # noqa: BLE001  # whatever it is, the batch is visible
@@ -63,13 +65,13 @@ class ManifestMerger:
             log("manifests of %s are not merged, and commits become slower with each batch: %s", branch, told(error))
 
 
-def _merge(lake: Lake, branch: str) -> None:
+def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
     table, io = lake.table(), lake.io()
     metadata = table.metadata
     parent = metadata.snapshot_by_name(branch)
     if parent is None or not property_as_bool(metadata.properties, TableProperties.MANIFEST_MERGE_ENABLED, True):
         return
-    found = live_manifests(io, parent)
+    found = lists.live(io, parent)
     groups = [
         group for group in mergeable(found, metadata.properties) if _has_sources(metadata, group[0].partition_spec_id)
     ]
@@ -79,7 +81,7 @@ def _merge(lake: Lake, branch: str) -> None:
     merged = [_merged(table, io, group, attempt) for group in groups]
     replaced = {each.manifest_path for group in groups for each in group}
     kept = [each for each in found if each.manifest_path not in replaced]
-    write_list(io, metadata, attempt, [*merged, *kept])
+    lists.write(io, metadata, attempt, [*merged, *kept])
     snapshot = new_snapshot(metadata, attempt, _summary(parent, merged, kept, replaced))
     try:
         response = table.catalog.commit_table(

@@ -46,9 +46,9 @@ class Mark:
 
     def snapshot(self, metadata: TableMetadata, batch_id: int) -> int | None:
         """Return the id of the snapshot that added the batch, if the table still has it."""
-        wanted = (self.scope, str(batch_id))
+        wanted = str(batch_id)
         for snapshot in reversed(metadata.snapshots):
-            summary = snapshot.summary
-            if summary is not None and (summary[SCOPE], summary[BATCH]) == wanted:
+            found = {} if snapshot.summary is None else snapshot.summary.additional_properties
+            if found.get(BATCH) == wanted and found.get(SCOPE) == self.scope:
                 return snapshot.snapshot_id
         return None

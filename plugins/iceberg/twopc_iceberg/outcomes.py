@@ -6,6 +6,7 @@ commit is believed by itself. The table is loaded again; what is in it counts. S
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 from http import HTTPStatus
 
@@ -82,6 +83,13 @@ ANSWERS: tuple[tuple[tuple[type[Exception], ...], CatalogAnswer], ...] = (
 """Kinds of errors → what to do; the first that fits counts. Any other is a refusal. UnreadableError: an answer that the
 specification does not have, such as the page of a proxy."""
 
+_REFUSED_BY_STORE = re.compile(
+    r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
+    r"|REQUEST_TIME_TOO_SKEWED|UNKNOWN \(HTTP status 40[13]\)) "
+    r"|: Unable to parse ExceptionName: (ExpiredToken|XAdminUserNotFound) "
+)
+"""pyarrow reports these by text alone. XAdminUserNotFound: versitygw knows no such key."""
+
 _MISSING_TABLES = ("no such table", "iceberg_tables")
 
 
@@ -101,6 +109,11 @@ def is_denial(error: Exception) -> bool:
     if isinstance(error, requests.HTTPError) and error.response is not None:  # of a server that gives out tokens
         return error.response.status_code in _DENIED
     return isinstance(error, _DENIALS)
+
+
+def is_refused_by_store(error: Exception) -> bool:
+    """Whether S3 refuses the credentials, by what pyarrow makes of its answer."""
+    return isinstance(error, OSError) and _REFUSED_BY_STORE.search(str(error)) is not None
 
 
 def asked_in_vain(error: Exception, what: str) -> TwoPhaseCommitError:

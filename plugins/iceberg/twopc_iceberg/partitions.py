@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,9 +16,10 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import BinaryType, FixedType, StructType
+from pyiceberg.types import BinaryType, DecimalType, FixedType, StructType
 
 from twopc.errors import ConfigurationError
+from twopc_iceberg.columns import require
 
 LONGEST_NAME = 200
 
@@ -97,7 +99,18 @@ def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa
         return column
     if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, BinaryType):
         return pc.binary_slice(column, 0, field.transform.width)  # pyiceberg truncates no large_binary
-    return _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
+    found = _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
+    if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, DecimalType):
+        _require_precision(found, source.field_type, field.name, schema.find_column_name(field.source_id))
+    return found
+
+
+def _require_precision(found: pa.Array, of_type: DecimalType, name: str, column: str | None) -> None:
+    """Refuse a record whose truncated value has more digits than its type: truncation is towards minus infinity, and
+    nobody could write that partition."""
+    least = decimal.Decimal((1, (9,) * of_type.precision, -of_type.scale))
+    fits = pc.greater_equal(found, pa.scalar(least, found.type))
+    require(fits, str(column), f"is in a partition whose {name} has more digits than {of_type}")
 
 
 def _source(records: pa.Table, schema: Schema, source_id: int) -> pa.Array:

@@ -33,6 +33,7 @@ from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
 from twopc_iceberg.files import AT_ONCE
 from twopc_iceberg.joint import Part, commit_parts
+from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.manifests import ManifestMerger, target_bytes
 from twopc_iceberg.marks import Mark
 from twopc_iceberg.notes import Note, Notes
@@ -60,7 +61,11 @@ TRUSTED_S = 60.0
 FEW_FILES = AT_ONCE
 """``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
 
-_OF_THIS_PROCESS = ("_lake", "_committer", "_merger", "_look", "_protected", "_committed")
+STALE_S = 60.0
+"""How long a catalog may show a table without a batch that it has committed, as one does that reads from a replica.
+Shorter than the coordinator's patience before a decision."""
+
+_OF_THIS_PROCESS = ("_lake", "_lists", "_committer", "_merger", "_look", "_protected", "_committed", "_behind_since_s")
 """Attributes that do not travel to the tasks."""
 
 
@@ -112,11 +117,13 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
     def _start(self) -> None:
         """Make what stays in this process."""
         self._lake = Lake(self._options)
-        self._committer = BatchCommitter(self._lake)
-        self._merger = ManifestMerger(self._lake)
+        self._lists = ManifestLists()
+        self._committer = BatchCommitter(self._lake, self._lists)
+        self._merger = ManifestMerger(self._lake, self._lists)
         self._look = _NO_LOOK
         self._protected = _NOTHING  # the transactions whose notes this process has removed
         self._committed: int | None = None
+        self._behind_since_s: float | None = None
 
     def __repr__(self) -> str:
         return f"IcebergSink({self._options})"
@@ -231,7 +238,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
 
         Raises:
             LogMismatch: the table has this batch, which the log has not decided: it is older than the table.
-            Retriable: the table does not have a batch any more that this process has committed.
+            Retriable: the table does not have a batch any more that this process has committed. LogMismatch: that does
+                not change.
         """
         mark = Mark.of(self.transactional_ids.scope)
         batch_id = self._batch_of(committables)
@@ -245,12 +253,25 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
                 f" {batch_id}: the log was restored from an older copy, or lost entries. Restore the newest one."
             )
         if self._committed is not None and (found is None or found < self._committed):
-            raise Retriable(
-                f"{self._options} had batch {self._committed} of this query, and the catalog shows batch {found}: it"
-                " answers with an old copy of the table, or has lost a commit. Restore what it has lost. A restarted"
-                " query commits the last batch again, unless the log has it as complete."
-            )
+            raise self._fell_back(self._committed, found)
+        self._behind_since_s = None
         return found
+
+    def _fell_back(self, committed: int, found: int | None) -> Retriable | LogMismatch:
+        """Return the error for a table without a batch that this process has committed to it. The answer may be old, so
+        it is final only when the catalog has repeated it for a while."""
+        self._behind_since_s = self._behind_since_s or time.monotonic()
+        shows = (
+            f"{self._options} had batch {committed} of this query, and the catalog shows"
+            f" {'none' if found is None else f'batch {found}'}"
+        )
+        if time.monotonic() - self._behind_since_s < STALE_S:
+            return Retriable(f"{shows}: it answers with an old copy of the table, or has lost a commit")
+        return LogMismatch(
+            f"{shows}: it has lost a commit, or the table was restored from a copy. The batch was rolled back. Restore"
+            " what is lost, or see which records are missing and write them by other means. A restarted query commits"
+            " the last batch again, unless the log has it as complete, and goes on."
+        )
 
     def _require_same_table(self, metadata: TableMetadata, prepared: Sequence[Prepared]) -> None:
         if any(each.table != str(metadata.table_uuid) for each in prepared):
@@ -356,7 +377,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         what = f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"
         with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
-                used = {manifest.manifest_path for manifest in snapshot.manifests(self._lake.io())}
+                used = {manifest.manifest_path for manifest in self._lists.read(self._lake.io(), snapshot)}
                 written = {self._prepared(committable).manifest for committable in committables}
                 self._lake.io().remove(written - used)
         self._merger.merge(self._branch(committables))
@@ -436,8 +457,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         except TwoPhaseCommitError:
             raise
         except CATALOG_ERRORS as error:
-            self._lake.forget_table()
-            raise failed(error, what) from error
+            raise failed(self._lake.failed(error), what) from error
 
 
 def _names(committables: Iterable[Committable]) -> frozenset[str]:

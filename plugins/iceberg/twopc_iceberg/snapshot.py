@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pyiceberg.manifest import ManifestFile, write_manifest_list
 from pyiceberg.table import CommitTableRequest, Namespace, Table, TableIdentifier
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
@@ -54,12 +53,11 @@ from pyiceberg.table.update import (
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake
-from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.marks import BATCH, SCOPE, Mark
 from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, answer, commit_failed, is_denial, told
 from twopc_iceberg.prepared import Prepared
 from twopc_iceberg.support import obstacle
-from twopc_iceberg.table import avro_compression
 
 logger = logging.getLogger(__name__)
 
@@ -175,8 +173,9 @@ class Proposal:
 class BatchCommitter:
     """Commits batches to one table, and removes the files of attempts that failed."""
 
-    def __init__(self, lake: Lake) -> None:
+    def __init__(self, lake: Lake, lists: ManifestLists) -> None:
         self._lake = lake
+        self._lists = lists
         self._attempts: list[Attempt] = []
 
     def commit(self, batch: DecidedBatch, manifests: Callable[[], Sequence[Prepared]]) -> None:
@@ -229,7 +228,7 @@ class BatchCommitter:
             return None
         if head(table.metadata, batch.branch, batch.what) is None:
             if (failure := self._try(table, batch, ())) is not None:
-                raise commit_failed(failure, batch.what) from failure
+                raise commit_failed(self._lake.failed(failure), batch.what) from failure
             table = self._lake.table()
         added = self._asked(manifests, batch)
         return self._asked(lambda: self._propose(table, batch, added), batch)
@@ -266,8 +265,7 @@ class BatchCommitter:
         try:
             return call()
         except CATALOG_ERRORS as error:
-            self._lake.forget_table()
-            raise commit_failed(error, batch.what) from error
+            raise commit_failed(self._lake.failed(error), batch.what) from error
 
     def _loaded(self, batch: DecidedBatch, failure: Exception) -> Table:
         """Return the table as the catalog has it after a failed attempt."""
@@ -275,13 +273,13 @@ class BatchCommitter:
             return self._lake.load()
         except CATALOG_ERRORS as error:
             logger.debug("%s: %s, and then: %s", batch.what, told(failure), told(error))
-            raise commit_failed(error, batch.what) from failure
+            raise commit_failed(self._lake.failed(error), batch.what) from failure
 
     def _unchanged(self, failure: Exception, batch: DecidedBatch) -> Exception:
         """Return the error for a failed attempt after which the table is as it was: it may still land."""
         if answer(failure) is CatalogAnswer.CONFLICT:
             return Retriable(f"{batch.what}: the catalog reports a conflict and shows no change: {told(failure)}")
-        return commit_failed(failure, batch.what)
+        return commit_failed(self._lake.failed(failure), batch.what)
 
     def _try(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Exception | None:
         """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
@@ -334,7 +332,7 @@ class BatchCommitter:
         # A clean-up job may have removed the file of an attempt that was proposed days ago.
         if known is None or not io.new_input(known.manifest_list).exists():
             files = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
-            write_list(io, table.metadata, attempt, [*files, *live_manifests(io, parent)])
+            self._lists.write(io, table.metadata, attempt, files, parent)
         if known is None:
             self._attempts.append(attempt)
         return attempt
@@ -415,30 +413,6 @@ def head(metadata: TableMetadata, branch: str, what: str) -> Snapshot | None:
             f"{what}: the table has no branch {branch!r}. Create it again, or set the option 'branch'."
         )
     return metadata.snapshot_by_id(ref.snapshot_id)
-
-
-def live_manifests(io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
-    """Return the manifests of a snapshot that have files."""
-    found = [] if snapshot is None else snapshot.manifests(io)
-    return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
-
-
-def write_list(
-    io: DurableFileIO,
-    metadata: TableMetadata,
-    attempt: Attempt,
-    manifests: Sequence[ManifestFile],
-) -> None:
-    """Write the manifest list of a snapshot."""
-    with write_manifest_list(
-        format_version=metadata.format_version,
-        output_file=io.new_output(attempt.manifest_list),
-        snapshot_id=attempt.snapshot_id,
-        parent_snapshot_id=attempt.parent_snapshot_id,
-        sequence_number=attempt.sequence_number,
-        avro_compression=avro_compression(metadata.properties),
-    ) as writer:
-        writer.add_manifests([*manifests])
 
 
 def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) -> Snapshot:

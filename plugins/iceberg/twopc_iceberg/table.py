@@ -85,6 +85,11 @@ class TableForTasks:
         return {"metadata": self.metadata, "io_properties": self.io_properties}
 
 
+def are_given_out(io_properties: Mapping[str, Any]) -> bool:
+    """Whether credentials are of the kind that is given out for a while."""
+    return _TOKEN in io_properties
+
+
 def are_expiring(io_properties: Mapping[str, str]) -> bool:
     """Whether the credentials that a catalog gave with a table end soon."""
     expires_at_ms = io_properties.get(_EXPIRES_AT, "")

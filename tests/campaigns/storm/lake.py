@@ -41,8 +41,9 @@ MAINTAINS = 1 / 5
 def tables(settings: Settings) -> dict[str, LakeTable]:
     """Return the tables, by the names of their sinks."""
     folder = Path(settings.folder)
+    location = f"file://{folder}/iceberg/numbers"
     return {
-        "iceberg": IcebergTable("storm.numbers", settings.catalog, folder / "iceberg" / "numbers", kept=KEPT),
+        "iceberg": IcebergTable("storm.numbers", settings.catalog, location, folder, kept=KEPT),
         "delta": DeltaLakeTable(str(folder / "delta" / "numbers")),
     }
 

@@ -8,14 +8,14 @@ import requests
 from deltalake import DeltaTable
 from sqlalchemy.engine.default import DefaultDialect
 
-from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.files import DurableFile, DurableFileIO
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.steps import Steps
 
 
 def on_sql(steps: Steps) -> None:
-    """Turn every statement and every commit of a SQL catalog into steps, and what happens to the files of a table."""
+    """Turn every statement and every commit of a SQL catalog into steps."""
     execute: Any = DefaultDialect.do_execute
 
     def step(dialect: Any, cursor: Any, statement: str, *arguments: Any, **named: Any) -> None:
@@ -28,11 +28,10 @@ def on_sql(steps: Steps) -> None:
 
     DefaultDialect.do_execute = step  # type: ignore[method-assign, assignment]
     steps.patch(DefaultDialect, changes=("do_commit",))
-    _on_files(steps)
 
 
 def on_requests(steps: Steps) -> None:
-    """Turn every request to a REST catalog into a step, and what happens to the files of a table."""
+    """Turn every request to a REST catalog into a step."""
     send = requests.Session.send
 
     def step(session: Any, request: Any, **named: Any) -> Any:
@@ -45,11 +44,14 @@ def on_requests(steps: Steps) -> None:
         return answer
 
     requests.Session.send = step  # type: ignore[method-assign, assignment]
-    _on_files(steps)
 
 
-def _on_files(steps: Steps) -> None:
+def on_files(steps: Steps, is_on_disk: bool) -> None:
+    """Turn what happens to the files of an Iceberg table into steps."""
     steps.patch(DurableFileIO, reads=("names_in", "read", "lengths"), changes=("delete",))
+    if not is_on_disk:  # where the calls of the operating system are steps
+        steps.patch(DurableFileIO, changes=("write",))
+        steps.patch(DurableFile, changes=("create",))
 
 
 def on_delta(steps: Steps) -> None:

@@ -17,7 +17,7 @@ from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
 from tests.campaigns.stores.places import warm_up
 from tests.campaigns.tables.contents import COUNTED
-from tests.campaigns.tables.places import KINDS, ON_CATALOG, S3_SERVER, TablePlaces
+from tests.campaigns.tables.places import KINDS, ON_CATALOG, S3_SERVER, WITH_S3, TablePlaces
 from tests.support import networks
 from tests.support.rest_catalog import RestCatalogServer
 from tests.support.s3_server import S3Server
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         why_no_catalog = networks.why_not() if on_catalog else None
         if given.steps_stride and on_catalog and not why_no_catalog:
             catalog = stack.enter_context(RestCatalogServer(folder / "catalog")).host
-        if given.steps_stride and "delta-s3" in given.tables:
+        if given.steps_stride and {*WITH_S3} & {*given.tables}:
             s3 = stack.enter_context(S3Server(folder / "s3.log")).storage_options
 
         def proofs(kind: str) -> dict[str, Proof]:
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             return found
 
         def amid_commits(places: TablePlaces) -> Proof:
-            if places.name == "delta-s3" and (obstacle := PROGRAMS[S3_SERVER].install()):
+            if places.name in WITH_S3 and (obstacle := PROGRAMS[S3_SERVER].install()):
                 return lambda _: skipped(obstacle)
             return partial(prove_by_blows, places, given.kills, given.seed)
 

@@ -1,25 +1,27 @@
-"""An Iceberg table in a SQLite or REST catalog, with its files on a disk."""
+"""An Iceberg table in a SQLite or REST catalog, with its files on a disk or in S3."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pyarrow.fs import FileSelector, FileSystem, FileType, S3FileSystem
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
-from tests.campaigns.tables.calls import on_requests, on_sql
+from tests.campaigns.tables.calls import on_files, on_requests, on_sql
 from twopc_iceberg import IcebergSink
 from twopc_iceberg.catalogs import TransactionalCatalog
 from twopc_iceberg.marks import BATCH
+from twopc_iceberg.notes import FOLDER
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.blows import Strike
@@ -49,27 +51,31 @@ class IcebergTable:
     Attributes:
         name: the namespace and the name.
         catalog_uri: the URI of the catalog.
-        folder: the folder of the table's files.
+        location: where the table's files are.
+        folder: a local folder, for what the campaign notes.
+        s3: pyiceberg's options to reach S3; none without it.
         reach: called before the catalog is used.
         kept: how long ``expire`` keeps versions.
     """
 
     name: str
     catalog_uri: str
+    location: str
     folder: Path
+    s3: Mapping[str, str] = field(default_factory=dict)
     reach: Callable[[], None] = here
     kept: timedelta = timedelta(0)
 
     def catalog(self) -> Catalog:
         """Return the catalog, as another program connects to it."""
         self.reach()
-        return load_catalog("default", uri=self.catalog_uri, warehouse=f"file://{self.folder.parent}")
+        return load_catalog("default", uri=self.catalog_uri, warehouse=self.location, **self.s3)
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         catalog = self.catalog()
         catalog.create_namespace_if_not_exists(self.name.partition(".")[0])
         with catalog.create_table_transaction(
-            self.name, schema, f"file://{self.folder}", properties=PROPERTIES
+            self.name, schema, self.location, properties=PROPERTIES
         ) as created, created.update_spec() as spec:  # fmt: skip
             for column in partition_by:
                 spec.add_field(column, IdentityTransform(), column)
@@ -83,7 +89,8 @@ class IcebergTable:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return {"table": self.name, "catalog.uri": self.catalog_uri}
+        of_s3 = {f"catalog.{name}": value for name, value in self.s3.items()}
+        return {"table": self.name, "catalog.uri": self.catalog_uri, **of_s3}
 
     def append(self, records: pa.Table) -> None:
         table = self.table()
@@ -104,31 +111,41 @@ class IcebergTable:
     def _note(self, names: set[str]) -> set[str]:
         """Note the files of versions that are about to be forgotten. Only ``remove_orphan_files`` removes them: nobody
         can tell any more whether a lost attempt of a batch is in the batch's snapshot."""
-        path = self.folder / "files-of-forgotten-versions"
+        path = self.folder / f"files-of-forgotten-versions-of-{self.name}"
         names |= set(json.loads(path.read_text())) if path.exists() else set()
-        aside = path.with_suffix(".aside")
+        aside = path.with_name(f"{path.name}.aside")
         aside.write_text(json.dumps(sorted(names)))
         aside.replace(path)
         return names
 
     def _files_of(self, batches: set[str]) -> set[str]:
         """Return the names of the data files and manifests of some batches, in the table or not."""
-        names = {path.name for folder in ("data", "metadata") for path in (self.folder / folder).rglob(f"{OURS}*")}
-        return {name for name in names if name.split(".")[4] in batches}
+        return {
+            path.rpartition("/")[2]
+            for path in self._ours()
+            if f"/{FOLDER}/" not in path and path.rpartition("/")[2].split(".")[4] in batches
+        }
+
+    def _ours(self) -> list[str]:
+        """Return the paths of all files of transactions, and of their notes."""
+        files, path = FileSystem.from_uri(self.location) if not self.s3 else (of_s3(self.s3), self.location[5:])
+        found = files.get_file_info(FileSelector(path, recursive=True, allow_not_found=True))
+        return [each.path for each in found if each.type is FileType.File and each.base_name.startswith(OURS)]
 
     def read(self) -> pa.Table:
         return self.table().scan().to_arrow()
 
-    def scan(self) -> str:
+    def scan(self) -> str | None:
+        if self.s3:
+            return None
         return f"iceberg_scan('{self.table().metadata_location.removeprefix('file://')}')"
 
     def files(self) -> set[str]:
-        return {path.name for path in self.folder.rglob(f"{OURS}*") if path.is_file()} - self._note(
-            _files(self.table())
-        )
+        return {path.rpartition("/")[2] for path in self._ours()} - self._note(_files(self.table()))
 
     def patch(self, steps: Steps) -> None:
         (on_requests if self.catalog_uri.startswith("http") else on_sql)(steps)
+        on_files(steps, is_on_disk=not self.s3)
 
     def watch_commits(self, strike: Strike) -> None:
         def watched(commit: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,6 +159,16 @@ class IcebergTable:
         kind.commit_table = watched(kind.commit_table)
         several: Any = TransactionalCatalog
         several.commit_tables = watched(several.commit_tables)
+
+
+def of_s3(options: Mapping[str, str]) -> S3FileSystem:
+    """Return access to S3 by pyiceberg's options."""
+    return S3FileSystem(
+        access_key=options["s3.access-key-id"],
+        secret_key=options["s3.secret-access-key"],
+        endpoint_override=options["s3.endpoint"],
+        region=options["s3.region"],
+    )
 
 
 def _batches(table: Table) -> set[str]:

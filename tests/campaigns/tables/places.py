@@ -124,7 +124,7 @@ class TablePlaces:
         if self.name in ON_CATALOG:
             with RestCatalogServer(work / "server") as catalog:
                 yield self._place(work, catalog.host, None), catalog
-        elif self.name == "delta-s3":
+        elif self.name in WITH_S3:
             with GoServer(PROGRAMS[S3_SERVER], work / "server") as s3:
                 yield self._place(work, None, s3.storage_options), s3
         else:
@@ -132,13 +132,17 @@ class TablePlaces:
 
     def _place(self, work: Path, catalog: Host | None, s3: Mapping[str, Any] | None) -> TablePlace:
         found: dict[str, LakeTable] = {}
+        sqlite = f"sqlite:///{work}/catalog.db"
         if self.name in ("iceberg-sqlite", "both"):
-            uri = f"sqlite:///{work}/catalog.db"
-            found["iceberg"] = IcebergTable("db.orders", uri, work / "warehouse" / "orders")
+            found["iceberg"] = IcebergTable("db.orders", sqlite, f"file://{work}/warehouse/orders", work)
+        if self.name == "iceberg-s3":
+            assert s3 is not None
+            found["iceberg"] = IcebergTable("db.orders", sqlite, f"s3://{work.name}/orders", work, _of_pyiceberg(s3))
         for sink, table in ON_CATALOG.get(self.name, {}).items():
             assert catalog is not None
             name = f"{work.name.replace('-', '_')}.{table}"
-            found[sink] = IcebergTable(name, CATALOG_URI, work / "warehouse" / table, catalog.enter)
+            location = f"file://{work}/warehouse/{table}"
+            found[sink] = IcebergTable(name, CATALOG_URI, location, work, reach=catalog.enter)
         if self.name in ("delta", "both"):
             found["delta"] = DeltaLakeTable(str(work / "delta"))
         if self.name == "delta-s3":
@@ -148,7 +152,16 @@ class TablePlaces:
         return TablePlace(work, found, s3)
 
 
-KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "delta", "delta-s3", "both")
+def _of_pyiceberg(s3: Mapping[str, Any]) -> Mapping[str, str]:
+    return {
+        "s3.endpoint": s3["endpoint_url"],
+        "s3.access-key-id": s3["key"],
+        "s3.secret-access-key": s3["secret"],
+        "s3.region": "us-east-1",
+    }
+
+
+KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "iceberg-s3", "delta", "delta-s3", "both")
 
 ON_CATALOG: Mapping[str, Mapping[str, str]] = {
     "iceberg-rest": {"iceberg": "orders"},
@@ -156,4 +169,5 @@ ON_CATALOG: Mapping[str, Mapping[str, str]] = {
 }
 """Kind with a REST catalog → sink → table. Two tables are committed together."""
 
-WITH_SERVER = (*ON_CATALOG, "delta-s3")
+WITH_S3 = ("iceberg-s3", "delta-s3")
+WITH_SERVER = (*ON_CATALOG, *WITH_S3)

@@ -12,8 +12,8 @@ DISK = "/data/403 access denied/not supported"
 BUCKET = "s3://forbidden/403/schema error"
 
 
-def failure(text: str, place: str = DISK) -> outcomes.Failure:
-    return outcomes.Failure.of(OSError(text), Storage.at(place, {}))
+def failure(error: str | OSError, place: str = DISK) -> outcomes.Failure:
+    return outcomes.Failure.of(OSError(error) if isinstance(error, str) else error, Storage.at(place, {}))
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,11 @@ def test_no_word_of_a_path_a_url_or_a_servers_text_decides_the_error(place: str,
         'Os { code: 13, kind: PermissionDenied, message: "..." }',
         "Error performing GET http://host/b in 1ms - Server returned non-2xx status code: 403 Forbidden: ",
         "Server returned error response: <Error><Code>AccessDenied</Code><Message>No.</Message></Error>",
+        "status code 400: <Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>",
+        PermissionError("The Access Key Id you provided does not exist in our records."),
     ],
 )
-def test_a_refusal_of_the_store_needs_an_operator(text: str) -> None:
-    assert isinstance(outcomes.look_failed(failure(text), "a look", is_decided=True), OperatorRequired)
-    assert isinstance(outcomes.commit_failed(failure(text), "batch 1"), OperatorRequired)
+def test_a_refusal_of_the_store_needs_an_operator(text: str | PermissionError) -> None:
+    given = failure(text)
+    assert isinstance(outcomes.look_failed(given, "a look", is_decided=True), OperatorRequired)
+    assert isinstance(outcomes.commit_failed(given, "batch 1"), OperatorRequired)

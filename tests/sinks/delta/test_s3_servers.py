@@ -20,6 +20,7 @@ from tests.support.struck_server import (
     KILLED,
     S3_SERVERS,
     STRIKES,
+    WRONG_KEYS,
     StruckServer,
     Way,
     go_server,
@@ -27,6 +28,8 @@ from tests.support.struck_server import (
     strike_requests,
 )
 from tests.support.typed_records import typed
+from twopc import Committable, Participant, Round
+from twopc.errors import ConfigurationError, OperatorRequired
 from twopc.testing import SinkContract
 from twopc_delta import DeltaSink
 from twopc_delta.options import DeltaOptions
@@ -116,6 +119,33 @@ class TestOnS3(SinkContract):
 
     def visible_records(self) -> list[dict[str, Any]]:
         return self.bucket.rows()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", WRONG_KEYS)
+@pytest.mark.parametrize("name", KILLED)
+def test_wrong_keys_call_an_operator_at_once_and_cost_no_batch(
+    name: str, wrong: dict[str, str], tmp_path: Path
+) -> None:
+    with go_server(name, tmp_path) as server:
+        bucket = Bucket.created(server.storage_options)
+        batch = bucket.sink().seal([pre_commit(bucket.sink(), "a")], 0.0)
+        sink = DeltaSink({**bucket.options, "storage_options": {**bucket.storage, **wrong}})
+        sink.bind("orders", "log")
+        for before in (sink.open, lambda: sink.seal(batch, 0.0)):
+            with pytest.raises(ConfigurationError, match="the store refuses"):
+                before()
+        for after in (lambda: sink.commit_batch(0, batch), lambda: list(sink.recover()), lambda: sink.abort(batch[0])):
+            with pytest.raises(OperatorRequired, match="the store refuses"):
+                after()
+        bucket.sink().commit_batch(0, batch)
+        assert bucket.values() == ["a"]
+
+
+def pre_commit(sink: DeltaSink, value: str) -> Committable:
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": [value]}))
+        return participant.pre_commit()["orders"]
 
 
 @pytest.mark.crash

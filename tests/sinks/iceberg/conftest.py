@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import sqlite3
 import uuid
@@ -101,6 +102,16 @@ class Place(SinkPlace[IcebergSink]):
         """Lose the catalog's last commit, as a standby does that takes over too early."""
         with contextlib.closing(sqlite3.connect(self.properties["uri"].removeprefix("sqlite:///"))) as database:
             database.execute("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
+            database.commit()
+
+    def point_to(self, metadata: str | Mapping[str, Any]) -> None:
+        """Have the catalog name a metadata file; or a new one, with this content."""
+        if not isinstance(metadata, str):
+            location = f"{self.table().location()}/metadata/{uuid.uuid4()}.metadata.json"
+            Path(location.removeprefix("file://")).write_text(json.dumps(metadata), encoding="utf-8")
+            metadata = location
+        with contextlib.closing(sqlite3.connect(self.properties["uri"].removeprefix("sqlite:///"))) as database:
+            database.execute("UPDATE iceberg_tables SET metadata_location = ?", [metadata])
             database.commit()
 
     def branched(self, branch: str = "audit") -> None:

@@ -346,3 +346,21 @@ def test_long_bounds_of_partitions_are_left_out_of_the_committable(place: Place)
     assert place.table().scan(row_filter=f"x = '{long[0] + 'c' * 80}{(long[0] + 'c' * 80) * 4}'").count() == 1
     [manifest] = place.table().current_snapshot().manifests(place.table().io)  # type: ignore[union-attr]
     assert manifest.partitions is None
+
+
+@pytest.mark.parametrize(("precision", "scale"), [(4, 2), (38, 0)])
+def test_a_decimal_whose_partition_has_more_digits_than_its_type_is_refused_by_its_place(
+    precision: int, scale: int, place: Place
+) -> None:
+    """``truncate`` goes towards minus infinity: to -100.00 for a decimal(4, 2)."""
+    least, most = (Decimal((sign, (9,) * precision, -scale)) for sign in (1, 0))
+    place.create(
+        Schema(NestedField(1, "amount", DecimalType(precision, scale))),
+        PartitionSpec(PartitionField(1, 1000, TruncateTransform(10), "amount_trunc")),
+    )
+    of_type = pa.decimal128(precision, scale)
+    with pytest.raises(RecordRefused, match="amount_trunc has more digits than decimal") as refused:
+        place.vote(pa.record_batch({"amount": pa.array([most, None, least], of_type)}))
+    assert (refused.value.column, refused.value.record) == ("amount", 2)
+    place.sink().commit_batch(0, place.decided(pa.record_batch({"amount": pa.array([most, None], of_type)})))
+    assert [record["amount"] for record in place.records()] == [most, None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ from tests.sinks.iceberg.conftest import Place, place_on_s3
 from tests.sinks.iceberg.test_contract import SCHEMA, SPEC
 from tests.sinks.iceberg.test_contract import TestAppend as Append
 from tests.support.between import Between, once
+from tests.support.http_proxy import HttpProxy, s3_error
 from tests.support.postgres_server import PostgresServer
-from tests.support.struck_server import MOTO, S3_SERVERS, s3_server
+from tests.support.struck_server import KILLED, MOTO, S3_SERVERS, WRONG_KEYS, go_server, s3_server
 from twopc import Round
-from twopc.errors import Retriable
+from twopc.errors import OperatorRequired, Retriable
 
 if TYPE_CHECKING:
+    from twopc import Committable
     from twopc_iceberg import IcebergSink
 
 
@@ -95,6 +98,69 @@ def test_two_queries_and_a_lost_race_in_postgres(on_postgres: Place) -> None:
     one.commit_batch(0, batch)
     one.commit_batch(1, on_postgres.decided(["b"], round=Round(1, 1)))
     assert on_postgres.values() == ["a", "b"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", WRONG_KEYS)
+@pytest.mark.parametrize("name", KILLED)
+def test_wrong_keys_call_an_operator_at_once_and_cost_no_batch(
+    name: str, wrong: dict[str, str], tmp_path: Path
+) -> None:
+    if (name, *wrong) == ("versitygw", "key"):
+        pytest.skip("it answers that nothing is there")
+    with go_server(name, tmp_path) as server:
+        place = place_on_s3(server.storage_options, tmp_path)
+        place.create()
+        batch = place.decided(["a"])
+        assert_refused(replace(place, properties={**place.properties, **of_iceberg(wrong)}), batch)
+        place.sink().commit_batch(0, batch)
+        assert place.values() == ["a"]
+
+
+def of_iceberg(keys: Mapping[str, str]) -> dict[str, str]:
+    names = {"key": "s3.access-key-id", "secret": "s3.secret-access-key"}
+    return {names[name]: value for name, value in keys.items()}
+
+
+def assert_refused(place: Place, batch: Sequence[Committable]) -> None:
+    """Assert that each request of a driver calls an operator, and none waits for an answer."""
+    sink = place.unbound()
+    sink.bind("orders", "log")
+    for ask in (
+        sink.open,
+        lambda: sink.seal(batch, 0.0),
+        lambda: sink.commit_batch(0, batch),
+        lambda: sink.complete(0, batch),
+        lambda: sink.abort(batch[0]),
+        lambda: list(sink.recover()),
+    ):
+        with pytest.raises(OperatorRequired, match="the store refuses"):
+            ask()
+
+
+REFUSALS = {"InvalidAccessKeyId": 403, "SignatureDoesNotMatch": 403, "AccessDenied": 403, "ExpiredToken": 400}
+
+
+@pytest.mark.parametrize(
+    ("method", "refusal"),
+    # pyarrow passes on no code of an answer to HEAD, and of one to GET only those that it knows.
+    [(method, refusal) for method in ("PUT", "POST") for refusal in REFUSALS]
+    + [("HEAD", "AccessDenied"), *(("GET", refusal) for refusal in REFUSALS if refusal != "ExpiredToken")],
+)
+def test_a_store_that_refuses_a_request_of_a_commit_calls_an_operator_and_the_batch_is_committed_later(
+    method: str, refusal: str, on_s3: Place
+) -> None:
+    place = on_s3
+    place.create()
+    batch = place.decided(["a"])
+    with HttpProxy(place.properties["s3.endpoint"]) as proxy:
+        behind = replace(place, properties={**place.properties, "s3.endpoint": proxy.url})
+        sink = behind.sink()
+        proxy.disturb_all(method, s3_error(REFUSALS[refusal], refusal))
+        with pytest.raises(OperatorRequired, match="the store refuses"):
+            sink.commit_batch(0, batch)
+    place.sink().commit_batch(0, batch)
+    assert place.values() == ["a"]
 
 
 def test_keys_of_s3_are_in_no_committable_and_no_note(on_s3: Place) -> None:

@@ -304,14 +304,13 @@ def test_a_table_that_the_sink_can_not_write_any_more_takes_nothing(
 ) -> None:
     sink, vote = place.sink(), place.vote(["a"])
     batch = sink.seal([vote], 0.0)
-    path = Path(place.table().metadata_location.removeprefix("file://"))
-    before = path.read_text(encoding="utf-8")
-    path.write_text(json.dumps({**json.loads(before), **changed}), encoding="utf-8")
+    before = place.table().metadata_location
+    place.point_to({**json.loads(Path(before.removeprefix("file://")).read_bytes()), **changed})
     with pytest.raises(RoundAborted, match=says):
         sink.seal([vote], 0.0)
     with pytest.raises(OperatorRequired, match=says):
         sink.commit_batch(0, batch)
-    path.write_text(before, encoding="utf-8")
+    place.point_to(before)
     place.sink().commit_batch(0, batch)
     assert place.values() == ["a"]
 

@@ -1,0 +1,114 @@
+"""A commit does not become slower with each snapshot and manifest that the table keeps, and is none the less exact."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.serializers import FromInputFile
+from pyiceberg.table.snapshots import Snapshot
+
+from tests.support.between import Between, once
+from twopc import Round
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sinks.iceberg.conftest import Place
+    from twopc_iceberg import IcebergSink
+
+
+def batch(place: Place, sink: IcebergSink, number: int, *values: str) -> None:
+    batch = place.decided(*[[value] for value in values], round=Round(1, number), sink=sink)
+    sink.commit_batch(number, batch)
+    sink.complete(number, batch)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[object]:
+    """Count the calls of a function."""
+    calls: list[object] = []
+    call: Callable[..., Any] = getattr(owner, name)
+
+    def count(*arguments: Any, **named: Any) -> Any:
+        calls.append(arguments)
+        return call(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, count)
+    return calls
+
+
+def test_a_driver_reads_no_metadata_and_no_manifest_list_that_it_wrote(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.create()
+    sink = place.sink()
+    batch(place, sink, 0, "0")
+    read = counted(monkeypatch, FromInputFile, "table_metadata")
+    listed = counted(monkeypatch, Snapshot, "manifests")
+    for number in range(1, 4):
+        batch(place, sink, number, f"{number}")
+    assert read == listed == []
+    monkeypatch.undo()
+    assert place.values() == ["0", "1", "2", "3"]
+
+
+def test_a_commit_copies_no_snapshot_that_the_table_had(place: Place) -> None:
+    sink = place.sink()
+    for number in range(3):
+        batch(place, sink, number, f"{number}")
+    before = sink._lake.table().metadata.snapshots
+    batch(place, sink, 3, "3")
+    after = sink._lake.table().metadata.snapshots
+    assert len(after) == len(before) + 1
+    assert all(one is other for one, other in zip(before, after, strict=False))
+
+
+def test_what_a_driver_keeps_of_a_table_is_what_another_program_reads(place: Place) -> None:
+    place.create(properties={"commit.manifest.min-count-to-merge": "3"})
+    sink = place.sink()
+    for number in range(8):
+        batch(place, sink, number, f"{number}", f"{number}")
+        kept, read = sink._lake.load(), place.table()
+        assert kept.metadata_location == read.metadata_location
+        assert kept.metadata.model_dump_json() == read.metadata.model_dump_json()
+        snapshot = read.current_snapshot()
+        assert snapshot is not None
+        of_driver, of_reader = sink._lists.read(sink._lake.io(), snapshot), snapshot.manifests(read.io)
+        assert [repr(each) for each in of_driver] == [repr(each) for each in of_reader]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "null"])
+def test_what_others_do_between_batches_is_in_the_next_one(codec: str, place: Place) -> None:
+    sink = place.sink()
+    batch(place, sink, 0, "0")
+    place.table().append(pa.table({"value": ["foreign"]}))
+    batch(place, sink, 1, "1")
+    with place.table().transaction() as transaction:
+        transaction.set_properties({"write.avro.compression-codec": codec})
+    batch(place, sink, 2, "2")
+    place.table().delete("value == '0'")
+    batch(place, sink, 3, "3")
+    snapshots = place.table().snapshots()
+    place.table().maintenance.expire_snapshots().by_ids([each.snapshot_id for each in snapshots[:-1]]).commit()
+    batch(place, sink, 4, "4")
+    assert place.values() == ["1", "2", "3", "4", "foreign"]
+    assert len(place.table().snapshots()) == 2
+
+
+def test_a_manifest_list_of_an_attempt_that_lost_a_race_is_not_taken_for_the_tables(place: Place) -> None:
+    sink = place.sink()
+    batch(place, sink, 0, "0")
+    Between(before=once(lambda: place.table().append(pa.table({"value": ["foreign"]})))).stand(sink)
+    batch(place, sink, 1, "1")
+    batch(place, sink, 2, "2")
+    assert place.values() == ["0", "1", "2", "foreign"]
+
+
+def test_a_session_token_without_an_end_gets_one_with_each_load(place: Place) -> None:
+    sink = replace(place, properties={**place.properties, "s3.session-token": "token"}).sink()
+    ends = [sink._lake.load().io.properties["s3.session-token-expires-at-ms"] for _ in range(2)]
+    assert ends[0] <= ends[1]
+    sink._lake.table().io.properties["s3.session-token-expires-at-ms"] = "0"
+    assert sink._lake.table().io.properties["s3.session-token-expires-at-ms"] >= ends[1]
