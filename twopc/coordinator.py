@@ -517,7 +517,7 @@ class Coordinator:
         next incarnation starts over.
         """
         round = Round(self._log.incarnation, batch_id)
-        replaced = {name: dict[str, Committable]() for name in self._sinks}
+        replaced = {name: dict[str, Committable]() for name in lost}
         for name, committable in ((name, committable) for name, of_sink in lost.items() for committable in of_sink):
             what = f"batch {batch_id} is decided; writing {committable.transaction_id} again"
             with located(sink=name, batch_id=batch_id, transaction_id=committable.transaction_id):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +38,10 @@ class ForgetfulSink(MemorySink):
 
 class LastSink(MemorySink):
     commits_last = True
+
+
+class ForgetfulLastSink(LastSink):
+    may_time_out = True
 
 
 class Killed(BaseException):
@@ -285,6 +290,22 @@ def test_transactions_that_their_target_never_loses_have_no_fingerprint(world: W
         vote = participant.pre_commit()
     assert vote["a"].fingerprint == Fingerprint(3, (2**63 + 2 - 2) % 2**64)
     assert vote["b"].fingerprint is None
+
+
+def test_a_copy_in_one_sink_leaves_the_others_pending_transactions_alone(world: World, tmp_path: Path) -> None:
+    """A sink that commits last has its own part still to come, or nothing left to come."""
+    sinks = {"a": MemorySink(world.targets["a"]), "last": ForgetfulLastSink(world.targets["last"])}
+    coordinator = Coordinator(sinks, world.log, owner="query", replay_copies=str(tmp_path), rest_interval_s=None)
+
+    def write(round: Round) -> Iterator[dict[str, Committable]]:
+        with Participant(sinks, round, partition=0) as participant:
+            for name in sinks:
+                participant.write(name, pa.record_batch({"value": ["a"]}))
+            yield participant.pre_commit()
+
+    world.at[TransactionCommitted] = world.targets["last"].open.clear
+    coordinator.run(0, write)
+    assert world.visible("a") == world.visible("last") == ["a"]
 
 
 def test_the_sum_of_hashes_wraps_around() -> None:

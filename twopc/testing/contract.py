@@ -309,8 +309,7 @@ class SinkContract(ABC):
         commits, and again when all are done."""
         queries = [self.query(), self.query(f"{SINK}2")]
         expected: list[str] = []
-        for batch_id, committed_before in enumerate((0, 1, 2)):
-            values = [f"{batch_id} {query.name}" for query in queries]
+        for batch_id, (committed_before, values) in enumerate([(0, "ab"), (1, "cd"), (2, "ef")]):
             work = [
                 (query, query.pre_committed(self.record_batch([value]), round=Round(1, batch_id)))
                 for query, value in zip(queries, values, strict=True)
