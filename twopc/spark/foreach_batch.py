@@ -24,7 +24,7 @@ from twopc.recompute import Wanted
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.batch_input import OFFSETS_SCHEMA, BatchInput
-from twopc.spark.output import Output, projected
+from twopc.spark.output import Output, projected, require_conditions_of_rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote, portable, refusals_from_tasks
@@ -152,6 +152,7 @@ class ForeachBatch:
         self._last_progress: BatchFinished | None = None
         self._query_id: str | None = None
         self._coordinator: Coordinator | None = None
+        self._are_conditions_accepted = False
         self._input: BatchInput | None = None
         self._plans: Plans | None = None
         self._record_bytes = 0.0
@@ -178,6 +179,9 @@ class ForeachBatch:
         settings, query_id = self._settings, _query_id(context)
         coordinator = self._ensure_coordinator(query_id)
         batch_input, plans = self._ensure_input(batch.sparkSession, query_id)
+        if not self._are_conditions_accepted:  # once: it takes 8 ms per condition
+            require_conditions_of_rows(batch, settings.outputs)
+            self._are_conditions_accepted = True
         frame, rows = projected(batch, settings.outputs, settings.hashed)
         # Here rather than in each task, and before the log is opened.
         schemas = rows.schemas(frame)

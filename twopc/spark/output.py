@@ -205,6 +205,23 @@ def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
             ) from error
 
 
+def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) -> None:
+    """Raise ConfigurationError if a condition is not one of a single row, such as ``count(*) > 1``.
+
+    Spark takes an aggregate in a column, and makes one row of the batch when no output names a column beside it. A
+    filter takes neither aggregates nor window functions.
+    """
+    for name, output in outputs.items():
+        if output.where is None:
+            continue
+        try:
+            batch.where(expr(output.where))
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"Spark refuses the condition {output.where!r} of output {name!r}: {_told(error)} Nothing was written."
+            ) from error
+
+
 def _told(error: AnalysisException) -> str:
     """Return the first line of Spark's text."""
     return f"{str(error).strip().partition(chr(10))[0].rstrip('. ;')}."
