@@ -146,6 +146,15 @@ def test_a_condition_that_spark_refuses_is_named_before_anything_is_written(
     assert not routed.pipeline.log.exists()
 
 
+@pytest.mark.parametrize("where", ["count(*) > 1", "row_number() OVER (ORDER BY 1) = 1"])
+def test_a_condition_of_several_rows_is_refused_though_no_column_is_named_beside_it(routed: Routed, where: str) -> None:
+    """Spark would make one row of the batch for the aggregate, and the others would be lost."""
+    routed.pipeline.add_batch(rows(1, 2, 3))
+    told = refused(routed.pipeline, routed.writer(some=routed.to("some", where, ["1 AS id"])))
+    assert f"Spark refuses the condition {where!r} of output 'some'" in told
+    assert not routed.pipeline.log.exists()
+
+
 def test_columns_that_spark_refuses_are_named(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(1))
     told = refused(routed.pipeline, routed.writer(some=routed.to("some", "id > 0", ["nosuch"]), all=routed.to("all")))

@@ -23,7 +23,7 @@ from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.batch_input import OFFSETS_SCHEMA
 from twopc.spark.engine import ClassicEngine, ConnectEngine, Engine, Input, UnknownPlans, is_connected
-from twopc.spark.output import Output, projected
+from twopc.spark.output import Output, projected, require_conditions_of_rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, load_vote, portable, refusals_from_tasks
@@ -177,7 +177,7 @@ class ForeachBatch:
     def _write(self, engine: Engine, batch: DataFrame, batch_id: int) -> None:
         settings = self._settings
         coordinator = self._ensure_coordinator(engine.query_id)
-        batch_input, plans = self._ensure_input(engine)
+        batch_input, plans = self._ensure_input(engine, batch)
         frame, rows = projected(batch, settings.outputs, settings.hashed)
         # Here rather than in each task, and before the log is opened.
         schemas = rows.schemas(frame)
@@ -252,11 +252,13 @@ class ForeachBatch:
         writers[query_id] = self
         return self._coordinator
 
-    def _ensure_input(self, engine: Engine) -> tuple[Input, Plans | UnknownPlans]:
-        """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders."""
+    def _ensure_input(self, engine: Engine, batch: DataFrame) -> tuple[Input, Plans | UnknownPlans]:
+        """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders, and
+        conditions that are not about a row."""
         if self._input is None or self._plans is None or not self._input.is_active:
             self._input, self._plans = engine.look()
             self._refuse_shared_folders(self._input)
+            require_conditions_of_rows(batch, self._settings.outputs)
         return self._input, self._plans
 
     def _refuse_shared_folders(self, batch_input: Input) -> None:

@@ -164,31 +164,39 @@ def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collectio
         return frame, rows
     try:
         hashes = [f"{_hash(columns)} AS {_quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
-        return frame.selectExpr("*", *hashes), replace(rows, hashed=frozenset(hashed))
+        with_hashes = frame.selectExpr("*", *hashes)
+        _ = with_hashes.schema
     except AnalysisException as error:
         raise ConfigurationError(
             f"recompute=True needs a hash of each record of {', '.join(hashed)}, and Spark refuses to make it:"
             f" {_told(error)} Nothing was written. Write the column in another type, such as a map as"
             " to_json(column), or use 'replay_copies' instead."
         ) from error
+    return with_hashes, replace(rows, hashed=frozenset(hashed))
 
 
 def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFrame, Rows]:
-    names = tuple(outputs)
     chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
     try:
-        if len(names) == 1 and not chosen:
-            [output] = outputs.values()
-            frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
-            if _can_be_named(frame.columns):
-                return frame, Rows(names, in_structs=False)
-        if not chosen:
-            return batch.selectExpr(*(_struct(name, outputs[name]) for name in names)), Rows(names, in_structs=True)
-        return batch.select(*(_column(name, outputs[name]) for name in names)), Rows(names, True, chosen)
+        frame, rows = _selected(batch, outputs, chosen)
+        _ = frame.schema  # a client of Spark Connect finds out here
     except AnalysisException as error:
         for name, output in outputs.items():
             _require_accepted(batch, name, output)
-        raise ConfigurationError(f"Spark refuses the columns of {', '.join(names)}: {_told(error)}") from error
+        raise ConfigurationError(f"Spark refuses the columns of {', '.join(outputs)}: {_told(error)}") from error
+    return frame, rows
+
+
+def _selected(batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str]) -> tuple[DataFrame, Rows]:
+    names = tuple(outputs)
+    if chosen:
+        return batch.select(*(_column(name, outputs[name]) for name in names)), Rows(names, True, chosen)
+    if len(names) == 1:
+        [output] = outputs.values()
+        frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
+        if _can_be_named(frame.columns):
+            return frame, Rows(names, in_structs=False)
+    return batch.selectExpr(*(_struct(name, outputs[name]) for name in names)), Rows(names, in_structs=True)
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
@@ -198,10 +206,27 @@ def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
         ("condition", output.where, output),
     ):
         try:
-            batch.select(_column(name, part))
+            _ = batch.select(_column(name, part)).schema
         except AnalysisException as error:
             raise ConfigurationError(
                 f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
+            ) from error
+
+
+def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) -> None:
+    """Raise ConfigurationError if a condition is not one of a single row, such as ``count(*) > 1``.
+
+    Spark takes an aggregate in a column, and makes one row of the batch when no output names a column beside it. A
+    filter takes neither aggregates nor window functions.
+    """
+    for name, output in outputs.items():
+        if output.where is None:
+            continue
+        try:
+            _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"Spark refuses the condition {output.where!r} of output {name!r}: {_told(error)} Nothing was written."
             ) from error
 
 
