@@ -525,8 +525,7 @@ class Coordinator:
                 replacement = self._until_answered(what, write_again, self._sinks[name], committable, round)
             replaced[name][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
-        self._amend(batch_id, replaced)
-        return {name: tuple(replaced[name].values()) for name in lost}
+        return self._amend(batch_id, replaced)
 
     def _compute_again(self, loss: RecomputableLoss, batch_id: int) -> Work:
         """Have participants write lost records again, and do the rest like ``_replay``, if the records are the same."""
@@ -557,11 +556,11 @@ class Coordinator:
             for committable in lost:
                 replacement = replaced[name][committable.transaction_id]
                 self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
-        self._amend(batch_id, replaced)
-        return {name: tuple(of_sink.values()) for name, of_sink in replaced.items()}
+        return self._amend(batch_id, replaced)
 
-    def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> None:
-        """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new."""
+    def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> Work:
+        """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new.
+        Return the new ones."""
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
             name: tuple(replaced.get(name, {}).get(c.transaction_id, c) for c in of_sink)
@@ -570,6 +569,7 @@ class Coordinator:
         self._log.amend(Decision(decision.round, committables))
         for name in replaced:
             self._sinks[name].pending.amend(batch_id, committables[name])
+        return {name: tuple(of_sink.values()) for name, of_sink in replaced.items()}
 
     def _recover_loss(self, batch_id: int, recompute: Recompute | None) -> None:
         """Finish the recovery that waited for its batch to come again."""

@@ -7,6 +7,7 @@ twentieth of the throughput, see docs/performance.md.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +101,7 @@ class Rows:
         return {name: pa.schema([field for field in schema if field.name != _HASHES + name])}
 
     def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-        """Return the columns of some sinks in SQL, by which the frame's values are had."""
+        """Return the columns that some sinks get, as the frame names them in SQL."""
         for name in sinks:
             if self.in_structs:
                 within = frame.schema[name].dataType
@@ -141,8 +142,8 @@ def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
     """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
     if (position := pc.index(rows, True).as_py()) >= 0:
         raise RecordRefused(
-            "no output takes this row: the condition of each is false or null for it, and otherwise='refuse' was asked"
-            " for. Correct the conditions, or add an output for the rest, and start again.",
+            "no output takes this row: the condition of each is false or null for it, and 'otherwise' is 'refuse'."
+            " Correct the conditions, or add an output for the rest, and start again.",
             task=task,
             record=before + position,
         )
@@ -190,27 +191,24 @@ def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFra
 def _selected(batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str]) -> tuple[DataFrame, Rows]:
     names = tuple(outputs)
     if chosen:
-        return batch.select(*(_column(name, outputs[name]) for name in names)), Rows(names, True, chosen)
+        frame = batch.select(*(_column(name, outputs[name]) for name in names))
+        return frame, Rows(names, in_structs=True, chosen=chosen)
     if len(names) == 1:
         [output] = outputs.values()
         frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
         if _can_be_named(frame.columns):
             return frame, Rows(names, in_structs=False)
-    return batch.selectExpr(*(_struct(name, outputs[name]) for name in names)), Rows(names, in_structs=True)
+    # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
+    structs = (f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names)
+    return batch.selectExpr(*structs), Rows(names, in_structs=True)
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
     """Raise ConfigurationError if Spark refuses this output by itself."""
-    for what, given, part in (
-        ("columns", list(output.columns), replace(output, where=None)),
-        ("condition", output.where, output),
-    ):
-        try:
-            _ = batch.select(_column(name, part)).schema
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
-            ) from error
+    with _naming("columns", [*output.columns], name):
+        _ = batch.select(_column(name, replace(output, where=None))).schema
+    with _naming("condition", output.where, name):
+        _ = batch.select(_column(name, output)).schema
 
 
 def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) -> None:
@@ -220,14 +218,20 @@ def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) 
     filter takes neither aggregates nor window functions.
     """
     for name, output in outputs.items():
-        if output.where is None:
-            continue
-        try:
-            _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"Spark refuses the condition {output.where!r} of output {name!r}: {_told(error)} Nothing was written."
-            ) from error
+        if output.where is not None:
+            with _naming("condition", output.where, name):
+                _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
+
+
+@contextlib.contextmanager
+def _naming(what: str, given: object, name: str) -> Iterator[None]:
+    """Name what was ``given`` for output ``name`` where Spark refuses it."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
+        ) from error
 
 
 def _told(error: AnalysisException) -> str:
@@ -247,19 +251,19 @@ def _can_be_named(columns: Sequence[str]) -> bool:
 
 def _column(name: str, output: Output) -> Column:
     """The struct where the condition holds. Spark parses each text by itself: none can end another one's clause."""
-    struct = expr(f"struct({', '.join(output.columns)})")
+    struct = expr(_struct(output))
     return (struct if output.where is None else when(expr(output.where), struct)).alias(name)
 
 
-def _struct(name: str, output: Output) -> str:
-    """The struct as SQL text, which takes one call to the JVM: building it from columns took 15 ms per batch."""
-    return f"struct({', '.join(output.columns)}) AS {_quoted(name)}"
+def _struct(output: Output) -> str:
+    return f"struct({', '.join(output.columns)})"
 
 
 def _hash(columns: Sequence[str]) -> str:
-    """The hash of a record, of the values in the frame: their expressions may have others, such as of rand().
+    """Return the SQL of a record's hash. ``columns`` are those of the frame: to evaluate an expression such as rand()
+    again would give another value.
 
-    Spark's hash skips nulls, so a value would count the same in any column.
+    Spark's hash skips nulls, so by the values alone a value would count the same in any column.
     """
     return f"xxhash64({', '.join([*columns, *(f'{column} IS NULL' for column in columns)])})"
 
