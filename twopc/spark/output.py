@@ -26,6 +26,9 @@ from twopc.sink import TwoPhaseCommitSink
 
 ALL = ("*",)
 
+_SOURCE_ROW = "twopc source row"
+"""The column with the rows that the sinks' records were made from."""
+
 _HASHES = "twopc hashes "
 """The column with the hashes of what a sink gets has this name and the sink's."""
 
@@ -76,6 +79,36 @@ class Output:
         return replace(output, sink=output.sink.unbound())
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sink gets of a record batch.
+
+    Attributes:
+        sink: the sink's name.
+        records: its records.
+        hashes: a hash of each, or None.
+        source: the rows of the batch; None if the records are these rows.
+        taken: which of these rows the records were made from; None for all.
+    """
+
+    sink: str
+    records: pa.RecordBatch
+    hashes: pa.Int64Array | None
+    source: pa.StructArray | None
+    taken: pa.BooleanArray | None = None
+
+    def of(self, taken: pa.BooleanArray) -> Part:
+        """Return the part of these rows alone."""
+        hashes = None if self.hashes is None else self.hashes.filter(taken)
+        return replace(self, records=self.records.filter(taken), hashes=hashes, taken=taken)
+
+    def source_row(self, position: int) -> pa.StructScalar:
+        """Return the row that a record was made from, by the record's position."""
+        if self.source is None:
+            return self.records.to_struct_array()[position]
+        return self.source[position if self.taken is None else pc.indices_nonzero(self.taken)[position].as_py()]
+
+
 @dataclass(frozen=True)
 class Rows:
     """Where the sinks find their records in a frame.
@@ -85,12 +118,14 @@ class Rows:
         in_structs: whether each finds them in a struct of its name; else the only sink has the frame itself.
         chosen: the sinks that get the rows alone in which their struct is not null.
         hashed: the sinks whose records have hashes.
+        with_source: whether the frame has the rows of the batch, too, in a column of their own.
     """
 
     sinks: tuple[str, ...]
     in_structs: bool
     chosen: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()
+    with_source: bool = False
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
         """Return the schema of what each sink gets."""
@@ -98,7 +133,12 @@ class Rows:
         if self.in_structs:
             return {name: pa.schema(list(schema.field(name).type)) for name in self.sinks}
         [name] = self.sinks
-        return {name: pa.schema([field for field in schema if field.name != _HASHES + name])}
+        return {name: pa.schema([field for field in schema if field.name not in self._additional])}
+
+    @property
+    def _additional(self) -> list[str]:
+        """The columns of the frame that no sink gets."""
+        return [*(_HASHES + name for name in self.hashed), *([_SOURCE_ROW] if self.with_source else ())]
 
     def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
         """Return the columns that some sinks get, as the frame names them in SQL."""
@@ -108,22 +148,20 @@ class Rows:
                 assert isinstance(within, StructType)
                 yield name, [f"{_quoted(name)}.{_quoted(field)}" for field in within.names]
             else:
-                yield name, [_quoted(column) for column in frame.columns]
+                yield name, [_quoted(column) for column in frame.columns if column not in self._additional]
 
-    def apart(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch, pa.Int64Array | None]]:
-        """Return each sink's part of a record batch, and the hashes of its records."""
+    def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
+        """Return each sink's part of a record batch."""
+        source = batch.column(_SOURCE_ROW) if self.with_source else None
         for name in self.sinks:
             hashes = batch.column(_HASHES + name) if name in self.hashed else None
             if not self.in_structs:
-                yield name, batch if hashes is None else batch.drop_columns(_HASHES + name), hashes
+                additional = self._additional
+                yield Part(name, batch.drop_columns(additional) if additional else batch, hashes, source)
                 continue
             records = batch.column(name)
-            part = pa.RecordBatch.from_struct_array(records)
-            if name in self.chosen and records.null_count:
-                taken = records.is_valid()
-                part = part.filter(taken)
-                hashes = None if hashes is None else hashes.filter(taken)
-            yield name, part, hashes
+            part = Part(name, pa.RecordBatch.from_struct_array(records), hashes, source)
+            yield part.of(records.is_valid()) if name in self.chosen and records.null_count else part
 
     def unrouted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
         """Return which rows of a record batch no sink gets; None if there is no such row."""
@@ -149,18 +187,21 @@ def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
         )
 
 
-def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = ()) -> tuple[DataFrame, Rows]:
+def projected(
+    batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False
+) -> tuple[DataFrame, Rows]:
     """Return a frame with the columns of all outputs, and where they are in it.
 
     Args:
         batch: what the query has read.
         outputs: the outputs by the names of their sinks.
         hashed: the sinks whose records get hashes.
+        with_source: whether a record must lead to the row of the batch that it was made from.
 
     Raises:
         ConfigurationError: Spark refuses an expression of an output.
     """
-    frame, rows = _projected(batch, outputs)
+    frame, rows = _projected(batch, outputs, with_source)
     if not hashed:
         return frame, rows
     try:
@@ -176,10 +217,10 @@ def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collectio
     return with_hashes, replace(rows, hashed=frozenset(hashed))
 
 
-def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFrame, Rows]:
+def _projected(batch: DataFrame, outputs: Mapping[str, Output], with_source: bool) -> tuple[DataFrame, Rows]:
     chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
     try:
-        frame, rows = _selected(batch, outputs, chosen)
+        frame, rows = _selected(batch, outputs, chosen, with_source)
         _ = frame.schema  # a client of Spark Connect finds out here
     except AnalysisException as error:
         for name, output in outputs.items():
@@ -188,26 +229,31 @@ def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFra
     return frame, rows
 
 
-def _selected(batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str]) -> tuple[DataFrame, Rows]:
+def _selected(
+    batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
+) -> tuple[DataFrame, Rows]:
     names = tuple(outputs)
+    source = [f"struct(*) AS {_quoted(_SOURCE_ROW)}"] if with_source else []
     if chosen:
-        frame = batch.select(*(_column(name, outputs[name]) for name in names))
-        return frame, Rows(names, in_structs=True, chosen=chosen)
+        frame = batch.select(*(_column(name, outputs[name]) for name in names), *map(expr, source))
+        return frame, Rows(names, in_structs=True, chosen=chosen, with_source=with_source)
     if len(names) == 1:
         [output] = outputs.values()
         frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
         if _can_be_named(frame.columns):
-            return frame, Rows(names, in_structs=False)
+            with_source = with_source and output.columns != ALL
+            frame = batch.selectExpr(*output.columns, *source) if with_source else frame
+            return frame, Rows(names, in_structs=False, with_source=with_source)
     # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
     structs = (f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names)
-    return batch.selectExpr(*structs), Rows(names, in_structs=True)
+    return batch.selectExpr(*structs, *source), Rows(names, in_structs=True, with_source=with_source)
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
     """Raise ConfigurationError if Spark refuses this output by itself."""
-    with _naming("columns", [*output.columns], name):
+    with naming("columns", [*output.columns], name):
         _ = batch.select(_column(name, replace(output, where=None))).schema
-    with _naming("condition", output.where, name):
+    with naming("condition", output.where, name):
         _ = batch.select(_column(name, output)).schema
 
 
@@ -219,12 +265,12 @@ def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) 
     """
     for name, output in outputs.items():
         if output.where is not None:
-            with _naming("condition", output.where, name):
+            with naming("condition", output.where, name):
                 _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
 
 
 @contextlib.contextmanager
-def _naming(what: str, given: object, name: str) -> Iterator[None]:
+def naming(what: str, given: object, name: str) -> Iterator[None]:
     """Name what was ``given`` for output ``name`` where Spark refuses it."""
     try:
         yield

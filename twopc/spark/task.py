@@ -20,12 +20,19 @@ from pyspark.sql.types import StructType
 from twopc import errors
 from twopc.participant import Participant, Vote
 from twopc.recompute import Wanted
+from twopc.spark.bad_records import BadRecord
 from twopc.spark.output import Rows, refuse_unrouted
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = StructType().add("vote", "string").add("record_bytes", "double").add("unrouted", "long")
+VOTE_SCHEMA = (
+    StructType()
+    .add("vote", "string")
+    .add("record_bytes", "double")
+    .add("unrouted", "long")
+    .add("bad_records", "string")
+)
 """A value, because a schema given as text takes a call to the JVM to parse. ``record_bytes`` is the largest mean size
 of the records of one record batch, or 0 if there was none; ``unrouted`` the number of rows that went to no sink."""
 
@@ -41,6 +48,7 @@ class Task:
         rows: where they find their records.
         round: the round.
         refuses_unrouted: whether a row that goes to no sink fails the batch.
+        max_bad_records: how many records may be left out because a sink refuses them.
         wanted: if a part of a decided batch is computed again, the sinks and partitions to write; else None.
     """
 
@@ -48,6 +56,7 @@ class Task:
     rows: Rows
     round: Round
     refuses_unrouted: bool = False
+    max_bad_records: int = 0
     wanted: Wanted | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,10 +66,14 @@ class Task:
     def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
-        sinks, record_bytes, read, unrouted = self.sinks.loaded(), 0.0, 0, 0
-        # Spark counts task attempts through all jobs of an application, so a retry of a whole stage has other numbers.
+        record_bytes, read, unrouted, bad = 0.0, 0, 0, list[BadRecord]()
         with Participant(
-            sinks, self.round, partition=context.partitionId(), serial=context.taskAttemptId()
+            self.sinks.loaded(),
+            self.round,
+            partition=context.partitionId(),
+            # Spark counts task attempts through all jobs of an application: a retry of a whole stage has other numbers.
+            serial=context.taskAttemptId(),
+            max_bad_records=self.max_bad_records,
         ) as participant:
             for batch in batches if self._writes(context.partitionId()) else ():
                 record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
@@ -68,13 +81,14 @@ class Task:
                     if self.refuses_unrouted:
                         refuse_unrouted(left, context.partitionId(), read)
                     unrouted += left.true_count
-                for name, part, hashes in self.rows.apart(batch):
-                    if self._writes(context.partitionId(), name):
-                        participant.write(name, part, hashes)
+                for part in self.rows.apart(batch):
+                    if self._writes(context.partitionId(), part.sink):
+                        refused = participant.write(part.sink, part.records, part.hashes)
+                        bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
                 read += batch.num_rows
             vote = participant.pre_commit()
         row = {"vote": _dump(vote), "record_bytes": record_bytes, "unrouted": unrouted}
-        return pa.RecordBatch.from_pylist([row])
+        return pa.RecordBatch.from_pylist([row | {"bad_records": json.dumps(bad)}])
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
         """Whether the task of a partition writes to a sink, or to any."""
@@ -85,6 +99,11 @@ class Task:
 
 def _dump(vote: Vote) -> str:
     return json.dumps({name: committable.to_json() for name, committable in vote.items()})
+
+
+def load_bad_records(text: str) -> list[BadRecord]:
+    """Return the bad records that a task returned as text."""
+    return [BadRecord(*each) for each in json.loads(text)]
 
 
 def load_vote(text: str) -> Vote:

@@ -94,6 +94,7 @@ _WITHOUT_SOURCE = "4.3.0"
 
 WAYS: Mapping[str, Way] = {
     "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),
+    "bad_records": Way([Case("bad_records", _FOREACH_BATCH)]),
     "format_stream": Way([Case("deduplication", _FORMAT, FORMAT_STREAM)]),
     "format_batch": Way([Case("enriched", _FORMAT, FORMAT_BATCH)]),
     "connect": Way([Case("deduplication", _CONNECT, CONNECT)]),
