@@ -87,26 +87,23 @@ class Part:
         sink: the sink's name.
         records: its records.
         hashes: a hash of each, or None.
-        source: the rows of the batch; None if the records are these rows.
-        taken: which of these rows the records were made from; None for all.
+        source: the row of the batch that each was made from; None if the records are these rows.
     """
 
     sink: str
     records: pa.RecordBatch
     hashes: pa.Int64Array | None
     source: pa.StructArray | None
-    taken: pa.BooleanArray | None = None
 
     def of(self, taken: pa.BooleanArray) -> Part:
         """Return the part of these rows alone."""
         hashes = None if self.hashes is None else self.hashes.filter(taken)
-        return replace(self, records=self.records.filter(taken), hashes=hashes, taken=taken)
+        source = None if self.source is None else self.source.filter(taken)
+        return Part(self.sink, self.records.filter(taken), hashes, source)
 
     def source_row(self, position: int) -> pa.StructScalar:
         """Return the row that a record was made from, by the record's position."""
-        if self.source is None:
-            return self.records.to_struct_array()[position]
-        return self.source[position if self.taken is None else pc.indices_nonzero(self.taken)[position].as_py()]
+        return (self.records.to_struct_array() if self.source is None else self.source)[position]
 
 
 @dataclass(frozen=True)

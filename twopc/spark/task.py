@@ -21,7 +21,8 @@ from twopc import errors
 from twopc.participant import Participant, Vote
 from twopc.recompute import Wanted
 from twopc.spark.bad_records import BadRecord
-from twopc.spark.output import Rows, refuse_unrouted
+from twopc.spark.gathering import gathered
+from twopc.spark.output import Part, Rows, refuse_unrouted
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -66,7 +67,7 @@ class Task:
     def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
-        record_bytes, read, unrouted, bad = 0.0, 0, 0, list[BadRecord]()
+        counts, bad = _Counts(), list[BadRecord]()
         with Participant(
             self.sinks.loaded(),
             self.round,
@@ -75,26 +76,38 @@ class Task:
             serial=context.taskAttemptId(),
             max_bad_records=self.max_bad_records,
         ) as participant:
-            for batch in batches if self._writes(context.partitionId()) else ():
-                record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
-                if (left := self.rows.unrouted(batch)) is not None:
-                    if self.refuses_unrouted:
-                        refuse_unrouted(left, context.partitionId(), read)
-                    unrouted += left.true_count
-                for part in self.rows.apart(batch):
-                    if self._writes(context.partitionId(), part.sink):
-                        refused = participant.write(part.sink, part.records, part.hashes)
-                        bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
-                read += batch.num_rows
+            for part in gathered(self._parts(batches, context.partitionId(), counts)):
+                refused = participant.write(part.sink, part.records, part.hashes)
+                bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
-        row = {"vote": _dump(vote), "record_bytes": record_bytes, "unrouted": unrouted}
+        row = {"vote": _dump(vote), "record_bytes": counts.record_bytes, "unrouted": counts.unrouted}
         return pa.RecordBatch.from_pylist([row | {"bad_records": json.dumps(bad)}])
+
+    def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, counts: _Counts) -> Iterator[Part]:
+        """Yield what each sink gets of the record batches of a partition, and count them."""
+        read = 0
+        for batch in batches if self._writes(partition) else ():
+            counts.record_bytes = max(counts.record_bytes, batch.nbytes / (batch.num_rows or 1))
+            if (left := self.rows.unrouted(batch)) is not None:
+                if self.refuses_unrouted:
+                    refuse_unrouted(left, partition, read)
+                counts.unrouted += left.true_count
+            yield from (part for part in self.rows.apart(batch) if self._writes(partition, part.sink))
+            read += batch.num_rows
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
         """Whether the task of a partition writes to a sink, or to any."""
         if self.wanted is None:
             return True
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
+
+
+@dataclass
+class _Counts:
+    """What a task tells of its record batches; see ``VOTE_SCHEMA``."""
+
+    record_bytes: float = 0.0
+    unrouted: int = 0
 
 
 def _dump(vote: Vote) -> str:
