@@ -316,7 +316,7 @@ class ForeachBatch:
         """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders, and
         conditions that are not about a row."""
         if self._input is None or self._plans is None or not self._input.is_active:
-            self._input, self._plans = engine.look()
+            self._input, self._plans = engine.look(batch)
             self._refuse_shared_folders(self._input)
             require_conditions_of_rows(batch, self._settings.outputs)
             self._schemas_on_driver = self._look_at_schemas(batch.sparkSession)
