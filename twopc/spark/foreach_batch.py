@@ -295,6 +295,10 @@ class ForeachBatch:
         """The metrics of the last successful batch, or None before the first."""
         return self._last_progress
 
+    def _refuse_within_batch(self) -> None:
+        """See ``Turn.refuse_within_batch``."""
+        self._turn.refuse_within_batch()
+
     def _between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
         """See ``Turn.between_batches``."""
         return self._turn.between_batches(query, self._waits_in_vain)

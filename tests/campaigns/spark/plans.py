@@ -129,10 +129,26 @@ def _deduplicated(events: DataFrame) -> DataFrame:
     return _enriched(events.withWatermark("at", DELAY).dropDuplicates(["id", "kind", "at"]))
 
 
+def _shuffled(events: DataFrame) -> DataFrame:
+    """Move the records, without state: with adaptive execution Spark then decides how many partitions there are."""
+    return _enriched(events.repartition(6, "user"))
+
+
+def _totals(events: DataFrame) -> DataFrame:
+    """Count by user, and emit each new total."""
+    if not events.isStreaming:
+        return events.groupBy("user").count().selectExpr("user AS key", "count AS events")
+    from tests.campaigns.spark.totals import Totals
+
+    return events.groupBy("user").transformWithState(Totals(), Totals.OUTPUT, "Update", "None")
+
+
 PLANS: Mapping[str, Plan] = {
     "enriched": Plan(_enriched, source="kafka", drops_late=False, to_files=True),
     "bad_records": Plan(_enriched, source="kafka", drops_late=False, to_files=True, has_bad=True),
     "aggregation": Plan(_aggregated, to_files=True),
+    "shuffled": Plan(_shuffled, source="kafka", drops_late=False, to_files=True),
+    "totals": Plan(_totals, output_mode="update", drops_late=False),
     "join": Plan(_joined),
     "deduplication": Plan(_deduplicated),
     "windowed_counts": Plan(_counted, source="kafka", output_mode="update"),

@@ -77,12 +77,14 @@ _SPECULATION = {
     "spark.eventLog.compress": "false",
     "spark.eventLog.rolling.enabled": "false",
 }
+_STATE, _ADAPTIVE = "spark.sql.streaming.stateStore", "spark.sql.adaptive"
 _DYNAMIC_ALLOCATION = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
     "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
 }
+_ROCKSDB = {f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 _MAIN = Case("enriched", _kills(("pre_commit", 0), ("commit", 2), ("sweeping", 4)))
 _MAIN_BY_FORMAT = Case("deduplication", _kills(("seal", 1), ("commit", 2)), FORMAT_STREAM)
 
@@ -115,6 +117,19 @@ WAYS: Mapping[str, Way] = {
         on_cluster=True,
     ),
     **{name: Way([Case(name, _PIPELINE)]) for name in ("aggregation", "join", "deduplication", "windowed_counts")},
+    "totals": Way([Case("totals", _PIPELINE[:-1], settings=_ROCKSDB)]),
+    "checkpoint_v2": Way(
+        [Case("aggregation", _PIPELINE, settings={**_ROCKSDB, f"{_STATE}.checkpointFormatVersion": "2"})]
+    ),
+    "adaptive": Way(
+        [
+            Case(
+                "shuffled",
+                _FOREACH_BATCH,
+                settings={f"{_ADAPTIVE}.enabled": "true", f"{_ADAPTIVE}.streaming.stateless.enabled": "true"},
+            )
+        ]
+    ),
     **{f"spark-{version}": Way([_MAIN, _MAIN_BY_FORMAT], spark=version) for version in _SPARKS},
     f"spark-{_WITHOUT_SOURCE}": Way(
         [Case("aggregation", _kills(("pre_commit", 1), ("commit", 4), ("sweeping", 6))), _MAIN_BY_FORMAT],
