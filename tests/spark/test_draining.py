@@ -1,4 +1,4 @@
-"""``stop(query, drain=True)``: what the sources have at the call is committed, then the query and its log are closed."""
+"""``stop(query, drain=True)`` commits what the sources have at the call, then ends the query and closes its log."""
 
 from __future__ import annotations
 
