@@ -308,6 +308,7 @@ def test_the_hashes_and_the_replay_copy_are_those_of_what_was_written(calls: lis
     sink.replay_copies = ReplayCopies(str(tmp_path))
     with Participant({"a": sink}, ROUND, partition=5, max_bad_records=3) as participant:
         participant.write("a", values("w", "bad 1", "x"), pa.array([1, 10, 100]))
+        participant.write("a", values("bad 2"), pa.array([1000]))
         vote = participant.pre_commit()
     assert vote["a"].fingerprint == Fingerprint(5, 101)
     assert vote["a"].replay_copy is not None
