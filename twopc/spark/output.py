@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import expr, when
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StringType, StructType, VariantType
 
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.sink import TwoPhaseCommitSink
@@ -230,20 +231,47 @@ def _selected(
     batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
 ) -> tuple[DataFrame, Rows]:
     names = tuple(outputs)
-    source = [f"struct(*) AS {_quoted(_SOURCE_ROW)}"] if with_source else []
     if chosen:
-        frame = batch.select(*(_column(name, outputs[name]) for name in names), *map(expr, source))
+        source = [_source_row(batch)] if with_source else []
+        frame = batch.select(*(_column(name, outputs[name]) for name in names), *source)
         return frame, Rows(names, in_structs=True, chosen=chosen, with_source=with_source)
     if len(names) == 1:
         [output] = outputs.values()
         frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
         if _can_be_named(frame.columns):
             with_source = with_source and output.columns != ALL
-            frame = batch.selectExpr(*output.columns, *source) if with_source else frame
+            frame = batch.select(*map(expr, output.columns), _source_row(batch)) if with_source else frame
             return frame, Rows(names, in_structs=False, with_source=with_source)
     # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
-    structs = (f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names)
-    return batch.selectExpr(*structs, *source), Rows(names, in_structs=True, with_source=with_source)
+    structs = [f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names]
+    frame = batch.select(*map(expr, structs), _source_row(batch)) if with_source else batch.selectExpr(*structs)
+    return frame, Rows(names, in_structs=True, with_source=with_source)
+
+
+def _source_row(batch: DataFrame) -> Column:
+    """The column with the rows of a batch, as Arrow takes them: with a name of its own for each field, and as text what
+    Arrow has no type for."""
+    row, given, taken = expr("struct(*)"), batch.schema, StructType()
+    for field in given:
+        numbers = itertools.count(2)
+        name = field.name
+        while name in taken.names:
+            name = f"{field.name}_{next(numbers)}"
+        is_plain = _is_plain(field.dataType)
+        taken.add(name, field.dataType if is_plain else StringType(), field.nullable or not is_plain)
+    return (row if taken == given else row.cast(taken)).alias(_SOURCE_ROW)
+
+
+def _is_plain(of_spark: DataType) -> bool:
+    """Whether a value gets to Python as what it is. A variant comes as its encoding, and an interval of months not at
+    all."""
+    if isinstance(of_spark, VariantType):
+        return False
+    try:
+        arrow_schema(StructType().add("value", of_spark))
+    except PySparkTypeError:
+        return False
+    return True
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
