@@ -23,6 +23,7 @@ from tests.support.sink_place import from_log
 from twopc import Committable, Round
 from twopc.durable_files import LocalFolder
 from twopc.errors import (
+    ConfigurationError,
     CorruptLog,
     LogMismatch,
     OperatorRequired,
@@ -299,7 +300,7 @@ def test_two_queries_and_a_foreign_writer_on_one_table_lose_and_double_nothing(p
 # Answers. -----------------------------------------------------------------------------------------------------------
 
 
-def lose(error: Exception) -> Callable[[], None]:
+def lose(error: BaseException) -> Callable[[], None]:
     def raise_it() -> None:
         raise error
 
@@ -403,6 +404,67 @@ def test_a_table_that_was_dropped_and_made_again_gets_nothing_of_an_old_decision
         place.sink().commit_batch(0, [committable])
     assert place.values() == []
     assert len(place.notes()) == 1
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_a_batch_that_went_into_a_table_which_took_the_place_of_its_own_is_not_taken_for_committed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, died: bool
+) -> None:
+    """It has as many versions, so the put succeeds. The driver may die before it looks."""
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["0"], sink=sink)])
+    committable = place.pre_commit(["a"], Round(1, 1), sink=sink)
+    with monkeypatch.context() as replaced:
+        once(replaced, lambda: recreate(place), lose(KeyboardInterrupt()) if died else None)
+        with pytest.raises(KeyboardInterrupt if died else OutcomeUnknown):
+            sink.commit_batch(1, [committable])
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match=r"and this batch's mark: .* restore the version before it"):
+            place.sink().commit_batch(1, [committable])
+    assert place.table().transaction_version(MARK) == 1
+    assert len(place.notes()) == 1
+
+
+@pytest.mark.parametrize("versions", [0, 1])
+def test_a_shorter_table_that_takes_the_place_of_the_old_one_gets_no_entry_behind_a_gap(
+    place: Place, monkeypatch: pytest.MonkeyPatch, versions: int
+) -> None:
+    """No reader would read it any more."""
+    sink = place.sink()
+    for batch_id in range(3):
+        sink.commit_batch(batch_id, [place.pre_commit(["0"], Round(1, batch_id), sink=sink)])
+    committable = place.pre_commit(["a"], Round(1, 3), sink=sink)
+
+    def shorter() -> None:
+        shutil.rmtree(place.folder / "_delta_log")
+        place.create()
+        for _ in range(versions):
+            place.append("new")
+
+    once(monkeypatch, shorter)
+    with pytest.raises(OutcomeUnknown, match="dropped and made again"):
+        sink.commit_batch(3, [committable])
+    assert place.values() == ["new"] * versions
+
+
+def test_an_entry_behind_a_gap_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver put it into a shorter table, and died before it could take it back."""
+    committable = place.pre_commit(["a"])
+    (place.folder / "_delta_log" / f"{5:020d}.json").write_bytes(place.entry(0))
+    with pytest.raises(OperatorRequired, match="version 5 of the table's log can't be read: it has no version 4"):
+        bound(place).commit_batch(0, [committable])
+
+
+def test_a_batch_that_was_committed_before_its_table_was_replaced_in_the_same_log_is_there(place: Place) -> None:
+    """CREATE OR REPLACE gives the table another id."""
+    committable = place.pre_commit(["a"])
+    place.sink().commit_batch(0, [committable])
+    [metadata] = [line for line in place.entry(0).splitlines() if b"metaData" in line]
+    replaced = metadata.replace(str(place.table().metadata().id).encode(), b"another")
+    (place.folder / "_delta_log" / f"{2:020d}.json").write_bytes(replaced)
+    assert str(place.table().metadata().id) == "another"
+    place.sink().commit_batch(0, [committable])
+    assert place.table().version() == 2
 
 
 def test_a_table_that_is_gone_leaves_the_outcome_open(place: Place) -> None:
@@ -635,7 +697,8 @@ def test_the_entry_survives_a_power_cut_before_its_notes_go(place: Place, monkey
 
     monkeypatch.setattr(os, "fsync", fsync)
     TableLog(sink._storage, MARK, "table").commit(0, [committable])
-    assert synced == ["00000000000000000002.json", "00000000000000000001.json", "_delta_log"]
+    *entries, _, _ = synced  # the last two are of the receipt
+    assert entries == ["00000000000000000002.json", "00000000000000000001.json", "_delta_log"]
     assert place.notes() == []
 
 
@@ -809,9 +872,11 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
             sink.seal([vote], 0.0)
         return
     if not is_sealed and what == "an older copy":
-        with pytest.raises(LogMismatch, match=r"batch 1 of this sink was in the table, whose newest one is 0 now"):
-            sink.seal([vote], 0.0)
-        batch = place.sink().seal([vote], 0.0)  # an operator has seen to it, and started the query again
+        for each in (sink, place.sink()):  # also after a restart
+            with pytest.raises(LogMismatch, match=r"batch 1 of this sink was version 2 .* the table's newest one is 0"):
+                each.seal([vote], 0.0)
+        receipt(place).unlink()  # an operator has seen to it, and started the query again
+        batch = place.sink().seal([vote], 0.0)
         sink.close()
     elif not is_sealed:
         batch = sink.seal([vote], 0.0)
@@ -823,17 +888,125 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
     assert place.values().count("2") == 1
 
 
-def test_an_entry_that_another_writer_has_replaced_is_noticed_before_the_next_decision(place: Place) -> None:
-    """Spark's log store on a disk looks first, and then renames over what is there by then."""
+def receipt(place: Place) -> Path:
+    return place.folder / "_twopc" / f"{MARK}.receipt"
+
+
+def rename_over_the_newest(place: Place) -> None:
+    """As Spark's log store does on a disk: it looks first, and then renames over what is there by then."""
+    log, version = place.folder / "_delta_log", place.table().version()
+    place.append("foreign")
+    os.replace(log / f"{version + 1:020d}.json", log / f"{version:020d}.json")  # noqa: PTH105
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_an_entry_that_another_writer_has_replaced_is_noticed_before_the_next_decision(
+    place: Place, checkpointed: bool, restarted: bool
+) -> None:
+    """Behind a checkpoint that was written before, the table still has the mark."""
     sink = place.sink()
     for batch_id in range(2):
         sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
+    if checkpointed:
+        place.table().create_checkpoint()
+    rename_over_the_newest(place)
+    vote = place.vote(["2"], Round(1, 2))
+    for _ in range(2):
+        with pytest.raises(LogMismatch, match=r"batch 1 of this sink was version 2 .* replaced"):
+            (place.sink() if restarted else sink).seal([vote], 0.0)
+    receipt(place).unlink()
+    restarted_sink = place.sink()
+    restarted_sink.commit_batch(2, restarted_sink.seal([vote], 0.0))
+    assert "2" in place.values()
+
+
+def test_an_entry_that_was_replaced_before_the_batch_is_settled_is_put_again(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = place.pre_commit(["a"])
+    commit_and_die(place, 0, committable, monkeypatch)
+    rename_over_the_newest(place)
+    place.sink().commit_batch(0, [committable])
+    assert place.values() == ["a", "foreign"]
+
+
+def test_a_batch_whose_entry_was_cleaned_up_is_not_taken_for_replaced(place: Place) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
     place.append("foreign")
-    log = place.folder / "_delta_log"
-    os.replace(log / f"{3:020d}.json", log / f"{2:020d}.json")  # noqa: PTH105  # as Spark's rename
-    with pytest.raises(LogMismatch, match="replaced"):
-        place.pre_commit(["2"], Round(1, 2), sink=sink)
-    assert place.values() == ["0", "foreign"]
+    place.table().create_checkpoint()
+    (place.folder / "_delta_log" / f"{1:020d}.json").unlink()
+    place.sink().commit_batch(1, [place.pre_commit(["b"], Round(1, 1))])
+    assert place.values() == ["a", "b", "foreign"]
+
+
+def test_a_receipt_of_a_table_that_was_dropped_says_nothing_of_the_new_one(place: Place) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    recreate(place)
+    place.sink().commit_batch(1, [place.pre_commit(["b"], Round(1, 1))])
+    assert place.values() == ["b", "new0"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]"])
+def test_a_damaged_receipt_stops_the_query_before_the_next_decision(place: Place, damage: bytes) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    receipt(place).write_bytes(damage)
+    with pytest.raises(LogMismatch, match=r"\.receipt is damaged"):
+        place.pre_commit(["b"], Round(1, 1))
+
+
+def test_a_receipt_that_can_not_be_written_does_not_fail_the_batch(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, committable = place.sink(), place.pre_commit(["a"])
+    monkeypatch.setattr(LocalFolder, "replace", lambda *_: lose(OSError("no room"))())
+    sink.commit_batch(0, [committable])
+    assert "no receipt of batch 0" in caplog.text
+    assert (place.values(), place.notes()) == (["a"], [])
+
+
+DAMAGED = {
+    "torn": b'{"commitInfo":{"timestamp":1}}\n{"add":{"path":"x',
+    "zeros": bytes(100),
+    "no object": b"3\n",
+    "no version": b'{"txn":{"appId":"a"}}',
+}
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_entry_of_another_writer_is_named(
+    place: Place, damage: bytes, is_kept: bool, is_decided: bool
+) -> None:
+    """Whether the driver reads it itself, or delta-rs does."""
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    vote = place.vote(["b"], Round(1, 1))
+    sealed = sink.seal([vote], 0.0)
+    entry = place.folder / "_delta_log" / f"{2:020d}.json"
+    entry.write_bytes(damage)
+    if not is_kept:
+        sink.close()
+    with pytest.raises(OperatorRequired if is_decided else ConfigurationError) as raised:
+        sink.commit_batch(1, sealed) if is_decided else sink.seal([vote], 0.0)
+    assert "batch 1" in str(raised.value)
+    assert place.path in str(raised.value)
+    assert "version 2 of the table's log can't be read: line" in str(raised.value)
+    assert entry.read_bytes() == damage
+    entry.unlink()
+    sink.commit_batch(1, sealed)
+    assert place.values() == ["a", "b"]
+
+
+def test_an_entry_with_unknown_actions_and_empty_lines_is_not_damaged(place: Place) -> None:
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    entry = place.folder / "_delta_log" / f"{2:020d}.json"
+    entry.write_bytes(b'{"commitInfo":{}}\n\n{"unknown":{}}\n')
+    batch = [place.pre_commit(["b"], Round(1, 1), sink=sink)]
+    sink.commit_batch(1, batch)
+    assert [sorted(json.loads(line)) for line in place.entry(3).splitlines()][1:] == [["txn"], ["add"]]
 
 
 @pytest.mark.parametrize("advanced", [False, True])
