@@ -13,6 +13,9 @@ import orjson
 from twopc_delta.notes import replace_durably
 from twopc_delta.storage import NOTES, Storage
 
+RECEIPT = ".receipt"
+"""The ending of a receipt's name."""
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
@@ -42,7 +45,7 @@ class Receipts:
     def __init__(self, storage: Storage, mark: str) -> None:
         self._storage = storage
         self._folder = storage.notes()
-        self._name = f"{mark}.receipt"
+        self._name = mark + RECEIPT
         self.place = f"{storage.url}/{NOTES}/{self._name}"
         self._newest: Receipt | None = None
         self._is_read = False
