@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 from deltalake import DeltaTable
 
+from twopc.durable_files import NotSynced
 from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import outcomes
@@ -368,6 +369,8 @@ class TableLog:
         receipt = self._receipt(snapshot, sealed, batch_id)
         try:
             self._files.sync(snapshot.view.version, 0 if receipt is None else receipt.version)
+        except NotSynced as error:  # the kernel reports it only once, so this process can't make up for it
+            raise outcomes.not_synced(f"batch {batch_id} of {self._name}", str(error)) from None
         except OSError as error:
             raise Retriable(
                 f"batch {batch_id} is in the log of {self._name}, and perhaps not on its disk: {error}"

@@ -124,6 +124,14 @@ def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
     return Retriable(f"{what} is decided and not committed yet: {text}")
 
 
+def not_synced(what: str, why: str) -> OperatorRequired:
+    """Return the error for a committed batch that a power cut may take away."""
+    return OperatorRequired(
+        f"{what} is in the table's log, and may not survive a power cut: its disk has failed to sync: {why}. Look at"
+        " the disk, then start again, which syncs the log anew."
+    )
+
+
 def invalid_entry(what: str, version: int, why: str, is_decided: bool) -> OperatorRequired | ConfigurationError:
     """Return the error for a log with an entry that no reader takes."""
     kind = OperatorRequired if is_decided else ConfigurationError

@@ -221,6 +221,26 @@ def test_a_coordinator_that_never_gets_a_version_reports_it(place: Place, monkey
     assert len(place.notes()) == 1
 
 
+def test_a_checkpoint_and_the_cleanup_of_the_log_between_look_and_commit_take_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry that was looked at is gone, and the next one follows the checkpoint."""
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    committable = place.pre_commit(["b"], Round(1, 1), sink=sink)
+
+    def clean_up() -> None:
+        place.table().create_checkpoint()
+        for entry in (place.folder / "_delta_log").glob("*.json"):
+            entry.unlink()
+
+    once(monkeypatch, clean_up)
+    sink.commit_batch(1, [committable])
+    assert place.values() == ["a", "b"]
+    place.sink().commit_batch(1, [committable])
+    assert place.values() == ["a", "b"]
+
+
 def test_compaction_and_vacuum_between_look_and_commit_take_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -717,7 +737,7 @@ def test_a_sync_that_failed_once_is_not_taken_for_done_when_it_is_repeated(
 
     monkeypatch.setattr(os, "fsync", fsync)
     for _ in range(2):
-        with pytest.raises(Retriable, match="perhaps not on its disk"):
+        with pytest.raises(OperatorRequired, match="may not survive a power cut"):
             sink.commit_batch(0, [committable])
     assert len(place.notes()) == 1
     place.sink().commit_batch(0, [committable])
