@@ -453,7 +453,7 @@ class Coordinator:
         written again from their replay copies.
 
         Returns:
-            The transactions that were written again, to be committed next.
+            The transactions that were written again, to be committed next; and lost ones to look at again.
 
         Raises:
             Fenced: a newer coordinator goes on with this batch.
@@ -493,7 +493,8 @@ class Coordinator:
         if errors:
             if (loss := loss_of(errors)) is None:
                 raise worst_of([error for _, error in errors])
-            return self._compute_again(loss, batch_id)
+            again = self._compute_again(loss, batch_id)
+            return {name: (*again.get(name, ()), *lost.get(name, ())) for name in again.keys() | lost.keys()}
         return self._replay(batch_id, lost) if lost else {}
 
     @contextlib.contextmanager

@@ -98,13 +98,13 @@ def recognized(lost: Committable, votes: Iterable[Committable]) -> Committable:
 
 def not_computed_again(error: Exception, round: Round) -> Exception | None:
     """Return what ``error`` means for a decided batch, or None if it means the same as anywhere else."""
-    what = f"{round} is decided, its target system rolled a part of it back, and to compute that again failed"
+    what = f"{round} is decided. A part that its target system had rolled back could not be computed again"
     match error:
         case Refused():
             return OperatorRequired(f"{what}: {error.message} Correct that and start again.")
         case TwoPhaseCommitError() if not isinstance(error, RoundAborted):
             return None
-    return Retriable(f"{what}, after which nothing of it is visible. Start again: {type(error).__name__}: {error}")
+    return Retriable(f"{what} ({type(error).__name__}: {error}). Start again.")
 
 
 _OTHERS = (

@@ -144,7 +144,7 @@ def joined(events: DataFrame) -> DataFrame:
     [
         (Query, plain, 4),
         pytest.param(Query, counted, 3, marks=pytest.mark.long),
-        (ByFormat, deduplicated, 1),
+        pytest.param(ByFormat, deduplicated, 1, marks=pytest.mark.long),
         pytest.param(ByFormat, joined, 2, marks=pytest.mark.long),
     ],
     ids=lambda value: getattr(value, "__name__", value),

@@ -39,6 +39,7 @@ def decided(folder: Path) -> list[int]:
     return [entry["decided"] for entry in entries if entry["kind"] == "decide"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)  # three drivers at once, 20 s on a quiet machine
 def test_a_driver_killed_at_any_step_gives_the_result_of_one_that_was_not(
     spark: SparkSession, tmp_path: Path, topic: Topic

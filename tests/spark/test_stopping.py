@@ -190,7 +190,13 @@ class Silent(FileSink):
         return super().recover()
 
 
-@pytest.mark.parametrize("end", [stop, StreamingQuery.stop], ids=["twopc.spark.stop", "query.stop"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(stop, id="twopc.spark.stop"),
+        pytest.param(StreamingQuery.stop, id="query.stop", marks=pytest.mark.long),
+    ],
+)
 def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_goes_on_later(
     pipeline: Pipeline, end: Callable[[StreamingQuery], None]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import uuid
 from collections.abc import Iterator, Mapping
@@ -306,6 +307,27 @@ def test_a_copy_in_one_sink_leaves_the_others_pending_transactions_alone(world: 
     world.at[TransactionCommitted] = world.targets["last"].open.clear
     coordinator.run(0, write)
     assert world.visible("a") == world.visible("last") == ["a"]
+
+
+def test_of_one_batch_a_part_may_be_computed_again_and_another_be_copied(world: World, tmp_path: Path) -> None:
+    """A copy of one transaction was not asked for, as of a participant of another version."""
+    sinks = {name: ForgetfulSink(world.targets[name]) for name in ("a", "b")}
+    coordinator = Coordinator(sinks, world.log, owner="query", replay_copies=str(tmp_path), rest_interval_s=None)
+
+    def write(round: Round, wanted: Wanted | None = None) -> Iterator[dict[str, Committable]]:
+        with Participant(sinks, round, partition=0) as participant:
+            for name in wanted or sinks:
+                participant.write(name, pa.record_batch({"value": ["x"]}), hashes(["x"]))
+            vote = participant.pre_commit()
+        yield vote | {"a": dataclasses.replace(vote["a"], replay_copy=None)}
+
+    def roll_back() -> None:
+        world.targets["a"].open.clear()
+        world.targets["b"].open.clear()
+
+    world.at[Phase.COMMITTING] = roll_back
+    coordinator.run(0, write, recompute=write)
+    assert world.visible("a") == world.visible("b") == ["x"]
 
 
 def test_the_sum_of_hashes_wraps_around() -> None:

@@ -55,8 +55,7 @@ class CheckpointFolder:
         except Exception as error:
             raise ConfigurationError(
                 f"the query's id can't be read from {self.url}/metadata ({type(error).__name__}: {error}). Is this the"
-                " query's checkpoint folder, and can Python read it? Stores other than disks need fsspec's package. (A"
-                " query with foreach_batch does not need this.)"
+                " query's checkpoint folder, and can Python read it? Stores other than disks need fsspec's package."
             ) from error
 
     def newest(self) -> tuple[int, Reads]:
@@ -71,7 +70,7 @@ class CheckpointFolder:
         except Exception as error:
             raise ConfigurationError(
                 f"{self.url}/offsets does not say what the batch reads ({type(error).__name__}: {error}). Python must"
-                " be able to read the checkpoint folder. (A query with foreach_batch does not need this.)"
+                " be able to read the checkpoint folder."
             ) from error
 
     def numbers(self, name: str, suffix: str = "") -> list[int]:
