@@ -48,7 +48,10 @@ def _of_spark(newest: int, storage: Storage) -> int | None:
     for version, data in zip(versions, storage.at_once(LogFiles(storage).entry, versions), strict=True):
         if data is None:
             continue
-        entry = Entry.of(data)
+        try:
+            entry = Entry.of(data)
+        except ValueError:  # behind a checkpoint, as the table can be read
+            continue
         if entry.engine.startswith(_SPARK) and entry.operation not in _OF_AN_OPERATOR:
             return version
     return None

@@ -76,9 +76,10 @@ class Entry:
                 names.update(action)
                 if txn := action.get("txn"):
                     marks.setdefault(str(txn["appId"]), int(txn["version"]))
-                info = action.get("commitInfo") or info
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"line {number} has {len(line)} bytes and is no action: {error!r}") from None
+            if isinstance(given := action.get("commitInfo"), dict):  # readers take any value
+                info = given
         engine, operation = str(info.get("engineInfo") or ""), str(info.get("operation") or "")
         return cls(not names.isdisjoint(("metaData", "protocol")), "add" in names, marks, operation, engine)
 
@@ -90,4 +91,4 @@ def _action(line: bytes) -> dict[str, Any]:
     action = orjson.loads(line)
     if not isinstance(action, dict):
         raise TypeError("no object")
-    return action
+    return {name: value for name, value in action.items() if value is not None}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import uuid
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
@@ -31,11 +33,18 @@ class LogFiles:
         self._storage = storage
         self._folder = Path(storage.path) / _LOG  # on a disk
         self._on_disk = LocalFolder(self._folder)
-        self._objects: ObjectFolder | None = None  # at a store, which is tried once per process
+
+    @functools.cached_property
+    def _at_store(self) -> ObjectFolder:
+        return ObjectFolder(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
 
     def entry(self, version: int) -> bytes | None:
         """Return an entry; None where there is none."""
         return self._read(_entry_name(version))
+
+    def has(self, version: int) -> bool:
+        """Whether there is such an entry."""
+        return self._storage.size_bytes(f"{_LOG}/{_entry_name(version)}") is not None
 
     def put(self, version: int, data: bytes) -> None:
         """Create an entry, durable and whole or not at all.
@@ -48,18 +57,14 @@ class LogFiles:
         with self._storage.meaning():
             if self._storage.is_local:
                 self._link(version, data)
-                return
-            if self._objects is None:
-                self._objects = ObjectFolder(self._storage.filesystem, self._storage.path)
-            self._objects.put_if_absent(f"{_LOG}/{_entry_name(version)}", data)
+            else:
+                self._at_store.put_if_absent(_entry_name(version), data)
 
     def try_put(self) -> None:
         """Make sure that entries can be put, by a hidden name that readers of the log don't look at. Remove what killed
         writers have left. Raises like ``LocalFolder.try_put_if_absent``."""
         with self._storage.meaning():
-            folder: LocalFolder | ObjectFolder = self._on_disk
-            if not self._storage.is_local:
-                folder = ObjectFolder(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
+            folder = self._on_disk if self._storage.is_local else self._at_store
             folder.names()
             folder.try_put_if_absent()
 
@@ -124,11 +129,7 @@ class LogFiles:
 
     def has_part_of_a_checkpoint(self) -> bool:
         """Whether a checkpoint of several parts lacks some, as its writer was killed."""
-        parts: dict[tuple[str, str], int] = defaultdict(int)
-        for name in self._names():
-            if found := _PART.fullmatch(name):
-                parts[found[1], found[2]] += 1
-        return any(count != int(of) for (_, of), count in parts.items())
+        return bool(_torn_checkpoints(self._names()))
 
     def _names(self) -> list[str]:
         if self._storage.is_local:
@@ -145,10 +146,14 @@ class LogFiles:
             except FileNotFoundError:
                 return None
 
-    def versions(self) -> list[int]:
-        """Return the versions of all entries, the newest first."""
-        found = (_ENTRY.fullmatch(name) for name in self._names())
-        return sorted((int(each[1]) for each in found if each), reverse=True)
+    def after_checkpoint(self) -> tuple[list[int], int]:
+        """Return the versions that readers take from entries, the newest first, and the version of the newest whole
+        checkpoint, after which they begin; -1 if there is none."""
+        names = self._names()
+        checkpoints = {int(found[1]) for found in map(_CHECKPOINT.match, names) if found}
+        checkpoint = max(checkpoints - _torn_checkpoints(names), default=-1)
+        versions = (int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
+        return sorted((each for each in versions if each > checkpoint), reverse=True), checkpoint
 
     def sync(self, newest: int, oldest: int) -> None:
         """Make the entries survive a power cut, from ``newest`` down to ``oldest``. Other writers put them on a disk
@@ -173,6 +178,14 @@ class LogFiles:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(log)
+
+
+def _torn_checkpoints(names: Iterable[str]) -> set[int]:
+    """Return the versions of checkpoints that lack parts."""
+    parts: dict[tuple[int, int], int] = defaultdict(int)
+    for found in filter(None, map(_PART.fullmatch, names)):
+        parts[int(found[1]), int(found[2])] += 1
+    return {version for (version, of), count in parts.items() if count != of}
 
 
 def _entry_name(version: int) -> str:

@@ -40,8 +40,8 @@ _UNREADABLE = re.compile(
 )
 """delta-rs can't read the table, and never will."""
 
-_GAP = re.compile(r"contiguous commit", re.IGNORECASE)
-"""An entry is missing between two others, at least in this listing of the log."""
+_GAP = re.compile(r"contiguous commit|no table metadata|invalid checkpoint", re.IGNORECASE)
+"""Something is missing between two entries or before the oldest one, at least in this listing of the log."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -154,6 +154,18 @@ def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
     )
 
 
+def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
+    """Return the error for a decided batch whose table has another id by now, and lacks the entry that would show which
+    table it is."""
+    return OutcomeUnknown(
+        f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
+        " mark, and its log does not show whether it is the same one. Either the batch was committed, and CREATE OR"
+        " REPLACE came later: then it is done. Or another table had taken the place of its own: then a version of the"
+        " new table names the batch's files, which may be gone. Find it by 'twopc-delta' in the table's history, and"
+        " see whether the versions before it are those of the old table. Then give the batch up with 'twopc abandon'."
+    )
+
+
 def another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
     """Return the error for a decided batch whose table was replaced by another one at the same place."""
     return OutcomeUnknown(
@@ -194,7 +206,8 @@ def old_log(what: str, mark: int | None) -> LogMismatch:
 def batch_gone(what: str, receipt: Receipt, found: int | None, place: str) -> LogMismatch:
     """Return the veto for a batch that would follow one that was in the table and is not there any more."""
     now = "none" if found is None else found
-    shown = "another entry is there now" if found == receipt.batch else f"the table's newest one is {now} now"
+    is_replaced = found is not None and found >= receipt.batch
+    shown = "another entry is there now" if is_replaced else f"the table's newest one is {now} now"
     return LogMismatch(
         f"{what} is not decided: batch {receipt.batch} of this sink was version {receipt.version} of the table, and"
         f" {shown}. The table was restored from a copy; or another writer has replaced an entry of its log, as Spark"

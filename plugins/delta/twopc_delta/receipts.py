@@ -71,6 +71,10 @@ class Receipts:
         except TypeError as error:
             raise ValueError(str(error)) from None
 
+    def forget(self) -> None:
+        """Read the receipt anew when it is needed next."""
+        self._is_read = False
+
     def write(self, receipt: Receipt) -> None:
         """Replace the receipt. A power cut may bring the one before back, which holds as well."""
         self._newest, self._is_read = receipt, True

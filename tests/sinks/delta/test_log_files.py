@@ -125,6 +125,17 @@ def test_a_log_on_another_file_system_than_the_table_takes_entries(
     assert place.values() == ["a"]
 
 
+def test_what_a_killed_trial_has_left_in_the_log_is_removed_once_it_is_old(place: Place) -> None:
+    names = (".old.aside", ".old.probe", ".new.aside", ".new.probe")
+    for name in names:
+        left = place.folder / "_delta_log" / name
+        left.touch()
+        if "old" in name:
+            os.utime(left, (1, 1))
+    place.sink()
+    assert [(place.folder / "_delta_log" / name).exists() for name in names] == [False, False, True, True]
+
+
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EROFS])
 def test_a_log_that_takes_no_entries_is_refused_before_anything_is_decided(
     place: Place, monkeypatch: pytest.MonkeyPatch, number: int
