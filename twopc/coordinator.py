@@ -43,6 +43,7 @@ from twopc.events import (
     BatchFinished,
     CallRetried,
     Event,
+    LeftOut,
     PhaseEntered,
     TransactionCommitted,
     TransactionReplayed,
@@ -78,6 +79,8 @@ Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
 """Sink's name → transactions of one batch."""
 
 START_TIMEOUT_S = 60.0
+
+_NOTHING = LeftOut()
 
 SEAL_PATIENCE_S = 120.0
 """How long a target system may give no answer before the decision, such as while its brokers restart one by one. Then
@@ -187,7 +190,7 @@ class Coordinator:
         follows: JsonValue = None,
         began_s: float | None = None,
         recompute: Recompute | None = None,
-        unrouted: Callable[[], int] = lambda: 0,
+        left_out: Callable[[], LeftOut] = LeftOut,
     ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
 
@@ -205,7 +208,7 @@ class Coordinator:
                 and returns their votes. Called for transactions that a target system has rolled back after their
                 decision, if they were written with hashes (``Participant.write``). If the records are not the same,
                 the query stops.
-            unrouted: how many rows of the batch went to no sink, for the metrics. Called after ``phase_one``.
+            left_out: what participants left out of the batch, for the metrics. Called after ``phase_one``.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
@@ -239,7 +242,7 @@ class Coordinator:
             self._failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
-            return self._finished(batch_id, False, committables, unrouted())
+            return self._finished(batch_id, False, committables, left_out())
 
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
@@ -525,8 +528,7 @@ class Coordinator:
                 replacement = self._until_answered(what, write_again, self._sinks[name], committable, round)
             replaced[name][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
-        self._amend(batch_id, replaced)
-        return {name: tuple(replaced[name].values()) for name in lost}
+        return self._amend(batch_id, replaced)
 
     def _compute_again(self, loss: RecomputableLoss, batch_id: int) -> Work:
         """Have participants write lost records again, and do the rest like ``_replay``, if the records are the same."""
@@ -557,11 +559,11 @@ class Coordinator:
             for committable in lost:
                 replacement = replaced[name][committable.transaction_id]
                 self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
-        self._amend(batch_id, replaced)
-        return {name: tuple(of_sink.values()) for name, of_sink in replaced.items()}
+        return self._amend(batch_id, replaced)
 
-    def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> None:
-        """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new."""
+    def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> Work:
+        """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new.
+        Return the new ones."""
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
         committables = {
             name: tuple(replaced.get(name, {}).get(c.transaction_id, c) for c in of_sink)
@@ -570,6 +572,7 @@ class Coordinator:
         self._log.amend(Decision(decision.round, committables))
         for name in replaced:
             self._sinks[name].pending.amend(batch_id, committables[name])
+        return {name: tuple(of_sink.values()) for name, of_sink in replaced.items()}
 
     def _recover_loss(self, batch_id: int, recompute: Recompute | None) -> None:
         """Finish the recovery that waited for its batch to come again."""
@@ -717,9 +720,9 @@ class Coordinator:
         batch_id: int,
         already_decided: bool,
         committables: Mapping[str, Sequence[Committable]],
-        unrouted: int = 0,
+        left_out: LeftOut = _NOTHING,
     ) -> BatchFinished:
-        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables, unrouted)
+        batch = self._metrics.finished(self._owner, batch_id, already_decided, committables, left_out)
         logger.info("%s", batch)
         self._tell(batch)
         return batch

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 CATALOG = "docs/errors.md"
 
+_DESTINATION = ("topic", "partition", "column")
+
 _LINK = re.compile(rf"(; see| See) {re.escape(CATALOG)}#[a-z]+")
 
 
@@ -192,7 +194,14 @@ class RecordRefused(Refused):
     @property
     def message(self) -> str:
         """The record's place as far as it is known, and the reason."""
-        names = ("sink", "task", "record", "topic", "partition", "column")
+        return self._told("sink", "task", "record", *_DESTINATION)
+
+    @property
+    def reason(self) -> str:
+        """The message without the place of the record in its batch."""
+        return self._told(*_DESTINATION)
+
+    def _told(self, *names: str) -> str:
         where = [f"{name} {getattr(self, name)!r}" for name in names if getattr(self, name) is not None]
         return f"{', '.join(where)}: {super().message}" if where else super().message
 

@@ -75,6 +75,19 @@ class CallRetried:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What of a batch was left out of its transactions, by the participants' count.
+
+    Attributes:
+        unrouted: rows that went to no sink, as the condition of each output was false or null for them.
+        bad_records: records that a sink refused, and that another sink got instead.
+    """
+
+    unrouted: int = 0
+    bad_records: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFinished:
     """The metrics of one batch that succeeded.
 
@@ -84,7 +97,7 @@ class BatchFinished:
         phases_ms: the time in each phase of the batch, by the phase's name. Pre-committing includes the writing.
         retries: how often a target system could not answer a call of the coordinator.
         recovered: transactions of earlier incarnations that were committed or rolled back before the batch began.
-        unrouted: rows that went to no sink, as the condition of each output was false or null for them.
+        unrouted, bad_records: see ``LeftOut``.
     """
 
     batch_id: int
@@ -97,6 +110,7 @@ class BatchFinished:
     recovered: int
     owner: str
     unrouted: int = 0
+    bad_records: int = 0
 
     def __str__(self) -> str:
         written = [
@@ -106,6 +120,8 @@ class BatchFinished:
         phases = [f"{phase} {spent_ms:.0f} ms" for phase, spent_ms in self.phases_ms.items()]
         if self.unrouted:
             written.append(f"{self.unrouted} rows to no sink")
+        if self.bad_records:
+            written.append(f"{self.bad_records} bad records")
         what = "; ".join(written) or "committed before, nothing written"
         rest = ", ".join([*phases, f"{self.retries} retries", f"{self.recovered} recovered"])
         return f"batch {self.batch_id}: {what}; {rest}"

@@ -37,12 +37,12 @@ def verdict(error: Exception, committables: Sequence[Committable], has_copies: b
     meant = error
     if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
         # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
-        meant = TransactionLost(f"{_sentence(error)} It was never committed, so another process has rolled it back.")
+        meant = TransactionLost(f"{sentence(error)} It was never committed, so another process has rolled it back.")
     copies = [committable.replay_copy for committable in committables if committable.replay_copy]
     if isinstance(meant, TransactionLost) and copies and not has_copies:
         which = copies[0] if len(copies) == 1 else f"{copies[0]} and {len(copies) - 1} more"
         meant = TransactionLost(
-            f"{_sentence(meant)} There is a copy of its records, {which}: start the query again with"
+            f"{sentence(meant)} There is a copy of its records, {which}: start the query again with"
             " the 'replay_copies' that it had, and they are written again from it."
         )
     if meant is not error:
@@ -50,5 +50,6 @@ def verdict(error: Exception, committables: Sequence[Committable], has_copies: b
     return meant
 
 
-def _sentence(error: TwoPhaseCommitError) -> str:
+def sentence(error: TwoPhaseCommitError) -> str:
+    """Return the message of an error with a full stop, so that another sentence can follow."""
     return f"{error.message.removesuffix('.')}."

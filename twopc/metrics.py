@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from twopc.events import BatchFinished, CallRetried, Event, TransactionAborted, TransactionCommitted
+from twopc.events import BatchFinished, CallRetried, Event, LeftOut, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.transaction import Committable
 
@@ -44,7 +44,7 @@ class Metrics:
         batch_id: int,
         already_decided: bool,
         committables: Mapping[str, Sequence[Committable]],
-        unrouted: int,
+        left_out: LeftOut,
     ) -> BatchFinished:
         """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
         return BatchFinished(
@@ -57,5 +57,6 @@ class Metrics:
             retries=self._retries,
             recovered=self._recovered,
             owner=owner,
-            unrouted=unrouted,
+            unrouted=left_out.unrouted,
+            bad_records=left_out.bad_records,
         )

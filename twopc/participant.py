@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from twopc.bad_records import one_too_many
 from twopc.errors import RecordRefused, Retriable, RoundAborted
 from twopc.failures import located
 from twopc.recompute import sum_of_hashes
@@ -35,7 +36,8 @@ VALIDATE_PATIENCE_S = 30.0
 class Participant:
     """Begins at most one transaction per sink, at its first record, and rolls all of them back on an exception.
 
-    If a partition may be attempted more than once in a round, each attempt needs a ``serial`` of its own.
+    If a partition may be attempted more than once in a round, each attempt needs a ``serial`` of its own. Of the
+    records that sinks refuse, ``max_bad_records`` are left out of the transactions. One more fails the attempt.
 
     >>> with Participant(sinks, round, partition=0) as participant:  # doctest: +SKIP
     ...     participant.write("orders", record_batch)
@@ -49,14 +51,16 @@ class Participant:
         *,
         partition: int,
         serial: int | None = None,
+        max_bad_records: int = 0,
     ) -> None:
         self._sinks = sinks
+        self._max_bad_records, self._bad_records = max_bad_records, 0
         self._round, self._partition, self._serial = round, partition, serial
         self._transactions: dict[str, Transaction] = {}
         self._copies: dict[str, ReplayCopy] = {}
         self._schemas: dict[str, pa.Schema] = {}
 
-    def write(self, sink: str, batch: pa.RecordBatch, hashes: pa.Int64Array | None = None) -> None:
+    def write(self, sink: str, batch: pa.RecordBatch, hashes: pa.Int64Array | None = None) -> Sequence[RecordRefused]:
         """Write an Arrow record batch to ``sink``. An empty batch begins no transaction, which could not commit.
 
         Args:
@@ -65,24 +69,51 @@ class Participant:
             hashes: a hash of each record, equal for equal records in every process. If the target system loses the
                 transaction after its decision, the records are recognized by them (``Coordinator.run``).
 
+        Returns:
+            A refusal for each record that was left out, with its position in ``batch``.
+
         Raises:
-            Refused: the sink can't write records of this schema. Nothing of the batch was written.
+            Refused: the sink can't write records of this schema, or refuses more records than may be left out.
         """
         if batch.num_rows == 0:
-            return
+            return ()
         if batch.schema != self._schemas.get(sink):
             self._require_valid(sink, batch.schema)
             self._schemas[sink] = batch.schema
         if sink not in self._transactions:
             self._begin(sink, batch.schema)
         with self._locating(sink):
-            self._sinks[sink].write(self._transactions[sink], batch)
-        if sink in self._copies:
-            self._copies[sink].write(batch)
-        transaction = self._transactions[sink]
-        transaction.records += batch.num_rows
-        transaction.bytes += batch.nbytes
-        if hashes is not None and self._sinks[sink].may_time_out and transaction.may_time_out:
+            refused = self._write(sink, batch)
+        if refused:
+            taken = [position not in refused for position in range(batch.num_rows)]
+            batch = batch.filter(taken)
+            hashes = None if hashes is None else hashes.filter(taken)
+        self._count(sink, batch, hashes)
+        return tuple(refused.values())
+
+    def _write(self, name: str, batch: pa.RecordBatch) -> Mapping[int, RecordRefused]:
+        """Write what the sink does not refuse. Return the refusals by their positions in the batch."""
+        sink, transaction = self._sinks[name], self._transactions[name]
+        if not self._max_bad_records:
+            sink.write(transaction, batch)
+            return {}
+        refused: dict[int, RecordRefused] = {}
+        for each in sink.write_valid(transaction, batch):
+            assert each.record is not None
+            self._bad_records += 1
+            if self._bad_records > self._max_bad_records:
+                raise one_too_many(each, self._max_bad_records)
+            refused[each.record] = each
+        return refused
+
+    def _count(self, name: str, written: pa.RecordBatch, hashes: pa.Int64Array | None) -> None:
+        """Add what was written to the transaction's copy and sums."""
+        transaction = self._transactions[name]
+        if name in self._copies:
+            self._copies[name].write(written)
+        transaction.records += written.num_rows
+        transaction.bytes += written.nbytes
+        if hashes is not None and self._sinks[name].may_time_out and transaction.may_time_out:
             transaction.hash = sum_of_hashes(hashes, transaction.hash or 0)
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:
@@ -103,7 +134,12 @@ class Participant:
             self._copies[name] = sink.replay_copies.create(transaction_id, schema)
 
     def pre_commit(self) -> Vote:
-        """Pre-commit every transaction begun. From here on only the coordinator decides their outcome."""
+        """Pre-commit every transaction begun. From here on only the coordinator decides their outcome.
+
+        A transaction of which the sink refused every record is discarded: without a record it could not commit.
+        """
+        for name in [name for name, live in self._transactions.items() if not live.records]:
+            self._discard(name)
         copies = {name: copy.finish() for name, copy in self._copies.items()}
         vote = {}
         for name, live in self._transactions.items():
@@ -131,11 +167,16 @@ class Participant:
     ) -> None:
         if not isinstance(error, Exception):
             return
-        for name, transaction in self._transactions.items():
-            try:
-                self._sinks[name].discard(transaction)
-            except Exception:
-                # The vote is no either way. What stays open is swept by the coordinator.
-                logger.warning("could not discard %s of sink %s", transaction.id.exact, name, exc_info=True)
-        for copy in self._copies.values():
+        for name in [*self._transactions]:
+            self._discard(name)
+
+    def _discard(self, name: str) -> None:
+        """Roll a transaction back that no vote names."""
+        transaction = self._transactions.pop(name)
+        try:
+            self._sinks[name].discard(transaction)
+        except Exception:
+            # What stays open is swept by the coordinator.
+            logger.warning("could not discard %s of sink %s", transaction.id.exact, name, exc_info=True)
+        if copy := self._copies.pop(name, None):
             copy.discard()

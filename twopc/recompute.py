@@ -19,6 +19,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.failures import sentence
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -63,8 +64,8 @@ def loss_of(failed: Sequence[tuple[CommitCall, Exception]]) -> RecomputableLoss 
             return None
         lost.setdefault(call.sink, []).extend(call.committables)
         errors.append(error)
-    what = errors[0].message.removesuffix(".")
-    loss = RecomputableLoss(lost, f"{what}. Its records can be computed again: start the query with recompute=True.")
+    way_out = "Its records can be computed again: start the query with recompute=True."
+    loss = RecomputableLoss(lost, f"{sentence(errors[0])} {way_out}")
     loss.__cause__ = errors[0]
     return loss
 

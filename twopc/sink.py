@@ -3,7 +3,8 @@
 A sink knows how one target system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing. Only the coordinator decides, by one append to the commit log.
 
-Participants (Spark's tasks) call ``validate``, ``begin``, ``write``, ``pre_commit`` and ``discard``. The coordinator
+Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
+``discard``. The coordinator
 calls ``validate``, ``open``, ``seal``, ``commit`` or ``commit_batch``, ``complete``, ``abort`` and ``recover``; and to
 write a lost transaction again, it does as a participant does. ``check`` runs before there is a query. What every sink
 inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its way
@@ -14,11 +15,12 @@ used.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from twopc._bound_sink import BoundSink
 from twopc.checks import CheckResult
+from twopc.errors import RecordRefused
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 
@@ -60,6 +62,20 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
     @abstractmethod
     def write(self, transaction: TransactionT, batch: pa.RecordBatch) -> None:
         """Write one Arrow record batch, never an empty one, into ``transaction``. Readers do not see it yet."""
+
+    def write_valid(self, transaction: TransactionT, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        """Write the records of a batch that the sink can write, and yield a refusal for each of the others, with its
+        position in ``batch``.
+
+        Called in place of ``write`` if bad records are to go elsewhere. The default refuses the whole batch, as
+        ``write`` does. A sink whose ``write`` refuses a record before it writes any can return
+        ``twopc.bad_records.written_without``.
+
+        Raises:
+            RecordRefused: the refusal is not about one record of this batch.
+        """
+        self.write(transaction, batch)
+        yield from ()
 
     @abstractmethod
     def pre_commit(self, transaction: TransactionT) -> Committable:

@@ -64,6 +64,7 @@ def test_a_span_has_the_metrics_of_its_batch(run: Any, exporter: InMemorySpanExp
         "twopc.retries": 1,
         "twopc.recovered": 0,
         "twopc.unrouted": 0,
+        "twopc.bad_records": 0,
         "twopc.records.archive": 3,
         "twopc.bytes.archive": 24,
         "twopc.transactions.archive": 1,

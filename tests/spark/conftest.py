@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import twopc
+from tests.support.observing import observing
 from tests.support.topic_reader import records_of
 from twopc.events import PhaseEntered
 from twopc.phases import Phase
@@ -48,6 +49,19 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def finished_jobs(spark: SparkSession) -> list[Any]:
+    """Return Spark's own records of its jobs, which its UI shows, newest first."""
+    context = spark.sparkContext._jsc.sc()
+    context.listenerBus().waitUntilEmpty()
+    jobs = context.statusStore().jobsList(None)
+    return [jobs.apply(number) for number in range(jobs.size())]
+
+
+def descriptions(spark: SparkSession) -> list[str]:
+    """Return the descriptions of jobs. A job outside a query has none."""
+    return [str(job.description().get()) for job in finished_jobs(spark) if job.description().isDefined()]
 
 
 @dataclass(frozen=True)
@@ -199,10 +213,8 @@ def events() -> Iterator[list[Event]]:
         def twopc_event(self, event: Event) -> None:
             seen.append(event)
 
-    observer = Observer()
-    twopc.register_observer(observer)
-    yield seen
-    twopc.unregister_observer(observer)
+    with observing(Observer()):
+        yield seen
 
 
 class Hold:
@@ -227,7 +239,5 @@ class Hold:
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    held = Hold()
-    twopc.register_observer(held)
-    yield held
-    twopc.unregister_observer(held)
+    with observing(Hold()) as held:
+        yield held

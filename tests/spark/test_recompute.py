@@ -9,8 +9,8 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import rows
-from tests.spark.test_two_sinks import descriptions
+from tests.spark.conftest import descriptions, rows
+from tests.support.observing import observing
 from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
@@ -47,10 +47,8 @@ class Loses:
 
 @pytest.fixture
 def loses(topic: Topic) -> Iterator[Loses]:
-    loses = Loses(topic)
-    twopc.register_observer(loses)
-    yield loses
-    twopc.unregister_observer(loses)
+    with observing(Loses(topic)) as loses:
+        yield loses
 
 
 def replayed(events: list[Event]) -> int:

@@ -10,9 +10,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import rows
+from tests.spark.conftest import finished_jobs, rows
 from tests.spark.driver import driver
-from tests.spark.test_two_sinks import finished_jobs
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.events import BatchFinished
 from twopc.spark import Output, foreach_batch

@@ -322,7 +322,8 @@ def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(p
     assert pipeline.archived_ids() == [1]
 
 
-def test_stop_from_within_a_batch_is_refused(pipeline: Pipeline) -> None:
+@pytest.mark.parametrize("drain", [False, True])
+def test_stop_from_within_a_batch_is_refused(drain: bool, pipeline: Pipeline) -> None:
     said: list[Exception] = []
 
     class Impatient:
@@ -330,7 +331,7 @@ def test_stop_from_within_a_batch_is_refused(pipeline: Pipeline) -> None:
         def twopc_event(self, event: Event) -> None:
             if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
                 try:
-                    stop(pipeline.spark.streams.active[0])
+                    stop(pipeline.spark.streams.active[0], drain=drain)
                 except ConfigurationError as error:
                     said.append(error)
 

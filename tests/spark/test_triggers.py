@@ -19,6 +19,8 @@ from twopc.spark import foreach_batch, stop
 from twopc.spark.batch_input import _require_repeatable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Hold, Pipeline
@@ -132,6 +134,34 @@ def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spa
     assert pipeline.decided_batches() == [0, 1, 2, 3]
     counted = sorted((row["id"], row["name"]) for row in pipeline.archived())
     assert counted == [(0, "2"), (60, "1"), (120, "1")]
+
+
+def test_a_frame_that_is_not_made_of_the_batch_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    other = pipeline.spark.read.schema("id LONG, name STRING").json(str(pipeline.folder / "source"))
+    write = writer(pipeline)
+    query = pipeline.start(lambda batch, number: write(other.where("id > 0"), number))
+    with pytest.raises(
+        StreamingQueryException, match=r"is not made of the query's batch: it only reads LogicalRelation"
+    ):
+        query.awaitTermination()
+    assert pipeline.decided_batches() == []
+
+
+def test_a_frame_that_was_made_of_the_batch_in_any_way_is_written(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(0, name="0"))
+    other = pipeline.spark.read.schema("id LONG, name STRING").json(str(pipeline.folder / "source"))
+    ways: tuple[Callable[[DataFrame], DataFrame], ...] = (
+        lambda batch: other.select("name").join(batch, "name").select(batch.id, "name"),
+        lambda batch: batch.localCheckpoint(),
+        lambda batch: batch.persist(),
+        lambda batch: batch.sparkSession.createDataFrame(batch.collect(), batch.schema),
+    )
+    for number, made in enumerate(ways, 1):
+        write = writer(pipeline)
+        pipeline.run(lambda batch, batch_id, write=write, made=made: write(made(batch), batch_id))  # type: ignore[misc]
+        pipeline.add_batch(rows(number, name=f"{number}"))
+    assert pipeline.archived_ids() == [0, 1, 2, 3]
 
 
 def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipeline: Pipeline) -> None:

@@ -11,13 +11,13 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import rows
+from tests.spark.conftest import descriptions, finished_jobs, rows
 from twopc.spark import Output, foreach_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Pipeline, Topic
     from twopc.spark import ForeachBatch
@@ -29,19 +29,6 @@ pytestmark = [
 ]
 
 AS_JSON = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]
-
-
-def finished_jobs(spark: SparkSession) -> list[Any]:
-    """Return Spark's own records of its jobs, which its UI shows, newest first."""
-    context = spark.sparkContext._jsc.sc()
-    context.listenerBus().waitUntilEmpty()
-    jobs = context.statusStore().jobsList(None)
-    return [jobs.apply(number) for number in range(jobs.size())]
-
-
-def descriptions(spark: SparkSession) -> list[str]:
-    """Return the descriptions of jobs. A job outside a query has none."""
-    return [str(job.description().get()) for job in finished_jobs(spark) if job.description().isDefined()]
 
 
 @pytest.mark.kafka

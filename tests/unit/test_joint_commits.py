@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from tests.support.observing import Killed
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc._joint_commits import _Once
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
 NAMES = ("items", "orders", "returns")
 TOGETHER = "together"
-
-
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
 
 
 class World:

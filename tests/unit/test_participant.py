@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
+from twopc.bad_records import written_without
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, SchemaMismatch
+from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.testing import MemorySink, MemoryTarget
+from twopc.transaction import Fingerprint
 
 ROUND = Round(2, 7)
 ROWS = pa.record_batch({"value": pa.array(["x", "y"])})
@@ -240,3 +244,93 @@ def test_a_sink_whose_target_does_not_answer_is_named_as_what_it_is(
 def noted_and_asked(asked: list[str], what: str, *arguments: Any, **patience: Any) -> None:
     asked.append(what)
     until_answered(what, *arguments, **patience)
+
+
+# Bad records. -----------------------------------------------------------------------------------------------------
+
+
+class Picky(Recorder):
+    """Takes no record whose value begins with "bad"."""
+
+    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        for position, value in enumerate(batch["value"].to_pylist()):
+            if value.startswith("bad"):
+                raise RecordRefused("it is bad", record=position, column="value")
+        super().write(transaction, batch)
+
+    def write_valid(self, transaction: Transaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_without(partial(self.write, transaction), batch)
+
+
+def values(*given: str) -> pa.RecordBatch:
+    return pa.record_batch({"value": pa.array(given)})
+
+
+def picky(calls: list[str]) -> tuple[Picky, Participant]:
+    sink = Picky("a", calls)
+    return sink, Participant({"a": sink}, ROUND, partition=5, max_bad_records=3)
+
+
+def test_a_bad_record_is_left_out_and_told_and_the_others_are_written(calls: list[str]) -> None:
+    sink, attempt = picky(calls)
+    with attempt as participant:
+        first = participant.write("a", values("w", "bad 1", "x", "bad 2"))
+        second = participant.write("a", values("bad 3", "y"))
+        vote = participant.pre_commit()
+    assert [(each.record, each.reason) for each in (*first, *second)] == [
+        (1, "column 'value': it is bad"),
+        (3, "column 'value': it is bad"),
+        (0, "column 'value': it is bad"),
+    ]
+    assert vote["a"].records == 3
+    [written] = sink.target.open.values()
+    assert [row["value"] for row in written] == ["w", "x", "y"]
+
+
+def test_one_bad_record_too_many_fails_the_attempt_and_is_located(calls: list[str]) -> None:
+    sink, attempt = picky(calls)
+
+    def write_all() -> None:
+        with attempt as participant:
+            participant.write("a", values("w", "bad 1", "bad 2"))
+            participant.write("a", values("x", "bad 3", "bad 4"))
+
+    with pytest.raises(RecordRefused) as caught:
+        write_all()
+    assert "3 records of the batch were refused before, the most that 'max_bad_records' allows" in str(caught.value)
+    assert (caught.value.sink, caught.value.task, caught.value.column) == ("a", 5, "value")
+    assert sink.target.open == {}
+
+
+def test_the_hashes_and_the_replay_copy_are_those_of_what_was_written(calls: list[str], tmp_path: Path) -> None:
+    sink = Picky("a", calls)
+    sink.may_time_out = True
+    sink.replay_copies = ReplayCopies(str(tmp_path))
+    with Participant({"a": sink}, ROUND, partition=5, max_bad_records=3) as participant:
+        participant.write("a", values("w", "bad 1", "x"), pa.array([1, 10, 100]))
+        vote = participant.pre_commit()
+    assert vote["a"].fingerprint == Fingerprint(5, 101)
+    assert vote["a"].replay_copy is not None
+    [copied] = sink.replay_copies.read(vote["a"].replay_copy)
+    assert copied["value"].to_pylist() == ["w", "x"]
+
+
+def test_a_sink_that_does_not_leave_records_out_fails_the_attempt(calls: list[str]) -> None:
+    sink = Recorder("a", calls, fails_in="write")
+    with (
+        pytest.raises(OSError, match="can't write"),
+        Participant({"a": sink}, ROUND, partition=0, max_bad_records=3) as participant,
+    ):
+        participant.write("a", ROWS)
+
+
+def test_a_refusal_that_names_no_record_fails_the_attempt(calls: list[str]) -> None:
+    class Vague(Picky):
+        def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+            raise RecordRefused("one of them is bad")
+
+    with (
+        pytest.raises(RecordRefused, match="one of them"),
+        Participant({"a": Vague("a", calls)}, ROUND, partition=0, max_bad_records=3) as participant,
+    ):
+        participant.write("a", ROWS)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.observing import Killed, killed, observing
 from twopc import Coordinator, Participant
 from twopc.errors import OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
@@ -43,14 +44,6 @@ class LastSink(MemorySink):
 
 class ForgetfulLastSink(LastSink):
     may_time_out = True
-
-
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
-
-
-def killed() -> None:
-    raise Killed
 
 
 class World:
@@ -118,10 +111,8 @@ def hashes(records: list[str]) -> pa.Int64Array:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    world = World()
-    twopc.register_observer(world)
-    yield world
-    twopc.unregister_observer(world)
+    with observing(World()) as world:
+        yield world
 
 
 def decided_and_lost(world: World) -> None:

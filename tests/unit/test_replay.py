@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.observing import Killed, killed, observing
 from twopc import Coordinator, Participant
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
@@ -25,10 +26,6 @@ class ForgetfulSink(MemorySink):
     """Of a target that may roll back what is pre-committed."""
 
     may_time_out = True
-
-
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
 
 
 class World:
@@ -76,14 +73,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    twopc.register_observer(world)
-    yield world
-    twopc.unregister_observer(world)
-
-
-def killed() -> None:
-    raise Killed
+    with observing(World(tmp_path)) as world:
+        yield world
 
 
 BOTH = ["0-0", "0-1"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from twopc import Committable
 from twopc.testing import MemorySink, MemoryTarget
-from twopc.transaction import JsonValue
+from twopc.transaction import Fingerprint, JsonValue
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,15 @@ def test_a_log_that_named_replay_copies_otherwise_is_read() -> None:
 
 def test_another_name_is_another_transaction_whatever_the_handle() -> None:
     assert not Committable("t", {"epoch": 3}).is_same_transaction(Committable("u", {"epoch": 3}))
+
+
+def test_a_fingerprint_survives_a_round_trip_through_json_and_nothing_else_is_taken_for_one() -> None:
+    committable = Committable("t", {}, 3, fingerprint=Fingerprint(2, 2**64 - 1))
+    value = json.loads(json.dumps(committable.to_json()))
+    assert Committable.from_json(value) == committable
+    for wrong in ("ffffffffffffffff", [2], [-1, "ffffffffffffffff"], [2, "ff"], ["2", "ffffffffffffffff"], [2, 3]):
+        with pytest.raises(TypeError, match="fingerprint"):
+            Committable.from_json(value | {"fingerprint": wrong})
 
 
 @given(st.text(), st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text()), st.integers(0))

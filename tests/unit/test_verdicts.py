@@ -1,10 +1,12 @@
-"""The verdict of the command line on each open transaction."""
+"""The verdict of the command line on each open transaction, and the rows of what recovery did."""
 
 from __future__ import annotations
 
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round, TransactionalIdPool
+from twopc.cli.recovery import Work
 from twopc.cli.verdicts import Verdict, judge
+from twopc.events import TransactionCommitted
 from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision
 
@@ -31,3 +33,15 @@ def test_what_a_driver_writes_again_from_a_replay_copy_is_no_orphan() -> None:
     }
     log.complete()
     assert verdicts() == dict.fromkeys((again, late, loser), Verdict.UNDECIDED)
+
+
+def test_what_recovery_committed_is_shown_in_one_order_whichever_commit_ended_first() -> None:
+    work = Work()
+    for sink, transaction_id in ("orders", "b"), ("orders", "a"), ("archive", "c"):
+        work.twopc_event(TransactionCommitted(sink, 1, Committable(transaction_id, {}, 3), True, "query"))
+    work.sort()
+    assert [(row["sink"], row["transaction_id"]) for row in work.committed] == [
+        ("archive", "c"),
+        ("orders", "a"),
+        ("orders", "b"),
+    ]

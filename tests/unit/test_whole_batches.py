@@ -11,16 +11,13 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.observing import Killed, observing
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import Retriable, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.participant import Vote
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget
-
-
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
 
 
 class Table(MemoryTableSink):
@@ -84,10 +81,8 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    world = World(tmp_path)
-    twopc.register_observer(world)
-    yield world
-    twopc.unregister_observer(world)
+    with observing(World(tmp_path)) as world:
+        yield world
 
 
 def test_it_is_asked_once_per_batch_and_every_transaction_is_reported(world: World) -> None:

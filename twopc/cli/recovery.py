@@ -50,6 +50,11 @@ class Work:
             case _:
                 pass
 
+    def sort(self) -> None:
+        """Put the rows in one order: transactions are committed beside each other, and end in any."""
+        for rows in (self.committed, self.replayed, self.aborted):
+            rows.sort(key=lambda row: (str(row["sink"]), str(row["transaction_id"])))
+
 
 def _row(sink: str, committable: Committable) -> dict[str, JsonValue]:
     return {"sink": sink, "transaction_id": committable.transaction_id, "records": committable.records}

@@ -79,7 +79,8 @@ def _line(value: dict[str, Any]) -> Line | None:
 
 def _is_sound(finished_at: object, owner: object, phases_ms: dict[str, Any], **others: Any) -> bool:
     by_sink = [others[name] for name in ("records", "bytes", "transactions")]
-    counts = [others.get("unrouted", 0), *(others[name] for name in ("batch_id", "retries", "recovered"))]
+    counts = [others.get(name, 0) for name in ("unrouted", "bad_records")]
+    counts += [others[name] for name in ("batch_id", "retries", "recovered")]
     counts += [count for of_sink in by_sink for count in of_sink.values()]
     return (
         isinstance(finished_at, str)

@@ -53,6 +53,7 @@ def _attributes(batch: BatchFinished | BatchFailed) -> dict[str, AttributeValue]
         "twopc.retries": batch.retries,
         "twopc.recovered": batch.recovered,
         "twopc.unrouted": batch.unrouted,
+        "twopc.bad_records": batch.bad_records,
     }
     for figure in ("records", "bytes", "transactions"):
         of_sinks: dict[str, int] = getattr(batch, figure)

@@ -39,6 +39,7 @@ class PrometheusObserver:
         self._bytes = counter("record_bytes_total", "Their bytes as Arrow holds them in memory.", "owner", "sink")
         self._transactions = counter("transactions_total", "Transactions of finished batches.", "owner", "sink")
         self._unrouted = counter("unrouted_rows_total", "Rows of finished batches that went to no sink.", "owner")
+        self._bad = counter("bad_records_total", "Records that sinks refused, and another one got.", "owner")
         self._recovered = counter("recovered_transactions_total", "Those of earlier incarnations, settled.", "owner")
         self._failed = counter("failed_batches_total", "Runs of batches that failed.", "owner", "error")
         self._batch_id = gauge("batch_id", "The newest finished batch.")
@@ -87,6 +88,7 @@ class PrometheusObserver:
             for sink, count in of_sinks.items():
                 counter.labels(batch.owner, sink).inc(count)
         self._unrouted.labels(batch.owner).inc(batch.unrouted)
+        self._bad.labels(batch.owner).inc(batch.bad_records)
         self._recovered.labels(batch.owner).inc(batch.recovered)
         for phase, spent_ms in batch.phases_ms.items():
             self._phases_s.labels(batch.owner, phase).observe(spent_ms / 1000)

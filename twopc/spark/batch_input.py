@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from twopc.checkpoint.folder import url
 from twopc.checkpoint.offsets import Reads, by_source, parse
@@ -177,6 +177,22 @@ def _require_repeatable(query: Any) -> None:
                 " not decided would be lost. Nothing was written. Read from a source with offsets, such as Kafka or"
                 " files."
             )
+
+
+_ELSEWHERE = frozenset({"LogicalRelation", "DataSourceV2Relation", "DataSourceV2ScanRelation", "HiveTableRelation"})
+"""Leaves of a plan that read a table or files."""
+
+
+def require_made_of_batch(frame: DataFrame) -> None:
+    """Raise ConfigurationError if no row of a frame can come from the query's batch. A frame that was made of the
+    batch's rows, by whatever means, has another leaf."""
+    leaves = [str(leaf.nodeName()) for leaf in each(frame._jdf.logicalPlan().collectLeaves())]  # noqa: SLF001
+    if _ELSEWHERE.issuperset(leaves):
+        raise ConfigurationError(
+            "the frame that was to be written is not made of the query's batch: it only reads"
+            f" {', '.join(sorted(set(leaves)))}. Nothing was written. Such rows might be others when Spark repeats the"
+            " batch. Join or union them with the frame that Spark passes to your function, and write that."
+        )
 
 
 def _class_of(value: Any) -> str:

@@ -18,7 +18,7 @@ from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.offsets import Reads
 from twopc.checkpoint.source_files import read_before
 from twopc.errors import ConfigurationError, LogMismatch
-from twopc.spark.batch_input import BatchInput
+from twopc.spark.batch_input import BatchInput, require_made_of_batch
 from twopc.spark.tuning import Plan, Plans
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -34,11 +34,12 @@ class Engine(Protocol):
     def query_id(self) -> str:
         """Spark's id of the query. Raises ConfigurationError."""
 
-    def look(self) -> tuple[Input, Plans | UnknownPlans]:
+    def look(self, batch: DataFrame) -> tuple[Input, Plans | UnknownPlans]:
         """Return what the query reads and the plans of its batches, once per start of the query.
 
         Raises:
-            ConfigurationError: the query can't be written exactly once, or ``checkpoint`` is not its checkpoint.
+            ConfigurationError: the query can't be written exactly once, ``batch`` is not of it, or ``checkpoint`` is
+                not its checkpoint.
         """
 
     def described(self, description: str) -> contextlib.AbstractContextManager[None]:
@@ -64,7 +65,8 @@ class ClassicEngine:
             raise ConfigurationError("only a streaming query can call this: use df.writeStream.foreachBatch(...)")
         return query_id
 
-    def look(self) -> tuple[BatchInput, Plans]:
+    def look(self, batch: DataFrame) -> tuple[BatchInput, Plans]:
+        require_made_of_batch(batch)
         found = BatchInput(self._session, self.query_id)
         return found, Plans(self._session, found.query)
 
@@ -95,7 +97,7 @@ class ConnectEngine:
     def query_id(self) -> str:
         return self._folder.query_id()
 
-    def look(self) -> tuple[ConnectInput, UnknownPlans]:
+    def look(self, batch: DataFrame) -> tuple[ConnectInput, UnknownPlans]:  # noqa: ARG002  # a client sees no plan
         running = {query.id for query in self._session.streams.active}
         if self.query_id not in running:
             raise ConfigurationError(

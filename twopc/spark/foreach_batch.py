@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
-from twopc.errors import ConfigurationError
-from twopc.events import BatchFinished, CallRetried
+from twopc.errors import ConfigurationError, RecordRefused
+from twopc.events import BatchFinished, CallRetried, LeftOut
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.recompute import Wanted
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.bad_records import BadRecord, as_output_takes, schema_of
 from twopc.spark.batch_input import OFFSETS_SCHEMA
 from twopc.spark.engine import ClassicEngine, ConnectEngine, Engine, Input, UnknownPlans, is_connected
 from twopc.spark.output import Output, projected, require_conditions_of_rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
-from twopc.spark.task import VOTE_SCHEMA, Task, load_vote, portable, refusals_from_tasks
+from twopc.spark.task import VOTE_SCHEMA, Task, load_bad_records, load_vote, portable, refusals_from_tasks
 from twopc.spark.tuning import Plan, Plans, limited_by_rows, on_few_tasks
 from twopc.transactional_ids import Round
 
 _Otherwise: TypeAlias = Literal["count", "refuse"]
 
-_OFFSETS = "offsets"
+_OFFSETS, _BAD_RECORDS = "offsets", "bad_records"
+"""The names in the log of the sinks that the driver writes to."""
+
+MAX_BAD_RECORDS = 1_000
 
 
 def foreach_batch(
@@ -44,6 +48,8 @@ def foreach_batch(
     recompute: bool = False,
     offsets: TwoPhaseCommitSink[Any] | None = None,
     otherwise: _Otherwise = "count",
+    on_bad_record: TwoPhaseCommitSink[Any] | Output | None = None,
+    max_bad_records: int = MAX_BAD_RECORDS,
     checkpoint: str | os.PathLike[str] | None = None,
     coalesce: bool = True,
     uncapped: bool = True,
@@ -65,6 +71,11 @@ def foreach_batch(
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
         otherwise: what becomes of a row for which the condition of every output is false or null: ``count`` it in
             ``last_progress.unrouted``, or ``refuse`` the batch before its decision.
+        on_bad_record: the sink that gets a record that another one refuses, such as one that is too large, in the same
+            decision; or None, so that such a record fails the batch. It gets the columns ``sink`` (which one refused
+            the record), ``reason`` and ``row`` (of the batch, as JSON), or what an ``Output`` makes of these. See
+            docs/spark.md.
+        max_bad_records: how many records of a batch may go there. One more fails the batch before its decision.
         checkpoint: the query's ``checkpointLocation``. Only for Spark Connect, whose server runs this function in a
             process that can't ask Spark for it; Python must be able to read it there.
         coalesce: write a batch that is likely to be small on at most as many tasks as there are cores, if its plan
@@ -84,9 +95,13 @@ def foreach_batch(
         raise ConfigurationError(
             "lost transactions are written again either from 'replay_copies' or by recompute=True: give one of them"
         )
+    if max_bad_records < 1:
+        raise ConfigurationError(f"'max_bad_records' must be at least 1, not {max_bad_records!r}")
     named = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
-    if offsets is not None and _OFFSETS in named:
-        raise ConfigurationError(f"{_OFFSETS!r} is the name of 'offsets' in the log: give that sink another name")
+    on_driver = {_OFFSETS: offsets, _BAD_RECORDS: on_bad_record}
+    for name in [name for name, given in on_driver.items() if given is not None and name in named]:
+        argument = "offsets" if name == _OFFSETS else "on_bad_record"
+        raise ConfigurationError(f"{name!r} is the name of {argument!r} in the log: give that sink another name")
     return ForeachBatch(
         _Settings(
             outputs={name: Output.of(given) for name, given in named.items()},
@@ -96,12 +111,21 @@ def foreach_batch(
             recompute=recompute,
             offsets=None if offsets is None else Output.of(offsets).sink,
             otherwise=otherwise,
+            on_bad_record=None if on_bad_record is None else _taker(on_bad_record),
+            max_bad_records=max_bad_records,
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             coalesce=coalesce and not recompute,
             uncapped=uncapped,
             start_timeout_s=start_timeout_s,
         )
     )
+
+
+def _taker(given: TwoPhaseCommitSink[Any] | Output) -> Output:
+    output = Output.of(given)
+    if output.where is not None:
+        raise ConfigurationError("the output of 'on_bad_record' gets every bad record: leave out its 'where'")
+    return output
 
 
 @dataclass(frozen=True)
@@ -115,6 +139,8 @@ class _Settings:
     recompute: bool
     offsets: TwoPhaseCommitSink[Any] | None
     otherwise: _Otherwise
+    on_bad_record: Output | None
+    max_bad_records: int
     checkpoint: str | None
     coalesce: bool
     uncapped: bool
@@ -126,6 +152,12 @@ class _Settings:
         return {name: output.sink for name, output in self.outputs.items()}
 
     @property
+    def on_driver(self) -> dict[str, TwoPhaseCommitSink[Any]]:
+        """The sinks that the driver writes to, when all tasks have voted."""
+        given = {_OFFSETS: self.offsets, _BAD_RECORDS: self.on_bad_record.sink if self.on_bad_record else None}
+        return {name: sink for name, sink in given.items() if sink is not None}
+
+    @property
     def hashed(self) -> list[str]:
         """The sinks whose records get hashes."""
         return [name for name, sink in self.sinks.items() if sink.may_time_out] if self.recompute else []
@@ -133,7 +165,7 @@ class _Settings:
     def coordinator(self, query_id: str, gives_up: Callable[[CallRetried], bool]) -> Coordinator:
         """Return the coordinator of a query's batches."""
         return Coordinator(
-            self.sinks if self.offsets is None else {**self.sinks, _OFFSETS: self.offsets},
+            {**self.sinks, **self.on_driver},
             self.log,
             owner=query_id,
             first_batch_id=self.first_batch_id,
@@ -156,8 +188,9 @@ class ForeachBatch:
         self._coordinator: Coordinator | None = None
         self._input: Input | None = None
         self._plans: Plans | UnknownPlans | None = None
+        self._schemas_on_driver: Mapping[str, pa.Schema] = {}
         self._record_bytes = 0.0
-        self._unrouted = 0
+        self._left_out = LeftOut()
         self._turn = Turn()
         settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
 
@@ -178,25 +211,39 @@ class ForeachBatch:
         settings = self._settings
         coordinator = self._ensure_coordinator(engine.query_id)
         batch_input, plans = self._ensure_input(engine, batch)
-        frame, rows = projected(batch, settings.outputs, settings.hashed)
+        frame, rows = projected(batch, settings.outputs, settings.hashed, settings.on_bad_record is not None)
         # Here rather than in each task, and before the log is opened.
-        schemas = rows.schemas(frame)
-        coordinator.validate(schemas if settings.offsets is None else {**schemas, _OFFSETS: OFFSETS_SCHEMA})
+        coordinator.validate({**rows.schemas(frame), **self._schemas_on_driver})
         plan = plans.of(frame)
         plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
         frame = on_few_tasks(frame, plan) if settings.coalesce else frame
         offsets = batch_input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
-        def written(round: Round, wanted: Wanted | None = None) -> list[Vote]:
-            task = Task(PickledSinks.of(settings.sinks), rows, round, settings.otherwise == "refuse", wanted)
-            what = "pre-commit" if wanted is None else "compute again what is lost of"
+        def returned(what: str, round: Round, wanted: Wanted | None = None) -> list[Row]:
+            task = Task(
+                sinks=PickledSinks.of(settings.sinks),
+                rows=rows,
+                round=round,
+                refuses_unrouted=settings.otherwise == "refuse",
+                max_bad_records=settings.max_bad_records if settings.on_bad_record else 0,
+                wanted=wanted,
+            )
             with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
                 return self._run_tasks(frame, task, plan)
 
-        def phase_one(round: Round) -> list[Vote]:
-            votes = written(round)
-            return votes if offsets is None else [*votes, self._pre_commit_offsets(round, offsets)]
+        def phase_one(round: Round) -> Iterator[Vote]:
+            by_task = returned("pre-commit", round)
+            bad = [each for row in by_task for each in load_bad_records(row.bad_records)]
+            self._left_out = LeftOut(sum(row.unrouted for row in by_task), len(bad))
+            yield from (load_vote(row.vote) for row in by_task)
+            if offsets is not None:
+                yield self._pre_commit_on_driver(round, _OFFSETS, offsets)
+            if bad:
+                yield self._pre_commit_on_driver(round, _BAD_RECORDS, self._taken(bad, batch.sparkSession))
+
+        def computed_again(round: Round, wanted: Wanted) -> list[Vote]:
+            return [load_vote(row.vote) for row in returned("compute again what is lost of", round, wanted)]
 
         follows, reads = batch_input.of_batch(batch_id)
         self._last_progress = coordinator.run(
@@ -204,8 +251,8 @@ class ForeachBatch:
             phase_one,
             reads=reads,
             follows=follows,
-            recompute=written if settings.recompute else None,
-            unrouted=lambda: self._unrouted,
+            recompute=computed_again if settings.recompute else None,
+            left_out=lambda: self._left_out,
         )
         if self._last_progress.already_decided:
             # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
@@ -213,27 +260,44 @@ class ForeachBatch:
             with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    def _run_tasks(self, frame: DataFrame, task: Task, plan: Plan) -> list[Vote]:
-        """Run the Spark job that writes and pre-commits."""
+    def _run_tasks(self, frame: DataFrame, task: Task, plan: Plan) -> list[Row]:
+        """Run the Spark job that writes and pre-commits. Return what each task returned."""
         record_bytes = self._record_bytes if self._settings.uncapped and not plan.python else 0
         with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():
             rows = frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()
         self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
-        if task.wanted is None:
-            self._unrouted = sum(row.unrouted for row in rows)
-        return [load_vote(row.vote) for row in rows]
+        return rows
 
-    def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
-        """Pre-commit the offsets on the driver, when all tasks have voted."""
-        assert self._settings.offsets is not None
-        with Participant({_OFFSETS: self._settings.offsets}, round, partition=0) as participant:
-            participant.write(_OFFSETS, offsets)
+    def _pre_commit_on_driver(self, round: Round, sink: str, records: pa.RecordBatch) -> Vote:
+        """Write and pre-commit on the driver, when all tasks have voted."""
+        with Participant(self._settings.on_driver, round, partition=0) as participant:
+            participant.write(sink, records)
             return participant.pre_commit()
+
+    def _taken(self, bad: Sequence[BadRecord], session: SparkSession) -> pa.RecordBatch:
+        """Return bad records as their sink takes them.
+
+        Raises:
+            RecordRefused: there are more than a batch may have.
+        """
+        settings = self._settings
+        assert settings.on_bad_record is not None
+        if len(bad) > settings.max_bad_records:
+            raise RecordRefused(
+                f"the sinks refused {len(bad)} records of the batch, more than 'max_bad_records' ="
+                f" {settings.max_bad_records}. The last one: {bad[-1].reason}",
+                sink=bad[-1].sink,
+            )
+        return as_output_takes(bad, session, settings.on_bad_record)
 
     @property
     def last_progress(self) -> BatchFinished | None:
         """The metrics of the last successful batch, or None before the first."""
         return self._last_progress
+
+    def _refuse_within_batch(self) -> None:
+        """See ``Turn.refuse_within_batch``."""
+        self._turn.refuse_within_batch()
 
     def _between_batches(self, query: StreamingQuery) -> contextlib.AbstractContextManager[None]:
         """See ``Turn.between_batches``."""
@@ -256,10 +320,18 @@ class ForeachBatch:
         """Look up what the query reads and its checkpoint, once per start of the query. Refuse shared folders, and
         conditions that are not about a row."""
         if self._input is None or self._plans is None or not self._input.is_active:
-            self._input, self._plans = engine.look()
+            self._input, self._plans = engine.look(batch)
             self._refuse_shared_folders(self._input)
             require_conditions_of_rows(batch, self._settings.outputs)
+            self._schemas_on_driver = self._look_at_schemas(batch.sparkSession)
         return self._input, self._plans
+
+    def _look_at_schemas(self, session: SparkSession) -> dict[str, pa.Schema]:
+        """Return the schemas of what the driver writes."""
+        schemas = {} if self._settings.offsets is None else {_OFFSETS: OFFSETS_SCHEMA}
+        if (taker := self._settings.on_bad_record) is not None:
+            schemas[_BAD_RECORDS] = schema_of(session, taker, _BAD_RECORDS)
+        return schemas
 
     def _refuse_shared_folders(self, batch_input: Input) -> None:
         """Refuse a checkpoint or a source that shares a folder with a sink, the log or the replay copies."""

@@ -7,6 +7,7 @@ twentieth of the throughput, see docs/performance.md.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,9 @@ from twopc.errors import ConfigurationError, RecordRefused
 from twopc.sink import TwoPhaseCommitSink
 
 ALL = ("*",)
+
+_SOURCE_ROW = "twopc source row"
+"""The column with the rows that the sinks' records were made from."""
 
 _HASHES = "twopc hashes "
 """The column with the hashes of what a sink gets has this name and the sink's."""
@@ -75,6 +79,33 @@ class Output:
         return replace(output, sink=output.sink.unbound())
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one sink gets of a record batch.
+
+    Attributes:
+        sink: the sink's name.
+        records: its records.
+        hashes: a hash of each, or None.
+        source: the row of the batch that each was made from; None if the records are these rows.
+    """
+
+    sink: str
+    records: pa.RecordBatch
+    hashes: pa.Int64Array | None
+    source: pa.StructArray | None
+
+    def of(self, taken: pa.BooleanArray) -> Part:
+        """Return the part of these rows alone."""
+        hashes = None if self.hashes is None else self.hashes.filter(taken)
+        source = None if self.source is None else self.source.filter(taken)
+        return Part(self.sink, self.records.filter(taken), hashes, source)
+
+    def source_row(self, position: int) -> pa.StructScalar:
+        """Return the row that a record was made from, by the record's position."""
+        return (self.records.to_struct_array() if self.source is None else self.source)[position]
+
+
 @dataclass(frozen=True)
 class Rows:
     """Where the sinks find their records in a frame.
@@ -84,12 +115,14 @@ class Rows:
         in_structs: whether each finds them in a struct of its name; else the only sink has the frame itself.
         chosen: the sinks that get the rows alone in which their struct is not null.
         hashed: the sinks whose records have hashes.
+        with_source: whether the frame has the rows of the batch, too, in a column of their own.
     """
 
     sinks: tuple[str, ...]
     in_structs: bool
     chosen: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()
+    with_source: bool = False
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
         """Return the schema of what each sink gets."""
@@ -97,32 +130,35 @@ class Rows:
         if self.in_structs:
             return {name: pa.schema(list(schema.field(name).type)) for name in self.sinks}
         [name] = self.sinks
-        return {name: pa.schema([field for field in schema if field.name != _HASHES + name])}
+        return {name: pa.schema([field for field in schema if field.name not in self._additional])}
+
+    @property
+    def _additional(self) -> list[str]:
+        """The columns of the frame that no sink gets."""
+        return [*(_HASHES + name for name in self.hashed), *([_SOURCE_ROW] if self.with_source else ())]
 
     def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-        """Return the columns of some sinks in SQL, by which the frame's values are had."""
+        """Return the columns that some sinks get, as the frame names them in SQL."""
         for name in sinks:
             if self.in_structs:
                 within = frame.schema[name].dataType
                 assert isinstance(within, StructType)
                 yield name, [f"{_quoted(name)}.{_quoted(field)}" for field in within.names]
             else:
-                yield name, [_quoted(column) for column in frame.columns]
+                yield name, [_quoted(column) for column in frame.columns if column not in self._additional]
 
-    def apart(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch, pa.Int64Array | None]]:
-        """Return each sink's part of a record batch, and the hashes of its records."""
+    def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
+        """Return each sink's part of a record batch."""
+        source = batch.column(_SOURCE_ROW) if self.with_source else None
         for name in self.sinks:
             hashes = batch.column(_HASHES + name) if name in self.hashed else None
             if not self.in_structs:
-                yield name, batch if hashes is None else batch.drop_columns(_HASHES + name), hashes
+                additional = self._additional
+                yield Part(name, batch.drop_columns(additional) if additional else batch, hashes, source)
                 continue
             records = batch.column(name)
-            part = pa.RecordBatch.from_struct_array(records)
-            if name in self.chosen and records.null_count:
-                taken = records.is_valid()
-                part = part.filter(taken)
-                hashes = None if hashes is None else hashes.filter(taken)
-            yield name, part, hashes
+            part = Part(name, pa.RecordBatch.from_struct_array(records), hashes, source)
+            yield part.of(records.is_valid()) if name in self.chosen and records.null_count else part
 
     def unrouted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
         """Return which rows of a record batch no sink gets; None if there is no such row."""
@@ -141,25 +177,28 @@ def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
     """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
     if (position := pc.index(rows, True).as_py()) >= 0:
         raise RecordRefused(
-            "no output takes this row: the condition of each is false or null for it, and otherwise='refuse' was asked"
-            " for. Correct the conditions, or add an output for the rest, and start again.",
+            "no output takes this row: the condition of each is false or null for it, and 'otherwise' is 'refuse'."
+            " Correct the conditions, or add an output for the rest, and start again.",
             task=task,
             record=before + position,
         )
 
 
-def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = ()) -> tuple[DataFrame, Rows]:
+def projected(
+    batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False
+) -> tuple[DataFrame, Rows]:
     """Return a frame with the columns of all outputs, and where they are in it.
 
     Args:
         batch: what the query has read.
         outputs: the outputs by the names of their sinks.
         hashed: the sinks whose records get hashes.
+        with_source: whether a record must lead to the row of the batch that it was made from.
 
     Raises:
         ConfigurationError: Spark refuses an expression of an output.
     """
-    frame, rows = _projected(batch, outputs)
+    frame, rows = _projected(batch, outputs, with_source)
     if not hashed:
         return frame, rows
     try:
@@ -175,10 +214,10 @@ def projected(batch: DataFrame, outputs: Mapping[str, Output], hashed: Collectio
     return with_hashes, replace(rows, hashed=frozenset(hashed))
 
 
-def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFrame, Rows]:
+def _projected(batch: DataFrame, outputs: Mapping[str, Output], with_source: bool) -> tuple[DataFrame, Rows]:
     chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
     try:
-        frame, rows = _selected(batch, outputs, chosen)
+        frame, rows = _selected(batch, outputs, chosen, with_source)
         _ = frame.schema  # a client of Spark Connect finds out here
     except AnalysisException as error:
         for name, output in outputs.items():
@@ -187,30 +226,32 @@ def _projected(batch: DataFrame, outputs: Mapping[str, Output]) -> tuple[DataFra
     return frame, rows
 
 
-def _selected(batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str]) -> tuple[DataFrame, Rows]:
+def _selected(
+    batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
+) -> tuple[DataFrame, Rows]:
     names = tuple(outputs)
+    source = [f"struct(*) AS {_quoted(_SOURCE_ROW)}"] if with_source else []
     if chosen:
-        return batch.select(*(_column(name, outputs[name]) for name in names)), Rows(names, True, chosen)
+        frame = batch.select(*(_column(name, outputs[name]) for name in names), *map(expr, source))
+        return frame, Rows(names, in_structs=True, chosen=chosen, with_source=with_source)
     if len(names) == 1:
         [output] = outputs.values()
         frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
         if _can_be_named(frame.columns):
-            return frame, Rows(names, in_structs=False)
-    return batch.selectExpr(*(_struct(name, outputs[name]) for name in names)), Rows(names, in_structs=True)
+            with_source = with_source and output.columns != ALL
+            frame = batch.selectExpr(*output.columns, *source) if with_source else frame
+            return frame, Rows(names, in_structs=False, with_source=with_source)
+    # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
+    structs = (f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names)
+    return batch.selectExpr(*structs, *source), Rows(names, in_structs=True, with_source=with_source)
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
     """Raise ConfigurationError if Spark refuses this output by itself."""
-    for what, given, part in (
-        ("columns", list(output.columns), replace(output, where=None)),
-        ("condition", output.where, output),
-    ):
-        try:
-            _ = batch.select(_column(name, part)).schema
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
-            ) from error
+    with naming("columns", [*output.columns], name):
+        _ = batch.select(_column(name, replace(output, where=None))).schema
+    with naming("condition", output.where, name):
+        _ = batch.select(_column(name, output)).schema
 
 
 def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) -> None:
@@ -220,14 +261,20 @@ def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) 
     filter takes neither aggregates nor window functions.
     """
     for name, output in outputs.items():
-        if output.where is None:
-            continue
-        try:
-            _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
-        except AnalysisException as error:
-            raise ConfigurationError(
-                f"Spark refuses the condition {output.where!r} of output {name!r}: {_told(error)} Nothing was written."
-            ) from error
+        if output.where is not None:
+            with naming("condition", output.where, name):
+                _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
+
+
+@contextlib.contextmanager
+def naming(what: str, given: object, name: str) -> Iterator[None]:
+    """Name what was ``given`` for output ``name`` where Spark refuses it."""
+    try:
+        yield
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
+        ) from error
 
 
 def _told(error: AnalysisException) -> str:
@@ -247,19 +294,19 @@ def _can_be_named(columns: Sequence[str]) -> bool:
 
 def _column(name: str, output: Output) -> Column:
     """The struct where the condition holds. Spark parses each text by itself: none can end another one's clause."""
-    struct = expr(f"struct({', '.join(output.columns)})")
+    struct = expr(_struct(output))
     return (struct if output.where is None else when(expr(output.where), struct)).alias(name)
 
 
-def _struct(name: str, output: Output) -> str:
-    """The struct as SQL text, which takes one call to the JVM: building it from columns took 15 ms per batch."""
-    return f"struct({', '.join(output.columns)}) AS {_quoted(name)}"
+def _struct(output: Output) -> str:
+    return f"struct({', '.join(output.columns)})"
 
 
 def _hash(columns: Sequence[str]) -> str:
-    """The hash of a record, of the values in the frame: their expressions may have others, such as of rand().
+    """Return the SQL of a record's hash. ``columns`` are those of the frame: to evaluate an expression such as rand()
+    again would give another value.
 
-    Spark's hash skips nulls, so a value would count the same in any column.
+    Spark's hash skips nulls, so by the values alone a value would count the same in any column.
     """
     return f"xxhash64({', '.join([*columns, *(f'{column} IS NULL' for column in columns)])})"
 

@@ -20,6 +20,7 @@ from pyspark import SparkContext
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
+from twopc.spark.draining import until_drained
 
 if TYPE_CHECKING:
     from twopc.spark.foreach_batch import ForeachBatch
@@ -36,8 +37,10 @@ _INTERRUPTED_READING = ("java.io.InterruptedIOException", "java.nio.channels.Clo
 _CANCELLED = "org.apache.spark.SparkException: [SPARK_JOB_CANCELLED]"
 
 
-def stop(query: StreamingQuery) -> None:
+def stop(query: StreamingQuery, *, drain: bool = False) -> None:
     """Stop a query between two batches: finish the current batch, wait until Spark has recorded it, and close the log.
+
+    With ``drain``, first wait until the query has processed what its sources have now; see docs/spark.md.
 
     Then the next start has nothing to recover and repeats no batch. Spark's own ``query.stop()`` interrupts a batch:
     nothing is lost or doubled, but the next start recovers. A query without ``foreach_batch``, or before its first
@@ -50,9 +53,14 @@ def stop(query: StreamingQuery) -> None:
 
     Raises:
         ConfigurationError: it was called from within a batch.
+        StreamingQueryException: the query has failed before it was drained.
         TwoPhaseCommitError: like ``Coordinator.close``. The query is stopped, and the next start recovers.
     """
     writer = writers.get(query.id)
+    if writer:
+        writer._refuse_within_batch()  # noqa: SLF001  # not for users
+    if drain:
+        until_drained(query)
     with writer._between_batches(query) if writer else contextlib.nullcontext():  # noqa: SLF001  # not for users
         query.stop()
     if writer := writers.get(query.id):
@@ -84,14 +92,17 @@ class Turn:
             self._in_batch = None
             self._lock.release()
 
-    @contextlib.contextmanager
-    def between_batches(self, query: StreamingQuery, waits_in_vain: Callable[[], bool]) -> Iterator[None]:
-        """Wait until the current batch has ended and Spark has recorded it, and let no other begin. A batch that waits
-        in vain is interrupted."""
+    def refuse_within_batch(self) -> None:
+        """Raise ConfigurationError in the thread of a batch, which would wait for itself."""
         if self._in_batch == threading.get_ident():
             raise ConfigurationError(
                 "stop(query) was called from within a batch and would wait for that batch: call it elsewhere"
             )
+
+    @contextlib.contextmanager
+    def between_batches(self, query: StreamingQuery, waits_in_vain: Callable[[], bool]) -> Iterator[None]:
+        """Wait until the current batch has ended and Spark has recorded it, and let no other begin. A batch that waits
+        in vain is interrupted."""
         is_interrupted = False
         while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
             if not is_interrupted and waits_in_vain():

@@ -20,12 +20,20 @@ from pyspark.sql.types import StructType
 from twopc import errors
 from twopc.participant import Participant, Vote
 from twopc.recompute import Wanted
-from twopc.spark.output import Rows, refuse_unrouted
+from twopc.spark.bad_records import BadRecord
+from twopc.spark.gathering import gathered
+from twopc.spark.output import Part, Rows, refuse_unrouted
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = StructType().add("vote", "string").add("record_bytes", "double").add("unrouted", "long")
+VOTE_SCHEMA = (
+    StructType()
+    .add("vote", "string")
+    .add("record_bytes", "double")
+    .add("unrouted", "long")
+    .add("bad_records", "string")
+)
 """A value, because a schema given as text takes a call to the JVM to parse. ``record_bytes`` is the largest mean size
 of the records of one record batch, or 0 if there was none; ``unrouted`` the number of rows that went to no sink."""
 
@@ -41,6 +49,7 @@ class Task:
         rows: where they find their records.
         round: the round.
         refuses_unrouted: whether a row that goes to no sink fails the batch.
+        max_bad_records: how many records may be left out because a sink refuses them.
         wanted: if a part of a decided batch is computed again, the sinks and partitions to write; else None.
     """
 
@@ -48,6 +57,7 @@ class Task:
     rows: Rows
     round: Round
     refuses_unrouted: bool = False
+    max_bad_records: int = 0
     wanted: Wanted | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,24 +67,33 @@ class Task:
     def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
-        sinks, record_bytes, read, unrouted = self.sinks.loaded(), 0.0, 0, 0
-        # Spark counts task attempts through all jobs of an application, so a retry of a whole stage has other numbers.
+        counts, bad = _Counts(), list[BadRecord]()
         with Participant(
-            sinks, self.round, partition=context.partitionId(), serial=context.taskAttemptId()
+            self.sinks.loaded(),
+            self.round,
+            partition=context.partitionId(),
+            # Spark counts task attempts through all jobs of an application: a retry of a whole stage has other numbers.
+            serial=context.taskAttemptId(),
+            max_bad_records=self.max_bad_records,
         ) as participant:
-            for batch in batches if self._writes(context.partitionId()) else ():
-                record_bytes = max(record_bytes, batch.nbytes / (batch.num_rows or 1))
-                if (left := self.rows.unrouted(batch)) is not None:
-                    if self.refuses_unrouted:
-                        refuse_unrouted(left, context.partitionId(), read)
-                    unrouted += left.true_count
-                for name, part, hashes in self.rows.apart(batch):
-                    if self._writes(context.partitionId(), name):
-                        participant.write(name, part, hashes)
-                read += batch.num_rows
+            for part in gathered(self._parts(batches, context.partitionId(), counts)):
+                refused = participant.write(part.sink, part.records, part.hashes)
+                bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
-        row = {"vote": _dump(vote), "record_bytes": record_bytes, "unrouted": unrouted}
-        return pa.RecordBatch.from_pylist([row])
+        row = {"vote": _dump(vote), "record_bytes": counts.record_bytes, "unrouted": counts.unrouted}
+        return pa.RecordBatch.from_pylist([row | {"bad_records": json.dumps(bad)}])
+
+    def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, counts: _Counts) -> Iterator[Part]:
+        """Yield what each sink gets of the record batches of a partition, and count them."""
+        read = 0
+        for batch in batches if self._writes(partition) else ():
+            counts.record_bytes = max(counts.record_bytes, batch.nbytes / (batch.num_rows or 1))
+            if (left := self.rows.unrouted(batch)) is not None:
+                if self.refuses_unrouted:
+                    refuse_unrouted(left, partition, read)
+                counts.unrouted += left.true_count
+            yield from (part for part in self.rows.apart(batch) if self._writes(partition, part.sink))
+            read += batch.num_rows
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
         """Whether the task of a partition writes to a sink, or to any."""
@@ -83,8 +102,21 @@ class Task:
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
 
 
+@dataclass
+class _Counts:
+    """What a task tells of its record batches; see ``VOTE_SCHEMA``."""
+
+    record_bytes: float = 0.0
+    unrouted: int = 0
+
+
 def _dump(vote: Vote) -> str:
     return json.dumps({name: committable.to_json() for name, committable in vote.items()})
+
+
+def load_bad_records(text: str) -> list[BadRecord]:
+    """Return the bad records that a task returned as text."""
+    return [BadRecord(*each) for each in json.loads(text)]
 
 
 def load_vote(text: str) -> Vote:

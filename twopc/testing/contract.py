@@ -100,6 +100,11 @@ class SinkContract(ABC):
         column ``value``."""
         return None
 
+    def with_bad_records(self) -> pa.RecordBatch | None:
+        """Records of which the sink refuses some, and takes the others. None, as by default, if it refuses no record by
+        itself: then it need not override ``write_valid``."""
+        return None
+
     def becomes_visible(self, values: list[str]) -> bool:
         """Whether exactly ``values`` are visible. Override to wait where a target shows its commits late."""
         return Counter(self.visible()) == Counter(values)
@@ -151,6 +156,39 @@ class SinkContract(ABC):
             return False
         query.abort(committable)
         return True
+
+    def test_records_that_are_refused_are_left_out_one_by_one_and_the_others_are_written_once(self) -> None:
+        records = self.with_bad_records()
+        if records is None:
+            raise unittest.SkipTest("the sink refuses no record by itself")
+        rows = range(records.num_rows)
+        bad = [row for row in rows if not self._is_taken(records.slice(row, 1), partition=row)]
+        good = [row for row in rows if row not in bad]
+        assert bad, "the sink has taken every record"
+        query, sink = self.query(), self.sink()
+        query.answered(sink.require_valid, records.schema)
+        with query.sent(sink, Round(2, 0), max_bad_records=2 * len(bad)) as participant:
+            first = participant.write(SINK, records.take(pa.array(bad)))  # a transaction may begin with a bad record
+            second = participant.write(SINK, records)
+            committable = query.sealed(participant)
+        assert sorted(each.record for each in first if each.record is not None) == list(range(len(bad)))
+        assert sorted(each.record for each in second if each.record is not None) == bad
+        assert committable.records == len(good)
+        query.commit(committable)
+        query.complete(0, committable)
+        self._require_visible(records.take(pa.array(good))["value"].to_pylist())
+
+    def test_a_transaction_of_bad_records_alone_is_rolled_back_and_no_vote_has_it(self) -> None:
+        records = self.with_bad_records()
+        if records is None:
+            raise unittest.SkipTest("the sink refuses no record by itself")
+        bad = [row for row in range(records.num_rows) if not self._is_taken(records.slice(row, 1), partition=row)]
+        query, sink = self.query(), self.sink()
+        query.answered(sink.require_valid, records.schema)
+        with query.sent(sink, Round(2, 0), max_bad_records=len(bad)) as participant:
+            participant.write(SINK, records.take(pa.array(bad)))
+            assert participant.pre_commit() == {}
+        assert query.recover() == []
 
     def test_a_column_that_validate_accepts_can_be_written(self) -> None:
         sink = self.sink()

@@ -64,10 +64,16 @@ class Query:
         self.answered(sink.require_valid, schema)
         return self.sent(sink, round, partition)
 
-    def sent(self, sink: TwoPhaseCommitSink[Any], round: Round = FIRST_ROUND, partition: int = 0) -> Participant:
+    def sent(
+        self,
+        sink: TwoPhaseCommitSink[Any],
+        round: Round = FIRST_ROUND,
+        partition: int = 0,
+        max_bad_records: int = 0,
+    ) -> Participant:
         """Return a task attempt that was sent ``sink``."""
         sent = pickle.loads(pickle.dumps(sink)) if self._travels else sink  # noqa: S301  # our own bytes
-        return Participant({self.name: sent}, round, partition=partition)
+        return Participant({self.name: sent}, round, partition=partition, max_bad_records=max_bad_records)
 
     def pre_committed(self, *batches: pa.RecordBatch, round: Round = FIRST_ROUND, partition: int = 0) -> Committable:
         """Write each of ``batches``, pre-commit, and return what a coordinator reads back from the log."""

@@ -59,7 +59,11 @@ class Fit:
         try:
             values = column if column.type == target else column.cast(target)
         except pa.ArrowInvalid:
-            raise RecordRefused(f"a value does not fit into the table's type {field.type}", column=field.name) from None
+            raise RecordRefused(
+                f"a value does not fit into the table's type {field.type}",
+                record=_first_that_does_not_fit(column, target),
+                column=field.name,
+            ) from None
         if (at := _null_at(values, field)) is not None:
             raise RecordRefused(
                 "the table's column is NOT NULL, and the record has a null there", record=at, column=field.name
@@ -75,6 +79,20 @@ class Fit:
         if field.name in self.partition_by:
             _require_in_log(values, field.name)
         return values
+
+
+def _first_that_does_not_fit(column: pa.Array, target: pa.DataType) -> int:
+    """Return the position of the first value that can't be cast: Arrow tells only that there is one."""
+    first, count = 0, len(column)
+    while count > 1:
+        half = count // 2
+        try:
+            column.slice(first, half).cast(target)
+        except pa.ArrowInvalid:
+            count = half
+        else:
+            first, count = first + half, count - half
+    return first
 
 
 def _require_in_log(values: pa.Array, column: str) -> None:

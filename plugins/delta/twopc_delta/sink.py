@@ -16,8 +16,9 @@ import pyarrow as pa
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
+from twopc.bad_records import written_without
 from twopc.checks import CheckResult
-from twopc.errors import RoundAborted
+from twopc.errors import RecordRefused, RoundAborted
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
@@ -155,6 +156,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
                 self._start(transaction, batch.schema)
             assert transaction.files is not None
             transaction.files.write(batch)
+
+    def write_valid(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_without(lambda records: self.write(transaction, records), batch)
 
     def _start(self, transaction: DeltaTransaction, schema: pa.Schema) -> None:
         if self._view is None:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
+from twopc.bad_records import written_without
 from twopc.errors import (
     LogMismatch,
     OperatorRequired,
+    RecordRefused,
     Retriable,
     RoundAborted,
     TwoPhaseCommitError,
@@ -152,6 +154,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
     def write(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> None:
         with self._writing(transaction.id.exact):
             transaction.writer.write(batch)
+
+    def write_valid(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_without(lambda records: self.write(transaction, records), batch)
 
     def pre_commit(self, transaction: IcebergTransaction) -> Committable:
         name = transaction.id.exact

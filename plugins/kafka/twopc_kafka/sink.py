@@ -12,8 +12,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from twopc.bad_records import written_without
 from twopc.checks import CheckResult
-from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
+from twopc.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    RecordRefused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
 from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -29,13 +37,14 @@ from twopc_kafka.answers import (
     timeout_refused,
     to_end,
 )
+from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
 from twopc_kafka.columns import check_columns
 from twopc_kafka.ending import ADVICE, outcome_of, refuse_stuck, stuck, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
-from twopc_kafka.values import no_such_topic
+from twopc_kafka.values import no_such_topic, require_keys
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import OffsetsWriter
@@ -64,6 +73,7 @@ class KafkaTransaction(Transaction):
         self.lease = lease
         self.writer = writer
         self.is_pre_committed = False
+        self.needs_keys: dict[str, bool] = {}
         self.may_time_out = has_timeout
 
 
@@ -152,6 +162,21 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         transaction.writer.write(batch)
+
+    def write_valid(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        def write(records: pa.RecordBatch) -> None:
+            require_keys(records, self._options.topic, lambda topic: self._needs_keys(transaction, topic))
+            transaction.writer.write(records)
+
+        return written_without(write, batch)
+
+    def _needs_keys(self, transaction: KafkaTransaction, topic: str) -> bool:
+        """Whether a topic is compacted, as looked up once per transaction."""
+        if topic not in transaction.needs_keys:
+            timeout_ms = int(self._options.properties["message.timeout.ms"])
+            cluster = cluster_of(self._options.control, timeout_ms)
+            transaction.needs_keys[topic] = cluster.run(cluster.needs_keys, topic, timeout_ms)
+        return transaction.needs_keys[topic]
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         identity = transaction.writer.finish()

@@ -44,6 +44,32 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
         _check_partitions(topic, named, batch, options, partitions)
 
 
+def require_keys(batch: pa.RecordBatch, topic: str | None, needs_keys: Callable[[str], bool]) -> None:
+    """Refuse a record without a key for a compacted topic, before the broker refuses all that are sent with it.
+
+    Args:
+        batch: the records.
+        topic: the option; None if each record names its topic.
+        needs_keys: whether a topic is compacted.
+
+    Raises:
+        RecordRefused: a record lacks the key that its topic needs.
+    """
+    keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(batch.num_rows)
+    if not keys.null_count:
+        return
+    without = keys.is_null()
+    names = pa.repeat(topic, batch.num_rows) if topic is not None else batch.column("topic").cast(pa.string())
+    for each in pc.unique(names.filter(without)).drop_null().to_pylist():
+        if needs_keys(each):
+            raise RecordRefused(
+                "it has no key, and the topic is compacted (cleanup.policy). Give such records a key, or filter them.",
+                record=_first(pc.and_(without, pc.equal(names, each))),
+                topic=each,
+                column="key",
+            )
+
+
 def no_such_topic(topic: str, servers: str) -> ConfigurationError:
     """Return the error for an option ``topic`` whose topic does not exist."""
     return ConfigurationError(

@@ -99,6 +99,8 @@ def broken_rule(error: psycopg.Error) -> str | None:
     other row may appear or disappear. A missing partition doesn't count either, because it can be created.
     """
     sqlstate = error.sqlstate or ""
+    if isinstance(error, psycopg.DataError) and not sqlstate:
+        return type(error).__name__  # psycopg sends no text with a NUL
     if error.diag.source_function == _PARTITION_LOOKUP:
         return None
     if sqlstate not in _RECORD_VIOLATIONS and sqlstate[:2] != _DATA_EXCEPTIONS:

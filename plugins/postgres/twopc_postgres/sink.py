@@ -14,7 +14,14 @@ import psycopg
 import pyarrow as pa
 
 from twopc.checks import CheckResult
-from twopc.errors import ConfigurationError, OutcomeUnknown, RoundAborted, TransactionLost, TwoPhaseCommitError
+from twopc.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    RecordRefused,
+    RoundAborted,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -35,12 +42,18 @@ LONGEST_SCOPE = 120
 the five numbers of the name."""
 
 
+_SAVEPOINT, _TO_SAVEPOINT, _RELEASE = (
+    f"{request} twopc_valid" for request in ("SAVEPOINT", "ROLLBACK TO SAVEPOINT", "RELEASE SAVEPOINT")
+)
+
+
 class PostgresTransaction(Transaction):
     """A live transaction and its connection.
 
     Attributes:
         upsert_table: the table that collects records that replace rows; None if records go directly to the table.
         columns: the names of the records' columns; empty before the first write.
+        ordinal: the number of the next record.
     """
 
     def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
@@ -48,6 +61,7 @@ class PostgresTransaction(Transaction):
         self.connection = connection
         self.upsert_table: sql.Identifier | None = None
         self.columns: list[str] = []
+        self.ordinal = 0
 
 
 class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
@@ -87,7 +101,34 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     def write(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
         transaction.columns = batch.schema.names
         with self._writing(transaction.id):
-            self._table.copy(transaction.connection, batch, transaction.upsert_table, ordinal=transaction.records)
+            self._table.copy(transaction.connection, batch, transaction.upsert_table, transaction.ordinal)
+        transaction.ordinal += batch.num_rows
+
+    def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        """Write after a savepoint, by halves where the server refuses a record: it does not report which one."""
+        connection = transaction.connection
+        with self._writing(transaction.id):
+            connection.execute(_SAVEPOINT)
+        try:
+            self.write(transaction, batch)
+        except RecordRefused as error:
+            refused = error
+        else:
+            with self._writing(transaction.id):
+                connection.execute(_RELEASE)
+            return
+        with self._writing(transaction.id):
+            connection.execute(_TO_SAVEPOINT)
+            connection.execute(_RELEASE)
+        if batch.num_rows == 1:
+            refused.record = 0
+            yield refused
+            return
+        half = batch.num_rows // 2
+        for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
+            for each in self.write_valid(transaction, part):
+                each.record = first + (each.record or 0)
+                yield each
 
     def pre_commit(self, transaction: PostgresTransaction) -> Committable:
         connection = transaction.connection

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.campaigns.spark.job import TO_KAFKA, Job
-from tests.campaigns.spark.plans import PLANS, SCHEMA
+from tests.campaigns.spark.plans import PLANS, SCHEMA, is_bad
 from tests.support.contents import Difference, difference, in_files, in_topic, left_in_files
 from twopc_kafka.client.control import control_of
 
@@ -54,11 +54,14 @@ def _compare(job: Job, expected: Contents) -> Found:
     if plan.output_mode == "update":
         found += Difference(0, len(values) - len(set(values)))  # successive updates of a key differ
         values = _last_of_each_key(values)
-    found += difference(expected.elements(), values)
+    refused = [value for value in expected.elements() if plan.has_bad and is_bad(json.loads(value))]
+    found += difference((expected - Counter(refused)).elements(), values)
+    found += difference(refused, [_as_json(json.loads(row["row"])) for row in in_files(folder / "bad")])
     if job.writes_files:
         found += difference(expected.elements(), map(_as_json, in_files(folder / "parquet")))
     ongoing = control_of({"bootstrap_servers": [job.servers]}).list_ongoing(f"{job.target}.")
-    return Found(found.lost, found.duplicates, len(ongoing) + len(left_in_files(folder / "parquet")))
+    left = [file for each in ("parquet", "bad") for file in left_in_files(folder / each)]
+    return Found(found.lost, found.duplicates, len(ongoing) + len(left))
 
 
 def _last_of_each_key(values: Iterable[str]) -> list[str]:

@@ -31,10 +31,14 @@ from tests.campaigns.spark.job import (
     TO_KAFKA,
     Job,
 )
-from tests.campaigns.spark.plans import BATCHES, PLANS, SCHEMA
+from tests.campaigns.spark.plans import BATCHES, IS_BAD, PLANS, SCHEMA
 from tests.support.spark_session import session, write_all
 from twopc.events import Event, PhaseEntered
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
+from twopc_kafka.client.control import control_of
+
+UNFIT = f"IF({IS_BAD}, array(struct(CAST(NULL AS STRING) AS key, CAST(NULL AS BINARY) AS value)), NULL) AS headers"
+"""A header without a key, which Kafka does not allow."""
 
 DAEMON = "tests.campaigns.storm.daemon"
 
@@ -107,11 +111,17 @@ def run_stream(spark: SparkSession, job: Job) -> None:
     if not job.is_foreach_batch:
         writer = output.selectExpr(*TO_KAFKA).writeStream.format("twopc").options(sink="faulty-kafka", **kafka(job))
     else:
-        sinks: dict[str, Any] = {"kafka": Output(twopc.create_sink("faulty-kafka", kafka(job)), TO_KAFKA)}
+        columns = [*TO_KAFKA, UNFIT] if plan.has_bad else TO_KAFKA
+        sinks: dict[str, Any] = {"kafka": Output(twopc.create_sink("faulty-kafka", kafka(job)), columns)}
         if job.writes_files:
             sinks["files"] = twopc.create_sink("faulty-files", files(job))
-        of_connect = checkpoint if job.api == CONNECT_FOREACH_BATCH else None
-        write = foreach_batch(sinks, log=f"{job.folder}/log", checkpoint=of_connect)
+        write = foreach_batch(
+            sinks,
+            log=f"{job.folder}/log",
+            recompute=plan.is_lost,
+            on_bad_record=twopc.create_sink("faulty-files", files(job, "bad")) if plan.has_bad else None,
+            checkpoint=checkpoint if job.api == CONNECT_FOREACH_BATCH else None,
+        )
         stateless = not plan.drops_late
 
         def written(batch: DataFrame, number: int) -> None:
@@ -145,8 +155,15 @@ def kafka(job: Job) -> dict[str, str]:
     }
 
 
-def files(job: Job) -> dict[str, str]:
-    return {"path": f"{job.folder}/parquet", "format": "parquet", "faults": str(job.faults)}
+def files(job: Job, folder: str = "parquet") -> dict[str, str]:
+    return {"path": f"{job.folder}/{folder}", "format": "parquet", "faults": str(job.faults)}
+
+
+def roll_back(job: Job) -> None:
+    """Have Kafka roll back what the last driver has left open, as it does after a time-out."""
+    control = control_of({"bootstrap_servers": [job.servers]})
+    for name, state in control.describe(control.list_ongoing(f"{job.target}.")).items():
+        control.end(name, state.producer_id, state.producer_epoch, commit=False, version=control.end_txn_version)
 
 
 RUN = {
@@ -162,6 +179,8 @@ RUN = {
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
+    if PLANS[job.plan].is_lost:
+        roll_back(job)
     job.events.mkdir(exist_ok=True)
     spark = session_of(job)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}

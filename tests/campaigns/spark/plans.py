@@ -21,6 +21,9 @@ SCHEMA = "at TIMESTAMP, kind STRING, id LONG, user STRING, late BOOLEAN"
 BATCHES = 6
 A_BATCH = 16
 DELAY = "1 minute"
+IS_BAD = "id % 7 = 3"
+"""The condition in SQL of records that a query with bad ones makes unfit for Kafka."""
+
 END = "TIMESTAMP '2026-01-01 13:00:00'"
 """The time of the last records, which advance the watermark so that all earlier windows are emitted. They are excluded
 by their time only, because Spark applies any other condition before it reads the watermark."""
@@ -36,6 +39,8 @@ class Plan:
         output_mode: Spark's output mode. With ``update``, a later value of a key replaces an earlier one.
         drops_late: whether the query has a watermark. There is none in batch, so the late records are removed there.
         to_files: whether the result also goes to Parquet, in the same decision.
+        is_lost: whether Kafka rolls back what a killed driver has left open, decided or not.
+        has_bad: whether Kafka refuses the records that ``IS_BAD`` holds for, which go to a folder of their own.
     """
 
     compute: Callable[[DataFrame], DataFrame]
@@ -43,10 +48,17 @@ class Plan:
     output_mode: str = "append"
     drops_late: bool = True
     to_files: bool = False
+    is_lost: bool = False
+    has_bad: bool = False
 
     def in_batch(self, records: DataFrame) -> DataFrame:
         """Compute the expected result from the whole input at once."""
         return self.compute(records.where("NOT late") if self.drops_late else records)
+
+
+def is_bad(row: Record) -> bool:
+    """The same as ``IS_BAD``."""
+    return bool(row["id"] % 7 == 3)
 
 
 def batches() -> Iterator[list[Record]]:
@@ -119,9 +131,27 @@ def _deduplicated(events: DataFrame) -> DataFrame:
     return _enriched(events.withWatermark("at", DELAY).dropDuplicates(["id", "kind", "at"]))
 
 
+def _shuffled(events: DataFrame) -> DataFrame:
+    """Move the records, without state: with adaptive execution Spark then decides how many partitions there are."""
+    return _enriched(events.repartition(6, "user"))
+
+
+def _totals(events: DataFrame) -> DataFrame:
+    """Count by user, and emit each new total."""
+    if not events.isStreaming:
+        return events.groupBy("user").count().selectExpr("user AS key", "count AS events")
+    from tests.campaigns.spark.totals import Totals
+
+    return events.groupBy("user").transformWithState(Totals(), Totals.OUTPUT, "Update", "None")
+
+
 PLANS: Mapping[str, Plan] = {
     "enriched": Plan(_enriched, source="kafka", drops_late=False, to_files=True),
+    "lost": Plan(_enriched, source="kafka", drops_late=False, to_files=True, is_lost=True),
+    "bad_records": Plan(_enriched, source="kafka", drops_late=False, to_files=True, has_bad=True),
     "aggregation": Plan(_aggregated, to_files=True),
+    "shuffled": Plan(_shuffled, source="kafka", drops_late=False, to_files=True),
+    "totals": Plan(_totals, output_mode="update", drops_late=False),
     "join": Plan(_joined),
     "deduplication": Plan(_deduplicated),
     "windowed_counts": Plan(_counted, source="kafka", output_mode="update"),

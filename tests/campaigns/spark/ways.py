@@ -57,6 +57,17 @@ _PIPELINE = _kills(
     ("committed", 5),
     ("sweeping", 6),  # the batch without input that the watermark causes
 )
+_RECOMPUTED = _kills(
+    ("commit", 1),  # decided: the next start finds nothing of it in Kafka, and computes it again
+    ("pre_commit", 1),
+    ("seal", 1),
+    ("commit", 1),  # under the amended decision, which is lost, too
+    ("committed", 1),  # a part is visible, and the rest is lost
+    ("complete", 1),
+    ("commit", 3),
+    ("committed", 3),
+    ("sweeping", 4),
+)
 _LOSSES: Sequence[Sequence[Strike]] = [
     [("lose", "pre_commit", 0), ("kill", "commit", 1)],
     [("hold", "pre_commit", 2), ("kill", "sweeping", 3)],
@@ -77,12 +88,14 @@ _SPECULATION = {
     "spark.eventLog.compress": "false",
     "spark.eventLog.rolling.enabled": "false",
 }
+_STATE, _ADAPTIVE = "spark.sql.streaming.stateStore", "spark.sql.adaptive"
 _DYNAMIC_ALLOCATION = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
     "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
 }
+_ROCKSDB = {f"{_STATE}.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"}
 _MAIN = Case("enriched", _kills(("pre_commit", 0), ("commit", 2), ("sweeping", 4)))
 _MAIN_BY_FORMAT = Case("deduplication", _kills(("seal", 1), ("commit", 2)), FORMAT_STREAM)
 
@@ -94,6 +107,8 @@ _WITHOUT_SOURCE = "4.3.0"
 
 WAYS: Mapping[str, Way] = {
     "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),
+    "recompute": Way([Case("lost", _RECOMPUTED)]),
+    "bad_records": Way([Case("bad_records", _FOREACH_BATCH)]),
     "format_stream": Way([Case("deduplication", _FORMAT, FORMAT_STREAM)]),
     "format_batch": Way([Case("enriched", _FORMAT, FORMAT_BATCH)]),
     "connect": Way([Case("deduplication", _CONNECT, CONNECT)]),
@@ -114,6 +129,19 @@ WAYS: Mapping[str, Way] = {
         on_cluster=True,
     ),
     **{name: Way([Case(name, _PIPELINE)]) for name in ("aggregation", "join", "deduplication", "windowed_counts")},
+    "totals": Way([Case("totals", _PIPELINE[:-1], settings=_ROCKSDB)]),
+    "checkpoint_v2": Way(
+        [Case("aggregation", _PIPELINE, settings={**_ROCKSDB, f"{_STATE}.checkpointFormatVersion": "2"})]
+    ),
+    "adaptive": Way(
+        [
+            Case(
+                "shuffled",
+                _FOREACH_BATCH,
+                settings={f"{_ADAPTIVE}.enabled": "true", f"{_ADAPTIVE}.streaming.stateless.enabled": "true"},
+            )
+        ]
+    ),
     **{f"spark-{version}": Way([_MAIN, _MAIN_BY_FORMAT], spark=version) for version in _SPARKS},
     f"spark-{_WITHOUT_SOURCE}": Way(
         [Case("aggregation", _kills(("pre_commit", 1), ("commit", 4), ("sweeping", 6))), _MAIN_BY_FORMAT],

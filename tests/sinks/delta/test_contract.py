@@ -39,6 +39,9 @@ class TestAppend(SinkContract):
 class TestPartitioned(TestAppend):
     partition_by = ("value", "day")
 
+    def with_bad_records(self) -> pa.RecordBatch:
+        return self.record_batch(["a", "", "b", "__HIVE_DEFAULT_PARTITION__", "c"])
+
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         days = pa.nulls(len(values), pa.date32())
         return pa.record_batch({"value": pa.array(values), "whole": pa.array(range(len(values))), "day": days})

@@ -16,6 +16,7 @@ from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Participant
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted, SchemaMismatch
+from twopc_delta.columns import _first_that_does_not_fit
 
 VALUE = {"name": "value", "type": "string", "nullable": True}
 
@@ -389,3 +390,22 @@ def test_what_is_inside_of_a_column_and_not_null_by_the_commit_stops_the_query(p
     (log / f"{2:020d}.json").write_text(json.dumps({"metaData": {**metadata, "schemaString": json.dumps(schema)}}))
     sink.commit_batch(0, [committable])  # a new column is null, with all that is inside of it
     assert place.rows() == [{"value": "a", "s": {"x": None}, "new": None}]
+
+
+def test_records_that_break_a_rule_are_left_out(place: Place) -> None:
+    make(place, column("short", "string", __CHAR_VARCHAR_TYPE_STRING="varchar(3)"), column(nullable=False))
+    records = {
+        "value": ["a", "b", "c", "d"],
+        "short": ["four", "abc", None, "five"],
+        "other": pa.array([1, None, 3, None], pa.int64()),
+    }
+    vote, refused = place.vote_without_bad(records)
+    assert sorted(refused) == [0, 1, 3]
+    place.sink().commit_batch(0, [vote])
+    assert place.values() == ["c"]
+
+
+@pytest.mark.parametrize("bad", range(7))
+def test_the_first_value_that_does_not_fit_is_found(bad: int) -> None:
+    column = pa.array([2**40 if position in (bad, 6) else 1 for position in range(7)])
+    assert _first_that_does_not_fit(column, pa.int32()) == bad

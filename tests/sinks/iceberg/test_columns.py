@@ -364,3 +364,12 @@ def test_a_decimal_whose_partition_has_more_digits_than_its_type_is_refused_by_i
     assert (refused.value.column, refused.value.record) == ("amount", 2)
     place.sink().commit_batch(0, place.decided(pa.record_batch({"amount": pa.array([most, None], of_type)})))
     assert [record["amount"] for record in place.records()] == [most, None]
+
+
+def test_records_with_values_that_do_not_fit_are_left_out(place: Place) -> None:
+    place.create(columns(x=UUIDType(), y=FixedType(3)))
+    texts = [str(ID), "hunter2", str(ID), str(ID)]
+    vote, refused = place.vote_without_bad({"x": texts, "y": pa.array([b"abc", b"abc", b"ab", None])})
+    assert sorted(refused) == [1, 2]
+    place.sink().commit_batch(0, [vote])
+    assert [row["y"] for row in place.records()] == [b"abc", None]

@@ -51,6 +51,17 @@ class TestKafkaSink(SinkContract):
             }
         )
 
+    def with_bad_records(self) -> pa.RecordBatch:
+        values = ["a", "b", "large", "c", "d"]
+        headers = [[], [{"key": None, "value": b""}], [], [], [{"key": "h", "value": b""}]]
+        return pa.record_batch(
+            {
+                "value": pa.array(values),
+                "key": pa.array([None, None, b"k" * 1_000_000, None, None], pa.binary()),
+                "headers": pa.array(headers, HEADERS),
+            }
+        )
+
     def visible_records(self) -> list[dict[str, Any]]:
         return [
             {

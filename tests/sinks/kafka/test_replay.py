@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.observing import Killed, observing
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
@@ -19,10 +20,6 @@ from twopc_kafka import KafkaSink
 pytestmark = pytest.mark.kafka
 
 TIMEOUT_MS = 2000
-
-
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
 
 
 class Kill:
@@ -41,10 +38,8 @@ class Kill:
 
 @pytest.fixture
 def kill() -> Iterator[Kill]:
-    kill = Kill()
-    twopc.register_observer(kill)
-    yield kill
-    twopc.unregister_observer(kill)
+    with observing(Kill()) as kill:
+        yield kill
 
 
 @pytest.fixture

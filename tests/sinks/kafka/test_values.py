@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_kafka.answers import ProducerIdentity
+from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.options import parse_options
 from twopc_kafka.values import check_values
 from twopc_kafka.writers import librdkafka as writer_module
@@ -389,10 +390,55 @@ def test_a_record_that_librdkafkas_queue_has_no_room_for_is_refused_and_waits_fo
     topic = make_topic()
     sink = make_sink(topic, writer="librdkafka", delivery=delivery, queue_buffering_max_kbytes=5)
     with (
-        pytest.raises(RecordRefused, match=r"record 1: it is larger than 'queue.buffering.max.kbytes' = 5"),
+        pytest.raises(RecordRefused, match=r"task 0: a record is larger than 'queue.buffering.max.kbytes' = 5"),
         Participant({"orders": sink}, Round(1, 0), partition=0) as participant,
     ):
         participant.write("orders", pa.record_batch({"value": ["a", SECRET * 500]}))
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_broker_refuses_all(
+    writer: str, delivery: str, make_topic: Any, make_sink: Any, wait: Any
+) -> None:
+    compacted, other = make_topic(config={"cleanup.policy": "compact,delete"}), make_topic()
+    sink = make_sink(compacted, topic=None, writer=writer, delivery=delivery)
+    batch = pa.record_batch(
+        {
+            "value": ["a", "b", "c", "d"],
+            "key": pa.array(["k", None, None, None], pa.string()),
+            "topic": [compacted.name, compacted.name, other.name, compacted.name],
+        }
+    )
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=2) as participant:
+        refused = participant.write("orders", batch)
+        participant.pre_commit()
+    assert [(each.record, each.topic, each.column) for each in refused] == [
+        (1, compacted.name, "key"),
+        (3, compacted.name, "key"),
+    ]
+    wait.until(
+        "both are there", lambda: [len(each.records("read_uncommitted")) for each in (compacted, other)] == [1, 1]
+    )
+
+
+@pytest.mark.kafka
+def test_a_topic_whose_records_all_lack_a_key_is_asked_for_its_policy_once_per_transaction(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    real = Cluster.needs_keys
+
+    async def needs_keys(self: Cluster, topic: str, timeout_ms: int) -> bool:
+        asked.append(topic)
+        return await real(self, topic, timeout_ms)
+
+    monkeypatch.setattr(Cluster, "needs_keys", needs_keys)
+    sink = make_sink(topic, writer="arrow")
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
+        for _ in range(3):
+            assert participant.write("orders", pa.record_batch({"value": ["a"]})) == ()
+    assert asked == [topic.name]
 
 
 # Topics are not created. ----------------------------------------------------------------------------------------------

@@ -169,3 +169,28 @@ def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
     place.ask("DROP TABLE {}")
     with pytest.raises(ConfigurationError, match=r"does not exist\. Create it"):
         place.sink().validate(pa.schema([("value", pa.string())]))
+
+
+def test_the_records_that_break_a_rule_are_found_by_halves_and_left_out(place: Place) -> None:
+    place.create("value text NOT NULL CHECK (value <> 'secret'), amount numeric(3)")
+    values = [None if number == 17 else "secret" if number % 20 == 0 else f"{number}" for number in range(100)]
+    vote, refused = place.vote_without_bad({"value": values, "amount": pa.array(range(100), pa.int16())})
+    assert refused == [0, 17, 20, 40, 60, 80]
+    place.sink().commit(vote)
+    assert place.values() == sorted(f"{number}" for number in range(100) if number not in refused)
+
+
+def test_of_records_with_one_key_the_last_good_one_wins_beside_bad_ones(place: Place) -> None:
+    place.create("id int PRIMARY KEY, value text")
+    ids = pa.array([1, 1, 2, 1, 2], pa.int32())
+    vote, refused = place.vote_without_bad({"id": ids, "value": ["a", "b", "c\0", "d", "e"]}, upsert_by="id")
+    assert refused == [2]
+    place.sink().commit(vote)
+    assert place.ask("SELECT id, value FROM {} ORDER BY id") == [(1, "d"), (2, "e")]
+
+
+def test_a_server_that_fails_otherwise_fails_the_task_though_bad_records_are_left_out(place: Place) -> None:
+    place.create("value text PRIMARY KEY")
+    with pytest.raises(RoundAborted, match="A row with this key exists"):
+        place.vote_without_bad({"value": ["a", "b", "a"]})
+    assert place.prepared() == []

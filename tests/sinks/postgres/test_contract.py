@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tests.sinks.postgres.conftest import Place
     from twopc_postgres import PostgresSink
 
@@ -45,6 +44,10 @@ class TestAppend(SinkContract):
 
     def sample(self) -> pa.RecordBatch:
         return typed()
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        """No text of PostgreSQL holds a NUL."""
+        return pa.record_batch({"value": ["a", "b", "c\0", "d", "\0", "\0\0", "e"]})
 
     def visible_records(self) -> list[dict[str, Any]]:
         rows = self.place.ask("SELECT * FROM {}")

@@ -39,6 +39,7 @@ def recovery_of(
             yield history, recovery, waiting
         finally:
             twopc.unregister_observer(work)
+            work.sort()
 
 
 def recover(recovery: Recovery, waiting: Waiting, report: Report) -> None:

@@ -296,6 +296,24 @@ class Cluster:
         partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
         return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
 
+    async def needs_keys(self, topic: str, timeout_ms: int) -> bool:
+        """Return whether a topic is compacted. If the brokers do not let this principal know, they refuse records
+        without a key themselves.
+
+        Raises:
+            RoundAborted: no broker answered for ``timeout_ms``.
+        """
+
+        async def ask() -> tuple[Meaning, bool]:
+            request = requests.configuration("cleanup.policy", requests.TOPIC, topic)
+            [result] = (await self._answered(self._control.send(request))).results
+            if issubclass(kafka.errors.for_code(result.error_code), kafka.errors.AuthorizationError):
+                return _NONE, False
+            return meaning(result.error_code), any("compact" in (each.value or "") for each in result.configs)
+
+        patience = Patience(f"looking up the cleanup policy of topic {topic!r} at {self.servers}", timeout_ms)
+        return await until_accepted(patience, ask, self.sleep)
+
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """Return an error code, and the broker that coordinates a transactional id or a consumer group."""
         [(_, found)] = await self._answered(self._control.find([key], kind))

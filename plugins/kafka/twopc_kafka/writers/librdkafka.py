@@ -143,12 +143,12 @@ class Writer:
         """
         check_values(batch, self._options, self._partitions)
         produce, poll = self._producer.produce, self._producer.poll
-        for position, record in enumerate(records(batch, self._options.topic)):
+        for record in records(batch, self._options.topic):
             try:
                 try:
                     produce(*record)
                 except BufferError:
-                    self._produce_when_there_is_room(record, position)
+                    self._produce_when_there_is_room(record)
             except confluent_kafka.KafkaException as error:
                 # After the first failed record, all later ones fail with _STATE. Report the first.
                 self._served(poll, 0)
@@ -157,7 +157,7 @@ class Writer:
         self._served(poll, 0)
         self._raise_failures()
 
-    def _produce_when_there_is_room(self, record: tuple[Any, ...], position: int) -> None:
+    def _produce_when_there_is_room(self, record: tuple[Any, ...]) -> None:
         while True:
             is_empty = not len(self._producer)
             if not is_empty:
@@ -167,9 +167,9 @@ class Writer:
             except BufferError:
                 if is_empty:  # waiting would free no room
                     room = self._options.properties["queue.buffering.max.kbytes"]
+                    # Without its position: those before it are written, so the others can't go on without it.
                     raise RecordRefused(
-                        f"it is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise this option.",
-                        record=position,
+                        f"a record is larger than 'queue.buffering.max.kbytes' = {room} allows. Raise this option."
                     ) from None
             else:
                 return

@@ -13,6 +13,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 
 import twopc
 from tests.sinks.kafka.access import as_user, grant
+from tests.support.observing import Killed, observing
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered
@@ -27,10 +28,6 @@ TIMEOUT_MS = 1000
 VALUES = ["a", "b"]
 
 
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
-
-
 @pytest.fixture
 def killed_at() -> Iterator[Callable[[Phase | None], None]]:
     """Have coordinators of this process die as they enter a phase, or no more."""
@@ -43,10 +40,8 @@ def killed_at() -> Iterator[Callable[[Phase | None], None]]:
             if isinstance(event, PhaseEntered) and event.phase is self.phase:
                 raise Killed
 
-    observer = Observer()
-    twopc.register_observer(observer)
-    yield lambda phase: setattr(observer, "phase", phase)
-    twopc.unregister_observer(observer)
+    with observing(Observer()) as observer:
+        yield lambda phase: setattr(observer, "phase", phase)
 
 
 @pytest.fixture

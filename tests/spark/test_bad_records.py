@@ -1,0 +1,153 @@
+"""A record that a sink refuses goes to another one in the same decision, with the reason and the row it comes from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable, Schema
+from pyspark.errors import StreamingQueryException
+
+import twopc
+from tests.sinks.delta.conftest import Place
+from tests.spark.conftest import rows
+from twopc.errors import ConfigurationError
+from twopc.events import BatchFinished
+from twopc.sink import TwoPhaseCommitSink
+from twopc.spark import Output, foreach_batch
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tests.spark.conftest import Pipeline
+    from twopc.events import Event
+
+pytestmark = pytest.mark.spark
+
+
+class Shop:
+    """A table whose partition column takes no empty text, and a folder for what it refuses."""
+
+    def __init__(self, pipeline: Pipeline, schema: pa.Schema) -> None:
+        self.pipeline = pipeline
+        self.table = Place(str(pipeline.folder / "archive" / "table"))
+        DeltaTable.create(self.table.path, Schema.from_arrow(schema), partition_by=["name"])
+
+    @property
+    def orders(self) -> TwoPhaseCommitSink[Any]:
+        return twopc.create_sink("delta", {"path": self.table.path})
+
+    @property
+    def letters(self) -> TwoPhaseCommitSink[Any]:
+        return twopc.create_sink("files", {"path": str(self.folder), "format": "json"})
+
+    @property
+    def folder(self) -> Path:
+        return self.pipeline.folder / "archive" / "letters"
+
+    def refused(self) -> list[dict[str, Any]]:
+        found = [json.loads(line) for file in self.folder.glob("part-*.json") for line in file.read_text().splitlines()]
+        return sorted(found, key=lambda each: str(each.get("row")))
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.table.rows())
+
+    def run(self, orders: Any = None, plan: Any = lambda source: source, **arguments: Any) -> Any:
+        sinks = orders or {"orders": self.orders}
+        writer = foreach_batch(sinks, log=str(self.pipeline.log), **{"on_bad_record": self.letters, **arguments})
+        self.pipeline.run(writer, plan)
+        return writer
+
+
+@pytest.fixture
+def shop(pipeline: Pipeline) -> Shop:
+    import pyarrow as pa
+
+    return Shop(pipeline, pa.schema({"id": pa.int64(), "name": pa.string()}))
+
+
+def test_bad_records_go_to_their_sink_and_the_others_to_theirs(shop: Shop, events: list[Event]) -> None:
+    shop.pipeline.add_batch([*rows(1, 2), {"id": 3, "name": ""}, {"id": 4, "name": ""}])
+    shop.pipeline.add_batch(rows(5))
+    writer = shop.run(plan=lambda source: source.repartition(2))
+    assert shop.ids() == [1, 2, 5]
+    assert [(each["sink"], json.loads(each["row"])) for each in shop.refused()] == [
+        ("orders", {"id": 3, "name": ""}),
+        ("orders", {"id": 4, "name": ""}),
+    ]
+    [reason] = {each["reason"] for each in shop.refused()}
+    assert reason.startswith("column 'name': Delta's readers take an empty text")
+    finished = [event for event in events if isinstance(event, BatchFinished)]
+    assert [event.bad_records for event in finished] == [2, 0]
+    assert finished[0].records == {"bad_records": 2, "orders": 2}
+    assert "2 bad records" in str(finished[0])
+    assert writer.last_progress.transactions == {"bad_records": 0, "orders": 1}
+
+
+def test_the_row_is_the_one_that_the_record_was_made_from(shop: Shop) -> None:
+    """Not the record: an output may have computed other columns, and may have other rows before it."""
+    shop.pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "trap"}, *rows(5)])
+    columns = ["id * 10 AS id", "nullif(name, 'trap') AS name", "if(name = 'trap', '', name) AS name2"]
+    outputs = {
+        "orders": Output(shop.orders, ["id * 10 AS id", "if(name = 'trap', '', name) AS name"], "id % 2 = 0"),
+        "all": Output(twopc.create_sink("files", {"path": str(shop.pipeline.folder / "archive" / "all")}), columns),
+    }
+    shop.run(outputs)
+    assert shop.ids() == [20]
+    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 4, "name": "trap"}]
+
+
+def test_a_single_output_with_columns_of_its_own_tells_the_row_too(shop: Shop) -> None:
+    shop.pipeline.add_batch([*rows(1), {"id": 2, "name": "trap"}])
+    columns = ["id", "if(name = 'trap', '', name) AS name"]
+    shop.run({"orders": Output(shop.orders, columns)})
+    assert shop.ids() == [1]
+    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "trap"}]
+
+
+def test_an_output_chooses_what_becomes_of_a_bad_record(shop: Shop) -> None:
+    shop.pipeline.add_batch([{"id": 7, "name": ""}])
+    columns = ["concat(sink, ': ', get_json_object(row, '$.id')) AS value"]
+    shop.run(on_bad_record=Output(shop.letters, columns))
+    assert shop.refused() == [{"value": "orders: 7"}]
+
+
+def test_more_bad_records_than_a_batch_may_have_fail_it_before_its_decision(shop: Shop) -> None:
+    shop.pipeline.add_batch([*rows(1), *({"id": number, "name": ""} for number in range(6))])
+    with pytest.raises(StreamingQueryException, match="the sinks refused 6 records of the batch, more than"):
+        shop.run(plan=lambda source: source.repartition(3), max_bad_records=5)
+    with pytest.raises(StreamingQueryException, match="3 records of the batch were refused before"):
+        shop.run(max_bad_records=3)
+    assert (shop.ids(), shop.refused(), shop.pipeline.decided_batches()) == ([], [], [])
+
+
+def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
+    shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
+    with pytest.raises(StreamingQueryException, match="task 0, record 1, column 'name': Delta's readers"):
+        shop.run(on_bad_record=None)
+    assert (shop.ids(), shop.refused()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"max_bad_records": 0}, "'max_bad_records' must be at least 1, not 0"),
+        ({"on_bad_record": "a topic"}, "'a topic' is not a sink"),
+        ({"where": "sink = 'orders'"}, "gets every bad record: leave out its 'where'"),
+        ({"name": "bad_records"}, "'bad_records' is the name of 'on_bad_record' in the log"),
+    ],
+)
+def test_wrong_arguments_are_refused_at_once(shop: Shop, arguments: dict[str, Any], says: str) -> None:
+    where, name = arguments.pop("where", None), arguments.pop("name", "orders")
+    given = {"on_bad_record": Output(shop.letters, where=where), **arguments}
+    with pytest.raises(ConfigurationError, match=says):
+        foreach_batch({name: shop.orders}, log=str(shop.pipeline.log), **given)
+
+
+def test_columns_that_spark_refuses_are_named_before_anything_is_written(shop: Shop) -> None:
+    shop.pipeline.add_batch(rows(1))
+    with pytest.raises(StreamingQueryException, match=r"columns \['reasn'\] of output 'bad_records'"):
+        shop.run(on_bad_record=Output(shop.letters, ["reasn"]))
+    assert (shop.ids(), shop.pipeline.decided_batches()) == ([], [])
