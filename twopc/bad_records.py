@@ -1,4 +1,4 @@
-"""Records that a sink can't write: they are left out of its transaction, and told with the reason.
+"""Records that a sink can't write: they are left out of its transaction, and returned with the reason.
 
 A sink that refuses a record raises ``RecordRefused``, which fails the batch, and fails it again after a restart. If
 another sink takes such records, the transaction goes on without them.

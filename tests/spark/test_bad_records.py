@@ -131,7 +131,7 @@ def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "returned"),
     [
         ("make_date(12000, 1, 2)", "12000-01-02"),
         ("cast('12000-01-02 03:04:05' AS timestamp)", "12000-01-02 03:04:05.000000Z"),
@@ -146,7 +146,7 @@ def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
         ("named_struct('a', cast(null AS struct<b: int>), 'c', 1.50BD)", {"a": None, "c": "1.50"}),
     ],
 )
-def test_a_row_is_told_whatever_is_in_it(shop: Shop, value: str, told: Any) -> None:
+def test_a_row_is_returned_whatever_is_in_it(shop: Shop, value: str, returned: Any) -> None:
     """Else the record could not be left out, and its batch would fail for good."""
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
     orders = {"orders": Output(shop.orders, ["id", "name"])}
@@ -157,10 +157,10 @@ def test_a_row_is_told_whatever_is_in_it(shop: Shop, value: str, told: Any) -> N
     finally:
         shop.pipeline.spark.conf.unset(zone)
     assert shop.ids() == [1]
-    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "", "extra": told}]
+    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "", "extra": returned}]
 
 
-def test_a_row_with_two_columns_of_one_name_is_told_with_both(shop: Shop) -> None:
+def test_a_row_with_two_columns_of_one_name_is_returned_with_both(shop: Shop) -> None:
     shop.pipeline.add_batch([{"id": 2, "name": ""}])
     orders = {"orders": Output(shop.orders, ["id", "name"])}
     shop.run(

@@ -82,7 +82,7 @@ class Fit:
 
 
 def _first_that_does_not_fit(column: pa.Array, target: pa.DataType) -> int:
-    """Return the position of the first value that can't be cast: Arrow tells only that there is one."""
+    """Return the position of the first value that can't be cast: Arrow reports only that there is one."""
     first, count = 0, len(column)
     while count > 1:
         half = count // 2
