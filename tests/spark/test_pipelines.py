@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -81,7 +82,7 @@ class Project:
 
         pipelines.create_sink("orders", "twopc", self.options)
         for number, name in enumerate(self._flows):
-            pipelines.append_flow(target="orders", name=name)(lambda number=number: self._ids(number))
+            pipelines.append_flow(target="orders", name=name)(functools.partial(self._ids, number))
 
     def _ids(self, number: int) -> Any:
         return self.pipeline.source().selectExpr(f"id + {100 * number} AS id", "name")
