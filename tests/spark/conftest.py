@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 import uuid
@@ -21,6 +22,7 @@ from tests.support.observing import observing
 from tests.support.topic_reader import records_of
 from twopc.events import PhaseEntered
 from twopc.phases import Phase
+from twopc.spark import TwoPhaseCommitDataSource
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
 
@@ -158,6 +160,26 @@ class Pipeline:
 @pytest.fixture
 def pipeline(spark: SparkSession, tmp_path: Path) -> Pipeline:
     return Pipeline(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def client(spark: SparkSession) -> Iterator[Any]:
+    """A Spark Connect client. The server runs in the JVM of the tests' session."""
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    context = spark.sparkContext._jsc.sc()
+    service = spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService  # type: ignore[union-attr]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
+    context.conf().set("spark.connect.grpc.binding.port", str(port))
+    service.start(context)
+    session = RemoteSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
+    session.dataSource.register(TwoPhaseCommitDataSource)
+    yield session
+    session.stop()
+    service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
 
 
 @dataclass(frozen=True)

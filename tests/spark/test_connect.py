@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +12,9 @@ import pytest
 
 import twopc
 from tests.spark.conftest import rows
-from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, foreach_batch
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from tests.spark.conftest import Pipeline
     from twopc.spark import ForeachBatch
     from twopc_kafka_broker import KafkaBroker
@@ -26,25 +22,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 A_SLOW_START_S = 180
-
-
-@pytest.fixture(scope="module")
-def client(spark: SparkSession) -> Iterator[Any]:
-    from pyspark.sql.connect.session import SparkSession as RemoteSession
-
-    context = spark.sparkContext._jsc.sc()
-    service = spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService  # type: ignore[union-attr]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
-    context.conf().set("spark.connect.grpc.binding.port", str(port))
-    service.start(context)
-    session = RemoteSession.builder.remote(f"sc://127.0.0.1:{port}").getOrCreate()
-    session.dataSource.register(TwoPhaseCommitDataSource)
-    yield session
-    session.stop()
-    service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
 
 
 @pytest.fixture

@@ -114,6 +114,12 @@ def start(
 # Queries. --------------------------------------------------------------------------------------------------------
 
 
+def test_a_query_may_have_a_name(files: Target) -> None:
+    files.pipeline.add_batch(rows(1))
+    run(files, queryName=f"named_{files.pipeline.folder.name}")
+    assert files.shows(1)
+
+
 def test_a_query_goes_on_after_a_stop_with_another_parallelism(target: Target) -> None:
     target.pipeline.add_batch(rows(1, 2))
     target.pipeline.add_batch(rows(3))

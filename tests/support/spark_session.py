@@ -32,22 +32,26 @@ def session(
     """
     from pyspark.sql import SparkSession
 
-    quick = f"{QUICK} {java}".rstrip()
-    given = {
-        "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        **{f"spark.{process}.extraJavaOptions": quick for process in ("driver", "executor")},
-        **({f"spark.{process}.extraClassPath": jars for process in ("driver", "executor")} if jars else {}),
-        **(settings or {}),
-    }
     builder = SparkSession.builder.master(master)
-    for name, value in given.items():
+    for name, value in settings_of(settings or {}, jars=jars, java=java).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     if log_level:
         spark.sparkContext.setLogLevel(log_level)
     return spark
+
+
+def settings_of(settings: Mapping[str, str], *, jars: str = "", java: str = "") -> dict[str, str]:
+    """Return the settings with which ``session`` starts Spark. Its arguments mean the same there."""
+    quick = f"{QUICK} {java}".rstrip()
+    return {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        **{f"spark.{process}.extraJavaOptions": quick for process in ("driver", "executor")},
+        **({f"spark.{process}.extraClassPath": jars for process in ("driver", "executor")} if jars else {}),
+        **settings,
+    }
 
 
 def write_all(writer: DataStreamWriter, checkpoint: Path | str) -> None:

@@ -21,18 +21,19 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from twopc_faulty import Faults  # type: ignore[import-not-found]  # on the path of this process alone
 
 import twopc
-from tests.campaigns.spark import connect
+from tests.campaigns.spark import connect, pipeline
 from tests.campaigns.spark.job import (
     CONNECT,
     CONNECT_FOREACH_BATCH,
     FOREACH_BATCH,
     FORMAT_BATCH,
     FORMAT_STREAM,
+    PIPELINE,
     TO_KAFKA,
     Job,
 )
 from tests.campaigns.spark.plans import BATCHES, IS_BAD, PLANS, SCHEMA
-from tests.support.spark_session import session, write_all
+from tests.support.spark_session import session, settings_of, write_all
 from twopc.events import Event, PhaseEntered
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_kafka.client.control import control_of
@@ -71,8 +72,8 @@ def plant(job: Job) -> None:
         (job.faults / step).write_text(f"{what}{whom.get(what, '')} once {job.begun(batch)}")
 
 
-def session_of(job: Job) -> SparkSession:
-    settings = {
+def settings(job: Job) -> dict[str, str]:
+    return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # More than there are cores, so that small batches have fewer tasks than their state has partitions.
@@ -83,8 +84,11 @@ def session_of(job: Job) -> SparkSession:
         "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
         **job.settings,
     }
-    # With a matching archive of loaded classes, a JVM starts in half the time.
-    return session(job.master, settings, jars=job.jars, java=f"-XX:SharedArchiveFile={job.classes}")
+
+
+def java(job: Job) -> str:
+    """With a matching archive of loaded classes, a JVM starts in half the time."""
+    return f"-XX:SharedArchiveFile={job.classes}"
 
 
 def source(spark: SparkSession, job: Job) -> DataFrame:
@@ -182,9 +186,12 @@ def main() -> None:
     if PLANS[job.plan].is_lost:
         roll_back(job)
     job.events.mkdir(exist_ok=True)
-    spark = session_of(job)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))
+    if job.api == PIPELINE:
+        pipeline.run(job, settings_of(settings(job), jars=job.jars, java=java(job)))
+        return
+    spark = session(job.master, settings(job), jars=job.jars, java=java(job))
     spark.dataSource.register(TwoPhaseCommitDataSource)
     RUN[job.api](spark, job)
     spark.stop()

@@ -10,6 +10,10 @@ from tests.campaigns.spark.plans import PLANS
 
 FOREACH_BATCH, FORMAT_STREAM, FORMAT_BATCH = "foreach_batch", "format_stream", "format_batch"
 CONNECT, CONNECT_FOREACH_BATCH = "connect", "connect_foreach_batch"
+PIPELINE = "pipeline"
+FLOWS = ("first", "second")
+"""The flows of the pipeline, into one sink."""
+
 TO_KAFKA = ["key", "to_json(struct(*)) AS value"]
 
 
@@ -18,7 +22,7 @@ class Job:
     """A driver's job, passed as JSON in its first argument.
 
     Attributes:
-        api: the API with which the query writes: one of the five above.
+        api: the API with which the query writes: one of the six above.
         plan: the name of its computation.
         source, target: the topics. Source files are in ``folder/source``.
         records: the number of records in the source.
@@ -47,7 +51,10 @@ class Job:
 
     def begun(self, batch: int) -> Path:
         """Return a file that exists from the beginning of a batch on, but not during the previous batch."""
-        return Path(self.folder) / (f"begun/{batch}" if self.api == FORMAT_BATCH else f"checkpoint/offsets/{batch}")
+        if self.api == FORMAT_BATCH:
+            return Path(self.folder) / f"begun/{batch}"
+        checkpoint = f"storage/_checkpoints/orders/{FLOWS[0]}/0" if self.api == PIPELINE else "checkpoint"
+        return Path(self.folder) / checkpoint / f"offsets/{batch}"
 
     @property
     def writes_files(self) -> bool:

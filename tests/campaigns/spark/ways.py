@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.campaigns.spark.case import Case, Strike
-from tests.campaigns.spark.job import CONNECT, CONNECT_FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM
+from tests.campaigns.spark.job import CONNECT, CONNECT_FOREACH_BATCH, FORMAT_BATCH, FORMAT_STREAM, PIPELINE
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,7 @@ WAYS: Mapping[str, Way] = {
             )
         ]
     ),
+    "pipelines": Way([Case("deduplication", _FORMAT, PIPELINE)]),
     "cluster": Way(
         [
             Case("enriched", _LOSSES, settings=_SPECULATION),

@@ -10,12 +10,16 @@ from twopc.checkpoint.folder import CheckpointFolder, url
 from twopc.coordinator import START_TIMEOUT_S
 from twopc.errors import ConfigurationError
 from twopc.options import Option, parse, place, text, whole_number
+from twopc.spark.data_source.flow import Flow
 from twopc.spark.data_source.round import Rounds
 
 BATCH_OWNER = "batch writes"
 """The owner of the log of batch writes. No query has this id."""
 
 _LOG_FOLDER = "twopc-log"
+
+_QUERY_NAME = "queryname"
+"""Spark passes the query's name as an option. For a flow of a pipeline, it is the flow's."""
 
 _OWNER = "format('twopc')"
 
@@ -45,7 +49,7 @@ OPTIONS = (
             " file:///data/orders-log",
         ),
         "the folder of the commit log. Needed for batch writes",
-        default_text=f"for queries `{_LOG_FOLDER}` in the checkpoint folder",
+        default_text=f"for queries `{_LOG_FOLDER}` in the checkpoint folder; for a flow beside its checkpoints",
     ),
     Option("replay_copies", place("URL", "s3://bucket/copies"), "a folder for replay copies, as for `Coordinator`"),
     Option(
@@ -75,10 +79,12 @@ def stream_target(options: Mapping[str, str]) -> Rounds:
         raise ConfigurationError(
             "the option 'batch_id' is for batch writes: a streaming query numbers its batches", option="batch_id"
         )
-    values, sinks_own = _parsed(_OWNER, options, "checkpointLocation")
+    own = {name: value for name, value in options.items() if name != _QUERY_NAME}
+    values, sinks_own = _parsed(_OWNER, own, "checkpointLocation")
     folder = CheckpointFolder(values["checkpointLocation"])
-    log = values.get("log", f"{folder.url}/{_LOG_FOLDER}")
-    return replace(_target(values, sinks_own, log, folder.query_id()), checkpoint=folder.url)
+    flow = Flow.of(folder.url, options.get(_QUERY_NAME, ""))
+    log = values.get("log", f"{flow.folder if flow else folder.url}/{_LOG_FOLDER}")
+    return replace(_target(values, sinks_own, log, folder.query_id()), checkpoint=folder.url, flow=flow)
 
 
 def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:

@@ -28,6 +28,7 @@ from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.data_source.flow import Flow
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
@@ -123,6 +124,7 @@ class Rounds:
         replay_copies: the URL of the folder of replay copies, or None.
         first_batch_id: see ``Coordinator``.
         checkpoint: the URL of the query's checkpoint folder, or None for batch writes.
+        flow: the flow that the query runs, if it is one of a pipeline.
         start_timeout_s: see ``Coordinator``.
     """
 
@@ -133,6 +135,7 @@ class Rounds:
     replay_copies: str | None
     first_batch_id: int
     checkpoint: str | None = None
+    flow: Flow | None = None
     start_timeout_s: float = START_TIMEOUT_S
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
@@ -142,7 +145,8 @@ class Rounds:
         it is ``batch_id``, or the next batch of the log.
 
         Raises:
-            LogMismatch: the batch is not the next one, or was decided with other input.
+            LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
+                full refresh of the flow.
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
         reads = follows = None
@@ -154,6 +158,8 @@ class Rounds:
         if self.checkpoint is not None:
             refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
             refuse_within_checkpoint(self.log, self.checkpoint)
+        if self.flow is not None and batch_id == 0:
+            self.flow.refuse_full_refresh(self.log, self.owner)
         coordinator = self._coordinator(sink)
         try:
             coordinator.validate({SINK: schema})

@@ -1,0 +1,40 @@
+"""Declarative pipelines for tests and campaigns: a project in a folder, and a run of it by ``spark-pipelines``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+FAULT_OF_SPARK_4_2 = "[UNKNOWN_RESPONSE]"
+"""SPARK-59135: after a run with a Python data source, the client refuses a message of the server. The run is done."""
+
+COMPLETED = "Run is COMPLETED."
+
+SPARK_PIPELINES = Path(sys.executable).with_name("spark-pipelines")
+
+
+def make_project(folder: Path, definitions: str) -> None:
+    """Write the project: its definitions, and a specification that keeps the checkpoints in ``folder/storage``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "definitions.py").write_text(definitions)
+    specification = {
+        "name": "orders",
+        "storage": (folder / "storage").as_uri(),
+        "libraries": [{"glob": {"include": "definitions.py"}}],
+        "configuration": {"spark.sql.pipelines.maxFlowRetryAttempts": "0"},
+    }
+    (folder / "spark-pipeline.yml").write_text(json.dumps(specification))  # YAML has JSON in it
+
+
+def run_command(folder: Path, settings: Mapping[str, str], master: str = "local[2]") -> list[str]:
+    """Return the command that runs the project."""
+    given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+    specification = str(folder / "spark-pipeline.yml")
+    return [str(SPARK_PIPELINES), "--remote", master, *given, "run", "--spec", specification]
+
+
+def has_completed(code: int, output: str) -> bool:
+    """Whether a run has written everything: it exits with 0, or by the fault of Spark after its end."""
+    return COMPLETED in output and (code == 0 or FAULT_OF_SPARK_4_2 in output)
