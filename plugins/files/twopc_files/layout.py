@@ -155,7 +155,8 @@ class Files:
         """
         self._schema = self._schema or batch.schema
         check_same_schema(self._schema, batch)
-        self._check_records(batch.drop_columns([*self._layout.partition_by]))
+        by = self._layout.partition_by
+        self._check_records(batch.drop_columns(list(by)) if by else batch)
         for folder, part in split(batch, self._layout.partition_by, self._longest_name):
             if folder in self._open or self._has_room():
                 self._write(folder, part)
