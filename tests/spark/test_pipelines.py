@@ -172,20 +172,23 @@ def test_two_flows_can_not_share_a_log(connected: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("checkpoint", "name", "flow"),
     [
-        ("file:///s/_checkpoints/orders/events/0", "events", Flow("events", "file:///s/_checkpoints/orders/events", 0)),
+        ("file:///s/_checkpoints/orders/events/0", "events", ("events", "file:///s/_checkpoints/orders/events", 0)),
         (
             "s3://b/_checkpoints/db/orders/events/12",
             "cat.db.events",
             ("events", "s3://b/_checkpoints/db/orders/events", 12),
         ),
+        ("file:///s/_checkpoints/o/my%20flow/0", "my flow", ("my flow", "file:///s/_checkpoints/o/my%20flow", 0)),
         ("file:///s/_checkpoints/orders/events/0", "orders", None),
         ("file:///s/_checkpoints/orders/events/0", "", None),
         ("file:///s/checkpoints/orders/events/0", "events", None),
         ("file:///s/_checkpoints/orders/events", "events", None),
     ],
 )
-def test_a_flow_is_recognized_by_its_checkpoint_and_name(checkpoint: str, name: str, flow: Any) -> None:
-    assert Flow.of(checkpoint, name) == (Flow(*flow) if isinstance(flow, tuple) else flow)
+def test_a_flow_is_recognized_by_its_checkpoint_and_name(
+    checkpoint: str, name: str, flow: tuple[str, str, int] | None
+) -> None:
+    assert Flow.of(checkpoint, name) == (Flow(*flow) if flow else None)
 
 
 DEFINITIONS = """
