@@ -1,4 +1,4 @@
-"""Records that a sink can't write: they are left out of its transaction, and told with the reason.
+"""Records that a sink can't write: they are left out of its transaction, and returned with the reason.
 
 A sink that refuses a record raises ``RecordRefused``, which fails the batch, and fails it again after a restart. If
 another sink takes such records, the transaction goes on without them.
@@ -20,24 +20,26 @@ def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBat
 
     Args:
         write: writes a record batch. If it refuses a record by its position, it has written none of the batch.
-        batch: the records.
+        batch: the records. They are written in their order, in several parts if one is refused.
 
     Raises:
-        RecordRefused: the refusal names no record.
+        RecordRefused: the refusal names no record of the batch.
     """
-    import pyarrow as pa
-
-    left = list(range(batch.num_rows))
-    while left:
+    ahead = [(0, batch)]  # what is to be written, and the position of its first record; the last part is the next
+    while ahead:
+        first, part = ahead.pop()
         try:
-            write(batch if len(left) == batch.num_rows else batch.take(pa.array(left)))
+            write(part)
         except RecordRefused as error:
-            if error.record is None:
+            if error.record is None or not 0 <= error.record < part.num_rows:
                 raise
-            refused, position = error, error.record
+            refused, at = error, error.record
         else:
-            return
-        refused.record = left.pop(position)
+            continue
+        # Parts share the batch's memory. A copy without the record would cost as much for each bad record.
+        around = (first + at + 1, part.slice(at + 1)), (first, part.slice(0, at))
+        ahead += [(position, records) for position, records in around if records.num_rows]
+        refused.record = first + at
         yield refused
 
 

@@ -88,7 +88,8 @@ class Participant:
             taken = [position not in refused for position in range(batch.num_rows)]
             batch = batch.filter(taken)
             hashes = None if hashes is None else hashes.filter(taken)
-        self._count(sink, batch, hashes)
+        if batch.num_rows:
+            self._count(sink, batch, hashes)
         return tuple(refused.values())
 
     def _write(self, name: str, batch: pa.RecordBatch) -> Mapping[int, RecordRefused]:

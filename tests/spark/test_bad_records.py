@@ -131,6 +131,60 @@ def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "returned"),
+    [
+        ("make_date(12000, 1, 2)", "12000-01-02"),
+        ("cast('12000-01-02 03:04:05' AS timestamp)", "12000-01-02 03:04:05.000000Z"),
+        ("cast('2024-01-02 03:04:05' AS timestamp)", "2024-01-02T03:04:05+00:00"),
+        ("array(cast(X'61FF' AS string))", ["a\\xff"]),
+        ("make_ym_interval(1, 2)", "INTERVAL '1-2' YEAR TO MONTH"),
+        ("make_interval(1, 2, 0, 4)", "1 years 2 months 4 days"),
+        ("make_dt_interval(1, 2)", "1 day, 2:00:00"),
+        ("parse_json('{\"a\": [1]}')", '{"a":[1]}'),
+        ("map(named_struct('a', 1), X'00FF')", {'{"a": 1}': "AP8="}),
+        ("array(double('nan'), 1.5D, null)", ["nan", 1.5, None]),
+        ("named_struct('a', cast(null AS struct<b: int>), 'c', 1.50BD)", {"a": None, "c": "1.50"}),
+    ],
+)
+def test_a_row_is_returned_whatever_is_in_it(shop: Shop, value: str, returned: Any) -> None:
+    """Else the record could not be left out, and its batch would fail for good."""
+    shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
+    orders = {"orders": Output(shop.orders, ["id", "name"])}
+    zone = "spark.sql.session.timeZone"
+    shop.pipeline.spark.conf.set(zone, "GMT+01:00")  # which Python does not know
+    try:
+        shop.run(orders, lambda source: source.selectExpr("*", f"{value.replace('05', '05Z')} AS extra"))
+    finally:
+        shop.pipeline.spark.conf.unset(zone)
+    assert shop.ids() == [1]
+    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "", "extra": returned}]
+
+
+def test_a_row_with_two_columns_of_one_name_is_returned_with_both(shop: Shop) -> None:
+    shop.pipeline.add_batch([{"id": 2, "name": ""}])
+    orders = {"orders": Output(shop.orders, ["id", "name"])}
+    shop.run(
+        orders, lambda source: source.selectExpr("*", "3 AS x", "4 AS x", "5 AS `twopc source row`", "6 AS orders")
+    )
+    expected = {"id": 2, "name": "", "x": 3, "x_2": 4, "twopc source row": 5, "orders": 6}
+    assert [json.loads(each["row"]) for each in shop.refused()] == [expected]
+
+
+def test_an_output_may_make_no_record_of_a_bad_one(shop: Shop) -> None:
+    shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
+    shop.run(on_bad_record=Output(shop.letters, ["explode(filter(array(row), x -> length(x) > 100)) AS value"]))
+    assert (shop.ids(), shop.refused()) == ([1], [])
+
+
+def test_the_checkpoint_within_the_folder_of_bad_records_is_refused(shop: Shop) -> None:
+    shop.pipeline.add_batch(rows(1))
+    letters = twopc.create_sink("files", {"path": str(shop.pipeline.checkpoint), "format": "json"})
+    with pytest.raises(StreamingQueryException, match="where sink 'bad_records' writes"):
+        shop.run(on_bad_record=letters)
+    assert shop.ids() == []
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ({"max_bad_records": 0}, "'max_bad_records' must be at least 1, not 0"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
@@ -47,20 +49,46 @@ def test_a_sink_alone_gets_columns(
 
 
 @pytest.mark.spark
-def test_only_several_sinks_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
+def test_only_different_columns_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
     frame = spark.range(1)
-    assert projected(frame, {"one": of()})[0] is frame
+    assert projected(frame, {"one": of()})[0] is projected(frame, {"one": of(), "other": of()})[0] is frame
     in_structs = [
         projected(frame, outputs)[1].in_structs
         for outputs in (
             {"one": of()},
             {"one": of(["id"])},
             {"one": of(["id AS `a.b`"])},
-            {"one": of(where="id > 0")},
-            {"one": of(), "other": of()},
+            {"one": of(where="id > 0"), "other": of(where="id < 2")},
+            {"one": of(["id"], where="id > 0")},
+            {"one": of(), "other": of(["id"])},
         )
     ]
-    assert in_structs == [False, False, True, True, True]
+    assert in_structs == [False, False, True, False, True, True]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("columns", [ALL, ["id"]], ids=["shared", "in structs"])
+def test_each_sink_gets_its_rows_with_their_hashes_and_the_rest_is_unrouted(
+    columns: Sequence[str], spark: SparkSession
+) -> None:
+    frame = spark.range(6).withColumn("id", F.when(F.col("id") != 3, F.col("id")))
+    outputs = {"low": of(columns, "id < 2"), "high": of(columns, "id > 3"), "even": of(columns, "id % 2 = 0")}
+    made, rows = projected(frame, outputs, ["low", "high"])
+    [batch] = made.toArrow().combine_chunks().to_batches()
+    parts = {part.sink: part for part in rows.apart(batch)}
+    assert {name: part.records.to_pydict() for name, part in parts.items()} == {
+        "low": {"id": [0, 1]},
+        "high": {"id": [4, 5]},
+        "even": {"id": [0, 2, 4]},
+    }
+    assert [None if part.hashes is None else len(set(part.hashes.to_pylist())) for part in parts.values()] == [
+        2,
+        2,
+        None,
+    ]
+    assert (left := rows.unrouted(batch)) is not None
+    assert left.to_pylist() == [False, False, False, True, False, False]
+    assert rows.schemas(made) == dict.fromkeys(outputs, pa.schema([("id", pa.int64())]))
 
 
 def of(columns: Sequence[str] = ALL, where: str | None = None) -> Output:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -72,6 +73,21 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     assert pipeline.archived_ids() == (list(range(13)) if beside else [])
     assert replayed(events) >= 2
     assert topic.ongoing() == []
+
+
+@pytest.mark.kafka
+def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topic: Topic, loses: Loses) -> None:
+    pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "bad"}])
+    pipeline.add_batch([{"id": 5, "name": "bad"}])
+    loses.times = 1
+    columns = ["CAST(id AS STRING) AS value", f"IF(name = 'bad', 'no topic!', '{topic.name}') AS topic"]
+    orders = twopc.create_sink("kafka", {name: value for name, value in topic.options.items() if name != "topic"})
+    writer = foreach_batch(
+        {"orders": Output(orders, columns)}, log=str(pipeline.log), recompute=True, on_bad_record=pipeline.files()
+    )
+    pipeline.run(writer)
+    assert topic.shows(["1", "2", "3"])
+    assert sorted(json.loads(each["row"])["id"] for each in pipeline.archived()) == [4, 5]
 
 
 def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(pipeline: Pipeline) -> None:

@@ -308,6 +308,7 @@ def test_the_hashes_and_the_replay_copy_are_those_of_what_was_written(calls: lis
     sink.replay_copies = ReplayCopies(str(tmp_path))
     with Participant({"a": sink}, ROUND, partition=5, max_bad_records=3) as participant:
         participant.write("a", values("w", "bad 1", "x"), pa.array([1, 10, 100]))
+        participant.write("a", values("bad 2"), pa.array([1000]))
         vote = participant.pre_commit()
     assert vote["a"].fingerprint == Fingerprint(5, 101)
     assert vote["a"].replay_copy is not None
@@ -332,5 +333,43 @@ def test_a_refusal_that_names_no_record_fails_the_attempt(calls: list[str]) -> N
     with (
         pytest.raises(RecordRefused, match="one of them"),
         Participant({"a": Vague("a", calls)}, ROUND, partition=0, max_bad_records=3) as participant,
+    ):
+        participant.write("a", ROWS)
+
+
+def test_many_bad_records_are_left_out_in_the_order_of_the_others_and_without_copies_of_the_batch(
+    calls: list[str],
+) -> None:
+    class Backward(Picky):
+        """Refuses the last bad record first."""
+
+        def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+            texts.add(batch["value"].buffers()[2].address)
+            given = batch["value"].to_pylist()
+            if bad := [position for position, value in enumerate(given) if value.startswith("bad")]:
+                raise RecordRefused("it is bad", record=bad[-1])
+            Recorder.write(self, transaction, batch)
+
+    texts = set[int]()
+    sink = Backward("a", calls)
+    given = [f"bad {number}" if number % 2 else f"{number}" for number in range(3000)]
+    with Participant({"a": sink}, ROUND, partition=5, max_bad_records=1500) as participant:
+        refused = participant.write("a", values(*given))
+        participant.pre_commit()
+    assert sorted(each.record for each in refused if each.record is not None) == [*range(1, 3000, 2)]
+    [written] = sink.target.open.values()
+    assert [row["value"] for row in written] == given[::2]
+    assert len(texts) == 1
+
+
+@pytest.mark.parametrize("position", [-1, 2])
+def test_a_refusal_of_a_record_that_is_not_in_the_batch_fails_the_attempt(calls: list[str], position: int) -> None:
+    class Astray(Picky):
+        def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+            raise RecordRefused("it is bad", record=position)
+
+    with (
+        pytest.raises(RecordRefused, match="it is bad"),
+        Participant({"a": Astray("a", calls)}, ROUND, partition=0, max_bad_records=3) as participant,
     ):
         participant.write("a", ROWS)

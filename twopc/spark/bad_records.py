@@ -44,10 +44,10 @@ class BadRecord(NamedTuple):
 _SCHEMA = StructType().add("sink", "string").add("reason", "string").add("row", "string")
 
 
-def as_output_takes(bad: Sequence[BadRecord], session: SparkSession, output: Output) -> pa.RecordBatch:
+def as_output_takes(bad: Sequence[BadRecord], session: SparkSession, output: Output) -> list[pa.RecordBatch]:
     """Return bad records as the output takes them: with its columns, which Spark computes."""
-    [batch] = _frame(bad, session, output).toArrow().combine_chunks().to_batches()
-    return batch
+    batches: list[pa.RecordBatch] = _frame(bad, session, output).toArrow().to_batches()
+    return batches
 
 
 def schema_of(session: SparkSession, output: Output, name: str) -> pa.Schema:
@@ -65,7 +65,10 @@ def _frame(bad: Sequence[BadRecord], session: SparkSession, output: Output) -> D
 
 
 def to_json(row: pa.StructScalar) -> str:
-    """Return a row as JSON: bytes as Base64, times in ISO 8601, decimals and intervals as text."""
+    """Return a row as JSON: bytes as Base64, times in ISO 8601, decimals and intervals as text.
+
+    Never fails: a bad record often has what neither Python nor JSON can hold, such as the year 12000.
+    """
     return json.dumps(_plain(row), ensure_ascii=False)
 
 
@@ -75,25 +78,32 @@ def _plain(value: pa.Scalar) -> Any:
         case None:
             return None
         case pa.MapScalar():
-            return {str(_plain(each["key"])): _plain(each["value"]) for each in value.values}
+            return {_as_key(_plain(each["key"])): _plain(each["value"]) for each in value.values}
         case pa.StructScalar():
             return {field.name: _plain(value[number]) for number, field in enumerate(value.type)}
         case pa.ListScalar():
             return [_plain(each) for each in value.values]
+        case pa.TimestampScalar() if value.type.tz is not None:
+            return _of_one(value.cast(pa.timestamp(value.type.unit, "UTC")))  # Python lacks some zones of Spark
         case _:
-            return _of_one(value.as_py())
+            return _of_one(value)
 
 
-def _of_one(value: Any) -> str | int | float:
+def _as_key(plain: Any) -> str:
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+
+
+def _of_one(value: pa.Scalar) -> str | int | float:
     """Return the same for a value without parts."""
-    match value:
-        case str() | int():
-            return value
-        case bytes():
-            return base64.b64encode(value).decode()
-        case float() if math.isfinite(value):
-            return value
-        case date() | time():
-            return value.isoformat()
-        case _:
-            return str(value)
+    try:
+        given = value.as_py()
+    except UnicodeDecodeError:  # Spark makes a text of any bytes
+        return str(value.as_buffer().to_pybytes(), errors="backslashreplace")
+    except (ValueError, OverflowError):  # Python has no time outside of the years 1 to 9999
+        return str(value.cast(pa.string()))
+    if isinstance(given, bytes):
+        return base64.b64encode(given).decode()
+    if isinstance(given, date | time):
+        return given.isoformat()
+    is_json = isinstance(given, str | int) or (isinstance(given, float) and math.isfinite(given))
+    return given if is_json else str(given)

@@ -238,7 +238,7 @@ class ForeachBatch:
             self._left_out = LeftOut(sum(row.unrouted for row in by_task), len(bad))
             yield from (load_vote(row.vote) for row in by_task)
             if offsets is not None:
-                yield self._pre_commit_on_driver(round, _OFFSETS, offsets)
+                yield self._pre_commit_on_driver(round, _OFFSETS, [offsets])
             if bad:
                 yield self._pre_commit_on_driver(round, _BAD_RECORDS, self._taken(bad, batch.sparkSession))
 
@@ -268,13 +268,14 @@ class ForeachBatch:
         self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
         return rows
 
-    def _pre_commit_on_driver(self, round: Round, sink: str, records: pa.RecordBatch) -> Vote:
+    def _pre_commit_on_driver(self, round: Round, sink: str, batches: Sequence[pa.RecordBatch]) -> Vote:
         """Write and pre-commit on the driver, when all tasks have voted."""
         with Participant(self._settings.on_driver, round, partition=0) as participant:
-            participant.write(sink, records)
+            for batch in batches:
+                participant.write(sink, batch)
             return participant.pre_commit()
 
-    def _taken(self, bad: Sequence[BadRecord], session: SparkSession) -> pa.RecordBatch:
+    def _taken(self, bad: Sequence[BadRecord], session: SparkSession) -> list[pa.RecordBatch]:
         """Return bad records as their sink takes them.
 
         Raises:
@@ -336,7 +337,7 @@ class ForeachBatch:
     def _refuse_shared_folders(self, batch_input: Input) -> None:
         """Refuse a checkpoint or a source that shares a folder with a sink, the log or the replay copies."""
         settings = self._settings
-        refuse_within_outputs("the checkpoint", batch_input.checkpoint, settings.sinks)
+        refuse_within_outputs("the checkpoint", batch_input.checkpoint, {**settings.sinks, **settings.on_driver})
         refuse_within_checkpoint(_url(settings.log), batch_input.checkpoint)
         for source in batch_input.file_sources:
             refuse_within_source("the commit log", _url(settings.log), source)

@@ -1,25 +1,26 @@
 """What each sink gets of a batch: on the driver in one frame, on the executors as separate record batches.
 
-With several sinks, the frame has one struct column per sink, which is null in the rows that the sink does not get. A
-sink that is alone gets its columns directly, if PySpark can name them: structs cost 6 ms per batch on the driver and a
-twentieth of the throughput, see docs/performance.md.
+If sinks get different columns, the frame has one struct column per sink, which is null in the rows that the sink does
+not get. Otherwise they share the frame's columns, if PySpark can name them, and conditions are columns beside them:
+structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/performance.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import expr, when
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StringType, StructType, VariantType
 
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.sink import TwoPhaseCommitSink
@@ -28,6 +29,9 @@ ALL = ("*",)
 
 _SOURCE_ROW = "twopc source row"
 """The column with the rows that the sinks' records were made from."""
+
+_TAKES = "twopc takes "
+"""The column with the condition of a sink has this name and the sink's."""
 
 _HASHES = "twopc hashes "
 """The column with the hashes of what a sink gets has this name and the sink's."""
@@ -112,8 +116,8 @@ class Rows:
 
     Attributes:
         sinks: the names of the sinks.
-        in_structs: whether each finds them in a struct of its name; else the only sink has the frame itself.
-        chosen: the sinks that get the rows alone in which their struct is not null.
+        in_structs: whether each finds them in a struct of its name; else every sink gets the frame's columns.
+        chosen: the sinks that get the rows alone in which their struct is not null, or their condition is true.
         hashed: the sinks whose records have hashes.
         with_source: whether the frame has the rows of the batch, too, in a column of their own.
     """
@@ -129,13 +133,14 @@ class Rows:
         schema = arrow_schema(frame.schema)
         if self.in_structs:
             return {name: pa.schema(list(schema.field(name).type)) for name in self.sinks}
-        [name] = self.sinks
-        return {name: pa.schema([field for field in schema if field.name not in self._additional])}
+        shared = pa.schema([field for field in schema if field.name not in self._additional])
+        return dict.fromkeys(self.sinks, shared)
 
     @property
     def _additional(self) -> list[str]:
         """The columns of the frame that no sink gets."""
-        return [*(_HASHES + name for name in self.hashed), *([_SOURCE_ROW] if self.with_source else ())]
+        conditions = [] if self.in_structs else [_TAKES + name for name in self.chosen]
+        return [*conditions, *(_HASHES + name for name in self.hashed), *([_SOURCE_ROW] if self.with_source else ())]
 
     def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
         """Return the columns that some sinks get, as the frame names them in SQL."""
@@ -150,15 +155,13 @@ class Rows:
     def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
         """Return each sink's part of a record batch."""
         source = batch.column(_SOURCE_ROW) if self.with_source else None
+        additional = [] if self.in_structs else self._additional
+        shared = batch.drop_columns(additional) if additional else batch
         for name in self.sinks:
-            hashes = batch.column(_HASHES + name) if name in self.hashed else None
-            if not self.in_structs:
-                additional = self._additional
-                yield Part(name, batch.drop_columns(additional) if additional else batch, hashes, source)
-                continue
-            records = batch.column(name)
-            part = Part(name, pa.RecordBatch.from_struct_array(records), hashes, source)
-            yield part.of(records.is_valid()) if name in self.chosen and records.null_count else part
+            records = pa.RecordBatch.from_struct_array(batch.column(name)) if self.in_structs else shared
+            part = Part(name, records, batch.column(_HASHES + name) if name in self.hashed else None, source)
+            taken = self._taken(batch, name)
+            yield part if taken is None else part.of(taken)
 
     def unrouted(self, batch: pa.RecordBatch) -> pa.BooleanArray | None:
         """Return which rows of a record batch no sink gets; None if there is no such row."""
@@ -166,11 +169,17 @@ class Rows:
             return None
         left = None
         for name in self.sinks:
-            records = batch.column(name)
-            if not records.null_count:
+            if (taken := self._taken(batch, name)) is None:
                 return None
-            left = records.is_null() if left is None else pc.and_(left, records.is_null())
+            left = pc.invert(taken) if left is None else pc.and_not(left, taken)
         return left
+
+    def _taken(self, batch: pa.RecordBatch, name: str) -> pa.BooleanArray | None:
+        """Return which rows of a record batch a sink gets; None for all."""
+        if name not in self.chosen:
+            return None
+        taken = batch.column(name).is_valid() if self.in_structs else batch.column(_TAKES + name).fill_null(False)
+        return None if taken.true_count == batch.num_rows else taken
 
 
 def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
@@ -230,20 +239,51 @@ def _selected(
     batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
 ) -> tuple[DataFrame, Rows]:
     names = tuple(outputs)
-    source = [f"struct(*) AS {_quoted(_SOURCE_ROW)}"] if with_source else []
+    if all(output.columns == ALL for output in outputs.values()) and _can_be_named(batch.columns):
+        takes = [
+            expr(output.where).alias(_TAKES + name) for name, output in outputs.items() if output.where is not None
+        ]
+        return batch.select("*", *takes) if takes else batch, Rows(names, in_structs=False, chosen=chosen)
     if chosen:
-        frame = batch.select(*(_column(name, outputs[name]) for name in names), *map(expr, source))
+        source = [_source_row(batch)] if with_source else []
+        frame = batch.select(*(_column(name, outputs[name]) for name in names), *source)
         return frame, Rows(names, in_structs=True, chosen=chosen, with_source=with_source)
     if len(names) == 1:
         [output] = outputs.values()
-        frame = batch if output.columns == ALL else batch.selectExpr(*output.columns)
+        frame = batch.selectExpr(*output.columns)
         if _can_be_named(frame.columns):
-            with_source = with_source and output.columns != ALL
-            frame = batch.selectExpr(*output.columns, *source) if with_source else frame
+            frame = batch.select(*map(expr, output.columns), _source_row(batch)) if with_source else frame
             return frame, Rows(names, in_structs=False, with_source=with_source)
     # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
-    structs = (f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names)
-    return batch.selectExpr(*structs, *source), Rows(names, in_structs=True, with_source=with_source)
+    structs = [f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names]
+    frame = batch.select(*map(expr, structs), _source_row(batch)) if with_source else batch.selectExpr(*structs)
+    return frame, Rows(names, in_structs=True, with_source=with_source)
+
+
+def _source_row(batch: DataFrame) -> Column:
+    """The column with the rows of a batch, as Arrow takes them: with a name of its own for each field, and as text what
+    Arrow has no type for."""
+    row, given, taken = expr("struct(*)"), batch.schema, StructType()
+    for field in given:
+        numbers = itertools.count(2)
+        name = field.name
+        while name in taken.names:
+            name = f"{field.name}_{next(numbers)}"
+        is_plain = _is_plain(field.dataType)
+        taken.add(name, field.dataType if is_plain else StringType(), field.nullable or not is_plain)
+    return (row if taken == given else row.cast(taken)).alias(_SOURCE_ROW)
+
+
+def _is_plain(of_spark: DataType) -> bool:
+    """Whether a value gets to Python as what it is. A variant comes as its encoding, and an interval of months not at
+    all."""
+    if isinstance(of_spark, VariantType):
+        return False
+    try:
+        arrow_schema(StructType().add("value", of_spark))
+    except PySparkTypeError:
+        return False
+    return True
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:

@@ -5,23 +5,66 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from twopc.checks import CheckResult
+from twopc_delta.entry import Entry
+from twopc_delta.log_files import LogFiles
+from twopc_delta.storage import Storage
 from twopc_delta.table import TableView, seconds_of
 
 _RETENTION_OF_FILES = "delta.deletedFileRetentionDuration"
 _DEFAULT_RETENTION = "interval 1 week"
 _LEAST_RETENTION_S = 7 * 86_400
 
+_SPARK = "Apache-Spark/"
+_ENTRIES_LOOKED_AT = 20
+_OF_AN_OPERATOR = ("CREATE TABLE", "CREATE OR REPLACE TABLE", "SET TBLPROPERTIES", "UPGRADE PROTOCOL", "ADD COLUMNS")
+"""What Spark does to a table before a query starts, rather than beside it."""
 
-def checks(view: TableView) -> Iterator[CheckResult]:
+
+def checks(view: TableView, storage: Storage) -> Iterator[CheckResult]:
     """Yield what could lose records later, although a batch can be written."""
+    yield _retention(view)
+    if (found := _of_spark(view.version, storage)) is not None:
+        yield CheckResult.warned(f"version {found} of the table was written by Spark", _beside_spark(storage))
+    else:
+        yield CheckResult.passed(f"none of the newest {_ENTRIES_LOOKED_AT} versions is one of Spark's writer")
+
+
+def _retention(view: TableView) -> CheckResult:
     given = view.configuration.get(_RETENTION_OF_FILES, _DEFAULT_RETENTION)
     retention_s = seconds_of(given)
     what = f"age at which VACUUM removes files: {given.removeprefix('interval ')}"
     if retention_s is not None and retention_s >= _LEAST_RETENTION_S:
-        yield CheckResult.passed(what)
-    else:
-        yield CheckResult.warned(
-            what,
-            "Files of a decided batch are in no version of the table until its commit. If the query is down for longer"
-            f" than that, VACUUM removes them, and the batch is lost. Set {_RETENTION_OF_FILES} to 7 days or more.",
-        )
+        return CheckResult.passed(what)
+    return CheckResult.warned(
+        what,
+        "Files of a decided batch are in no version of the table until its commit. If the query is down for longer"
+        f" than that, VACUUM removes them, and the batch is lost. Set {_RETENTION_OF_FILES} to 7 days or more.",
+    )
+
+
+def _of_spark(newest: int, storage: Storage) -> int | None:
+    """Return the newest version that Spark has written, of the newest few; None if it has written none of these."""
+    versions = range(newest, max(-1, newest - _ENTRIES_LOOKED_AT), -1)
+    for version, data in zip(versions, storage.at_once(LogFiles(storage).entry, versions), strict=True):
+        if data is None:
+            continue
+        try:
+            entry = Entry.of(data)
+        except ValueError:  # behind a checkpoint, as the table can be read
+            continue
+        if entry.engine.startswith(_SPARK) and entry.operation not in _OF_AN_OPERATOR:
+            return version
+    return None
+
+
+def _beside_spark(storage: Storage) -> str:
+    how = (
+        "On a disk it looks whether a version exists, and then renames its entry over it. Only writers in one Java"
+        " process take turns."
+        if storage.is_local
+        else "Its log stores for S3 do not ask the store to refuse a version that exists."
+    )
+    return (
+        f"{how} So Spark could replace a version of this sink, whose batch would be lost. Let Spark write to the table"
+        " only while the query is stopped."
+    )

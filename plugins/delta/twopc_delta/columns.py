@@ -82,7 +82,7 @@ class Fit:
 
 
 def _first_that_does_not_fit(column: pa.Array, target: pa.DataType) -> int:
-    """Return the position of the first value that can't be cast: Arrow tells only that there is one."""
+    """Return the position of the first value that can't be cast: Arrow reports only that there is one."""
     first, count = 0, len(column)
     while count > 1:
         half = count // 2
@@ -98,6 +98,8 @@ def _first_that_does_not_fit(column: pa.Array, target: pa.DataType) -> int:
 def _require_in_log(values: pa.Array, column: str) -> None:
     """Raise RecordRefused for a value of a partition column that no reader takes back from the log as it was."""
     bad, why = None, ""
+    if types.is_string(values.type) and (at := _first_not_utf8(values)) is not None:
+        raise RecordRefused("the text is not UTF-8, so the log can't hold it", record=at, column=column)
     if types.is_string(values.type):
         bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
         why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
@@ -107,6 +109,18 @@ def _require_in_log(values: pa.Array, column: str) -> None:
         why = "a partition's date must be in the years 1 to 9999"
     if bad is not None and pc.any(bad).as_py():
         raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
+
+
+def _first_not_utf8(values: pa.Array) -> int | None:
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        for position, value in enumerate(values):
+            try:
+                value.as_py()
+            except UnicodeDecodeError:
+                return position
+    return None
 
 
 def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:

@@ -13,23 +13,27 @@ table's metadata or protocol is left to delta-rs.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import orjson
 from deltalake import DeltaTable
 
+from twopc.durable_files import NotSynced
 from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import outcomes
 from twopc_delta.columns import type_names
-from twopc_delta.entry import changes_table, entry_of, is_unique, mark_in
+from twopc_delta.entry import NO_ENTRY, Entry, entry_of
 from twopc_delta.log_files import LogFiles
-from twopc_delta.notes import Note
+from twopc_delta.notes import Note, digest
 from twopc_delta.prepared import Prepared, without_note
+from twopc_delta.receipts import Receipt, Receipts
 from twopc_delta.storage import Storage
 from twopc_delta.table import TableView
 
@@ -50,16 +54,19 @@ class Sealed:
         table: the table's id.
         follows: the newest batch of this sink that was in the table; -1 if there was none.
         version: of the table's log.
+        entry: the digest of this version's entry, which no other table has; None if it is behind a checkpoint alone.
     """
 
     table: str
     follows: int
     version: int
+    entry: str | None
 
     @classmethod
     def of(cls, committable: Committable) -> Sealed:
         handle: Mapping[str, Any] = committable.handle
-        return cls(handle["table"], handle["follows"], handle["version"])
+        # The first logs have no entry.
+        return cls(handle["table"], handle["follows"], handle["version"], handle.get("entry"))
 
 
 @dataclass(frozen=True)
@@ -70,11 +77,15 @@ class Snapshot:
         view: the table at exactly this version.
         mark: the newest batch of this sink that is in the table.
         entry: the newest entry of the table's log; None if it is behind a checkpoint alone.
+        adds_files: whether it adds any. Then no other table has such an entry, as names are never used twice.
+        before: the version and entry of the look before, which are still in the log; None if there was none.
     """
 
     view: TableView
     mark: int | None
     entry: bytes | None
+    adds_files: bool
+    before: tuple[int, bytes] | None = None
 
     @property
     def newest(self) -> int:
@@ -97,7 +108,28 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
     try:
         return DeltaTable(storage.url, storage_options=storage.delta_options())
     except outcomes.FAILURES as error:
+        failure = outcomes.Failure.of(error, storage)
+    if failure.is_of_content and (found := _damaged(storage, what, is_decided)) is not None:
+        raise outcomes.invalid_entry(what, *found, is_decided)
+    raise outcomes.look_failed(failure, what, is_decided)
+
+
+def _damaged(storage: Storage, what: str, is_decided: bool) -> tuple[int, str] | None:
+    """Return the newest version of the log that is damaged or follows a gap, and why. delta-rs names neither. Entries
+    that a checkpoint stands for are not looked at: no reader needs them."""
+    files = LogFiles(storage)
+    try:
+        versions, checkpoint = files.after_checkpoint()
+        for version, older in zip_longest(versions, versions[1:], fillvalue=checkpoint):
+            try:
+                Entry.of(files.entry(version) or b"")
+            except ValueError as error:
+                return version, str(error)
+            if older != version - 1:
+                return version, f"it has no version {version - 1}"
+    except OSError as error:
         raise outcomes.look_failed(outcomes.Failure.of(error, storage), what, is_decided) from None
+    return None
 
 
 def mark_of(scope: str) -> str:
@@ -120,13 +152,13 @@ class TableLog:
         self._name = name
         self._files = LogFiles(storage)
         self._prepared = Prepared(storage, name)
+        self._receipts = Receipts(storage, mark)
         self._kept: deque[Snapshot] = deque(maxlen=1)  # who takes it is the only one that has it
-        self._committed: tuple[str, int] | None = None  # the table's id, and its mark when a batch was last seen in it
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
         """Look at the newest version, and at the sink's mark in it. Raises like ``load``."""
         try:
-            if (kept := self._caught_up()) is not None:
+            if (kept := self._caught_up(what, is_decided)) is not None:
                 return kept
             found = self._loaded(what, is_decided)
             if found.entry is None:  # perhaps the table was restored from a copy while it was loaded
@@ -135,7 +167,7 @@ class TableLog:
         except outcomes.FAILURES as error:
             raise outcomes.look_failed(self._failure(error), what, is_decided) from None
 
-    def _caught_up(self) -> Snapshot | None:
+    def _caught_up(self, what: str, is_decided: bool) -> Snapshot | None:
         """Return the newest version, read from the kept one on; None if none is kept, or only delta-rs can read it.
 
         Upholds: a look never shows entries that are not in the log any more. The table may be restored from a copy at
@@ -149,24 +181,33 @@ class TableLog:
         if newest is None:
             return None
         for version in range(kept.view.version + 1, newest + 1):
-            entry = self._files.entry(version)
-            if entry is None or changes_table(entry):
+            data = self._files.entry(version)
+            if data is None or (entry := self._parsed(version, data, what, is_decided)).changes_table:
                 return None
-            own = mark_in(entry, self._mark)
             view = replace(kept.view, version=version)
-            found = Snapshot(view, found.mark if own is None else own, entry)
-        return found if self._files.entry(kept.view.version) == kept.entry else None
+            found = Snapshot(view, entry.marks.get(self._mark, found.mark), data, entry.adds_files)
+        if kept.entry is None or self._files.entry(kept.view.version) != kept.entry:
+            return None
+        return replace(found, before=(kept.view.version, kept.entry))
+
+    def _parsed(self, version: int, data: bytes, what: str, is_decided: bool) -> Entry:
+        try:
+            return Entry.of(data)
+        except ValueError as error:
+            raise outcomes.invalid_entry(what, version, str(error), is_decided) from None
 
     def _loaded(self, what: str, is_decided: bool) -> Snapshot:
         table = load(self._storage, what, is_decided)
-        entry = self._files.entry(table.version())
-        own = None if entry is None else mark_in(entry, self._mark)  # then no older entry counts
+        version = table.version()
+        data = self._files.entry(version)
+        entry = NO_ENTRY if data is None else self._parsed(version, data, what, is_decided)
+        own = entry.marks.get(self._mark)  # then no older entry counts
         mark = table.transaction_version(self._mark) if own is None else own
-        return Snapshot(TableView.of(table), mark, entry)
+        return Snapshot(TableView.of(table), mark, data, entry.adds_files)
 
     def _keep(self, snapshot: Snapshot) -> None:
         """Keep a snapshot, which the caller no longer uses, for the next look."""
-        if snapshot.entry is not None and is_unique(snapshot.entry):
+        if snapshot.adds_files:
             self._kept.append(snapshot)
 
     def _failure(self, error: Exception) -> outcomes.Failure:
@@ -194,15 +235,34 @@ class TableLog:
         if gone := self._prepared.gone(notes):
             raise outcomes.not_decided(what, f"{gone[0]} is not there as it was written")
         self._require_committed(snapshot, what)
-        facts: dict[str, JsonValue] = asdict(Sealed(snapshot.view.id, snapshot.newest, snapshot.view.version))
+        entry = None if snapshot.entry is None else digest(snapshot.entry)
+        sealed = Sealed(snapshot.view.id, snapshot.newest, snapshot.view.version, entry)
+        facts: dict[str, JsonValue] = asdict(sealed)
         self._keep(snapshot)
         return [without_note(each, facts) for each in committables]
 
     def _require_committed(self, snapshot: Snapshot, what: str) -> None:
-        """Upholds: no batch follows a gap. A mark only grows by itself."""
-        table, mark = self._committed or (snapshot.view.id, -1)
-        if table == snapshot.view.id and snapshot.newest < mark:
-            raise outcomes.batch_gone(what, mark, snapshot.mark)
+        """Upholds: no batch follows a gap. A mark only grows by itself, and nobody replaces an entry."""
+        place = self._receipts.place
+        try:
+            receipt = self._receipts.newest()
+            if receipt is None or receipt.table != snapshot.view.id:
+                return
+            is_there = snapshot.newest >= receipt.batch and self._is_unchanged(snapshot, receipt.version, receipt.entry)
+        except ValueError as error:
+            raise outcomes.damaged_receipt(what, place, str(error)) from None
+        except OSError as error:
+            raise outcomes.look_failed(self._failure(error), what, is_decided=False) from None
+        if not is_there:
+            self._receipts.forget()  # an operator removes it, and may start the query again in this process
+            raise outcomes.batch_gone(what, receipt, snapshot.mark, place)
+
+    def _is_unchanged(self, snapshot: Snapshot, version: int, entry: str) -> bool:
+        """Whether an entry is the one with this digest. One that was cleaned up is: it is behind a checkpoint."""
+        before, data = snapshot.before or (-1, None)
+        if version != before:
+            data = self._files.entry(version)
+        return data is None or digest(data) == entry
 
     def commit(self, batch_id: int, committables: Sequence[Committable]) -> None:
         """Put the batch into the table's log, if it is not there.
@@ -220,7 +280,7 @@ class TableLog:
         for _ in range(ATTEMPTS):
             snapshot = self.look(f"{what} is decided", is_decided=True)
             if self._has(snapshot, batch_id, sealed, what):
-                self._settle(snapshot, batch_id, committables)
+                self._settle(snapshot, sealed, batch_id, committables)
                 return
             if failure is not None:
                 raise outcomes.commit_failed(failure, what) from None
@@ -250,22 +310,43 @@ class TableLog:
         forgotten it.
 
         Raises:
-            OutcomeUnknown: it has no mark, and such an entry is gone.
+            OutcomeUnknown: it has no mark, and such an entry is gone; or it has one, and is not the table of the seal.
         """
-        if snapshot.mark is not None or snapshot.view.id != sealed.table:
+        if snapshot.view.id != sealed.table:
+            if snapshot.has(batch_id):
+                self._require_entry_of(sealed, snapshot.view.id, what)
+                return True
+            return False
+        if snapshot.mark is not None:
             return snapshot.has(batch_id)
-        for version in range(sealed.version + 1, snapshot.view.version + 1):
-            entry = self._entry(version)
+        # From the newest one on: an entry that a slow driver put behind a checkpoint follows a gap, and is not read.
+        for version in range(snapshot.view.version, sealed.version, -1):
+            entry = self._entry(version, what)
             if entry is None:
                 raise outcomes.entry_gone(what, version)
-            mark = mark_in(entry, self._mark)
-            if mark is not None and mark >= batch_id:
+            if entry.marks.get(self._mark, -1) >= batch_id:
                 return True
         return False
 
-    def _entry(self, version: int) -> bytes | None:
+    def _require_entry_of(self, sealed: Sealed, found: str, what: str) -> None:
+        """Upholds: a batch counts as committed only in the log of its seal. CREATE OR REPLACE keeps the log, and gives
+        the table another id."""
+        with self._asking():
+            data = self._files.entry(sealed.version)
+        if data is None or sealed.entry is None:
+            raise outcomes.perhaps_into_another_table(what, sealed.table, found)
+        if digest(data) != sealed.entry:
+            raise outcomes.into_another_table(what, sealed.table, found)
+
+    def _entry(self, version: int, what: str) -> Entry | None:
+        with self._asking():
+            data = self._files.entry(version)
+        return None if data is None else self._parsed(version, data, what, is_decided=True)
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
         try:
-            return self._files.entry(version)
+            yield
         except OSError as error:
             raise outcomes.look_failed(self._failure(error), f"the log of {self._name}", is_decided=True) from None
 
@@ -279,26 +360,54 @@ class TableLog:
             raise outcomes.mark_fell_back(what, sealed.follows, snapshot.mark)
 
     def _put(self, snapshot: Snapshot, batch_id: int, notes: Mapping[str, Note]) -> None:
-        """Put one entry after the version of ``snapshot``, or none. Raises like ``LogFiles.put``."""
+        """Put one entry after the version of ``snapshot``, or none. Raises like ``LogFiles.put``.
+
+        Upholds: a table that takes the place of this one meanwhile gets no entry that follows a gap. No reader would
+        read it any more.
+        """
         files = (file for note in notes.values() for file in note.files)
         entry = entry_of(files, snapshot.view.partition_by, self._mark, batch_id)
-        self._files.put(snapshot.view.version + 1, entry)
+        version = snapshot.view.version
+        self._files.put(version + 1, entry)
+        if not self._files.has(version):
+            self._files.withdraw(version + 1, entry)
 
-    def _settle(self, snapshot: Snapshot, batch_id: int, committables: Sequence[Committable]) -> None:
+    def _settle(self, snapshot: Snapshot, sealed: Sealed, batch_id: int, committables: Sequence[Committable]) -> None:
         """The table has the batch: make that survive a power cut, then let go of what its recovery would need."""
+        receipt = self._receipt(snapshot, sealed, batch_id)
         try:
-            self._files.sync(snapshot.view.version, lambda entry: mark_in(entry, self._mark) == batch_id)
+            self._files.sync(snapshot.view.version, 0 if receipt is None else receipt.version)
+        except NotSynced as error:  # the kernel reports it only once, so this process can't make up for it
+            raise outcomes.not_synced(f"batch {batch_id} of {self._name}", str(error)) from None
         except OSError as error:
             raise Retriable(
                 f"batch {batch_id} is in the log of {self._name}, and perhaps not on its disk: {error}"
             ) from None
+        if receipt is not None and receipt.batch == snapshot.newest:  # else a newer coordinator has written a newer one
+            try:
+                self._receipts.write(receipt)
+            except OSError as error:  # the one before holds, too
+                logger.warning("no receipt of batch %d of %s: %s", batch_id, self._name, self._failure(error).text)
         try:
             self._prepared.settle(committables)
         except OSError as error:  # the sweep removes them
             logger.debug("notes of batch %d of %s stay: %s", batch_id, self._name, error)
-        self._committed = (snapshot.view.id, snapshot.newest)
         self._keep(snapshot)
         self._maintain(snapshot.view)
+
+    def _receipt(self, snapshot: Snapshot, sealed: Sealed, batch_id: int) -> Receipt | None:
+        """Return where the batch is in the log; None if its entry was cleaned up."""
+        newest = snapshot.view.version
+        # The newest, then the oldest first: after a crash, others may have written thousands that followed the batch's.
+        for version in (newest, *range(sealed.version + 1, newest)):
+            with self._asking():
+                data = snapshot.entry if version == newest else self._files.entry(version)
+            if data is None:
+                break
+            with contextlib.suppress(ValueError):  # a damaged one behind a checkpoint
+                if Entry.of(data).marks.get(self._mark) == batch_id:
+                    return Receipt(snapshot.view.id, batch_id, version, digest(data))
+        return None
 
     def _maintain(self, view: TableView) -> None:
         """Write a checkpoint when one is due, as each writer of a table does, and remove expired entries behind it."""

@@ -1,10 +1,12 @@
-"""The entry of one batch in a table's log, as Delta's protocol has it. It makes no request."""
+"""Entries of a table's log, as Delta's protocol has them: that of one batch, and those of others. Makes no request."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import orjson
@@ -40,18 +42,53 @@ def _added(file: AddedFile) -> dict[str, object]:
     }
 
 
-def changes_table(entry: bytes) -> bool:
-    """Whether an entry, of whichever writer, has more than files and marks: another schema, property or feature."""
-    return b'"metaData"' in entry or b'"protocol"' in entry
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of a log, of whichever writer, as far as the sink needs it.
+
+    Attributes:
+        changes_table: whether it has more than files and marks: another schema, property or feature.
+        adds_files: whether it adds any. Then no other table has such an entry, as names are never used twice.
+        marks: application → version.
+        operation: what its writer has named it; empty if it has not.
+        engine: the writer; empty if it has not named itself.
+    """
+
+    changes_table: bool
+    adds_files: bool
+    marks: Mapping[str, int]
+    operation: str
+    engine: str
+
+    @classmethod
+    def of(cls, data: bytes) -> Entry:
+        """Parse an entry. Unknown actions are left out, as Delta's protocol asks.
+
+        Raises:
+            ValueError: it is torn, or none that a reader takes.
+        """
+        names, marks, info = set[str](), dict[str, int](), dict[str, Any]()
+        for number, line in enumerate(data.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                action = _action(line)
+                names.update(action)
+                if txn := action.get("txn"):
+                    marks.setdefault(str(txn["appId"]), int(txn["version"]))
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"line {number} has {len(line)} bytes and is no action: {error!r}") from None
+            if isinstance(given := action.get("commitInfo"), dict):  # readers take any value
+                info = given
+        engine, operation = str(info.get("engineInfo") or ""), str(info.get("operation") or "")
+        return cls(not names.isdisjoint(("metaData", "protocol")), "add" in names, marks, operation, engine)
 
 
-def is_unique(entry: bytes) -> bool:
-    """Whether no other table has an entry like this one: it adds files, whose names are never used twice."""
-    return b'"add"' in entry
+NO_ENTRY = Entry(changes_table=False, adds_files=False, marks={}, operation="", engine="")
 
 
-def mark_in(entry: bytes, mark: str) -> int | None:
-    """Return the batch that an entry, of whichever writer, has under ``mark``; None if it has none."""
-    lines = (line for line in entry.splitlines() if b'"txn"' in line)
-    marks = (orjson.loads(line).get("txn") for line in lines)
-    return next((int(each["version"]) for each in marks if each and each["appId"] == mark), None)
+def _action(line: bytes) -> dict[str, Any]:
+    action = orjson.loads(line)
+    if not isinstance(action, dict):
+        raise TypeError("no object")
+    return {name: value for name, value in action.items() if value is not None}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
 
 from twopc.durable_files import LocalFolder, ObjectFolder, names_in, sync_folder
-from twopc_delta.storage import NOTES, Storage
+from twopc_delta.storage import Storage
 
 _LOG = "_delta_log"
 _LAST_CHECKPOINT = "_last_checkpoint"
@@ -32,11 +33,18 @@ class LogFiles:
         self._storage = storage
         self._folder = Path(storage.path) / _LOG  # on a disk
         self._on_disk = LocalFolder(self._folder)
-        self._objects: ObjectFolder | None = None  # at a store, which is tried once per process
+
+    @functools.cached_property
+    def _at_store(self) -> ObjectFolder:
+        return ObjectFolder(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
 
     def entry(self, version: int) -> bytes | None:
         """Return an entry; None where there is none."""
         return self._read(_entry_name(version))
+
+    def has(self, version: int) -> bool:
+        """Whether there is such an entry."""
+        return self._storage.size_bytes(f"{_LOG}/{_entry_name(version)}") is not None
 
     def put(self, version: int, data: bytes) -> None:
         """Create an entry, durable and whole or not at all.
@@ -49,14 +57,20 @@ class LogFiles:
         with self._storage.meaning():
             if self._storage.is_local:
                 self._link(version, data)
-                return
-            if self._objects is None:
-                self._objects = ObjectFolder(self._storage.filesystem, self._storage.path)
-            self._objects.put_if_absent(f"{_LOG}/{_entry_name(version)}", data)
+            else:
+                self._at_store.put_if_absent(_entry_name(version), data)
+
+    def try_put(self) -> None:
+        """Make sure that entries can be put, by a hidden name that readers of the log don't look at. Remove what killed
+        writers have left. Raises like ``LocalFolder.try_put_if_absent``."""
+        with self._storage.meaning():
+            folder = self._on_disk if self._storage.is_local else self._at_store
+            folder.names()
+            folder.try_put_if_absent()
 
     def _link(self, version: int, data: bytes) -> None:
-        """Write an entry aside, among the notes: what a killed process leaves there is removed when a query starts."""
-        aside = Path(self._storage.path) / NOTES / f".{uuid.uuid4().hex}.aside"
+        """Write an entry aside, in the same folder: there may be a mount between this and all others."""
+        aside = self._folder / f".{uuid.uuid4().hex}.aside"
         try:
             with aside.open("xb") as file:
                 file.write(data)
@@ -66,6 +80,16 @@ class LogFiles:
         finally:
             aside.unlink(missing_ok=True)
         self._on_disk.sync(_LOG)
+
+    def withdraw(self, version: int, data: bytes) -> None:
+        """Remove an entry that was just put, and follows no other one. It stays where a checkpoint stands for those
+        before it."""
+        names = self._names()
+        checkpoints = (int(found[1]) for found in map(_CHECKPOINT.match, names) if found)
+        if _entry_name(version - 1) in names or max(checkpoints, default=-1) >= version - 1:
+            return
+        if self.entry(version) == data:
+            self._storage.remove(f"{_LOG}/{_entry_name(version)}")
 
     def newest_after(self, version: int) -> int | None:
         """Return the newest version of the log, which has every entry from ``version`` on; None if it lacks one, such
@@ -105,16 +129,13 @@ class LogFiles:
 
     def has_part_of_a_checkpoint(self) -> bool:
         """Whether a checkpoint of several parts lacks some, as its writer was killed."""
+        return bool(_torn_checkpoints(self._names()))
+
+    def _names(self) -> list[str]:
         if self._storage.is_local:
-            names = os.listdir(self._folder)  # noqa: PTH208  # as at a store
-        else:
-            with self._storage.meaning():
-                names = names_in(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
-        parts: dict[tuple[str, str], int] = defaultdict(int)
-        for name in names:
-            if found := _PART.fullmatch(name):
-                parts[found[1], found[2]] += 1
-        return any(count != int(of) for (_, of), count in parts.items())
+            return os.listdir(self._folder)  # noqa: PTH208  # as at a store
+        with self._storage.meaning():
+            return names_in(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
 
     def _read(self, name: str) -> bytes | None:
         with self._storage.meaning():
@@ -125,18 +146,25 @@ class LogFiles:
             except FileNotFoundError:
                 return None
 
-    def sync(self, newest: int, is_last: Callable[[bytes], bool]) -> None:
-        """Make the entries survive a power cut, from ``newest`` down to the one for which ``is_last`` holds. Other
-        writers put them on a disk without a sync. Once a sync of the folder has failed, it fails as long as this object
-        lives: a kernel reports names that did not reach the disk only once."""
+    def after_checkpoint(self) -> tuple[list[int], int]:
+        """Return the versions that readers take from entries, the newest first, and the version of the newest whole
+        checkpoint, after which they begin; -1 if there is none."""
+        names = self._names()
+        checkpoints = {int(found[1]) for found in map(_CHECKPOINT.match, names) if found}
+        checkpoint = max(checkpoints - _torn_checkpoints(names), default=-1)
+        versions = (int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
+        return sorted((each for each in versions if each > checkpoint), reverse=True), checkpoint
+
+    def sync(self, newest: int, oldest: int) -> None:
+        """Make the entries survive a power cut, from ``newest`` down to ``oldest``. Other writers put them on a disk
+        without a sync. Once a sync of the folder has failed, it fails as long as this object lives: a kernel reports
+        names that did not reach the disk only once."""
         if not self._storage.is_local:
             return
-        for version in range(newest, -1, -1):
+        for version in range(newest, oldest - 1, -1):
             try:
                 with (self._folder / _entry_name(version)).open("rb") as entry:
                     os.fsync(entry.fileno())
-                    if is_last(entry.read()):
-                        break
             except FileNotFoundError:  # older ones were cleaned up, behind a checkpoint
                 break
         self._on_disk.sync(_LOG)
@@ -150,6 +178,14 @@ class LogFiles:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(log)
+
+
+def _torn_checkpoints(names: Iterable[str]) -> set[int]:
+    """Return the versions of checkpoints that lack parts."""
+    parts: dict[tuple[int, int], int] = defaultdict(int)
+    for found in filter(None, map(_PART.fullmatch, names)):
+        parts[int(found[1]), int(found[2])] += 1
+    return {version for (version, of), count in parts.items() if count != of}
 
 
 def _entry_name(version: int) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from twopc.durable_files import LocalFolder, make_folder
+from twopc.durable_files import LocalFolder, ObjectFolder, make_folder
 from twopc_delta.storage import NOTES, Storage
 
 _ENDING = ".json"
@@ -71,8 +71,23 @@ class Note:
 
 
 def digest(data: bytes) -> str:
-    """Return what tells a note from another one of the same length."""
+    """Return what tells a note from another one of the same length, and an entry of a log from another one."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
+
+
+def replace_durably(folder: LocalFolder | ObjectFolder, name: str, data: bytes) -> None:
+    """Create or replace a file in the folder of notes, and the folder where it is missing."""
+    try:
+        _replace(folder, name, data)
+    except FileNotFoundError:  # a query that starts had made the folder for a trial, and removed it again
+        _replace(folder, name, data)
+
+
+def _replace(folder: LocalFolder | ObjectFolder, name: str, data: bytes) -> None:
+    if isinstance(folder, LocalFolder):
+        make_folder(Path(folder.path))
+    folder.replace(name, data)
+    folder.sync(name)
 
 
 class Notes:
@@ -84,19 +99,10 @@ class Notes:
 
     def write(self, transaction_id: str, note: Note) -> bytes:
         """Create or replace the note of a transaction, durably, and return its content."""
-        data, name = note.to_bytes(), transaction_id + _ENDING
+        data = note.to_bytes()
         with self._storage.meaning():
-            try:
-                self._replace(name, data)
-            except FileNotFoundError:  # a query that starts had made the folder for a trial, and removed it again
-                self._replace(name, data)
+            replace_durably(self._folder, transaction_id + _ENDING, data)
         return data
-
-    def _replace(self, name: str, data: bytes) -> None:
-        if isinstance(self._folder, LocalFolder):
-            make_folder(Path(self._folder.path))
-        self._folder.replace(name, data)
-        self._folder.sync(name)
 
     def read(self, transaction_id: str) -> bytes | None:
         """Return the content of a note; None where there is none."""

@@ -18,12 +18,15 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
 FAILURES = (DeltaError, OSError)
 """What a request through delta-rs or to the files of a table may raise."""
 
-_COLORS = re.compile(r"\x1b\[[0-9;]*m|↳")
+_COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
+"""delta-rs's marks for a terminal, and its call stack."""
+
 _REFUSED = re.compile(
     r"permission ?denied|access ?denied|forbidden|\b403\b|read-only file system|invalidaccesskeyid"
     r"|signaturedoesnotmatch|expiredtoken|xadminusernotfound|unsafe_rename|nosuchbucket",
@@ -32,9 +35,13 @@ _REFUSED = re.compile(
 """delta-rs reports these by text alone. xadminusernotfound: versitygw knows no such key."""
 
 _UNREADABLE = re.compile(
-    r"invalid protocol action|schema error|not supported|unsupported|unknown .*feature", re.IGNORECASE
+    r"invalid protocol action|schema error|json error|not supported|unsupported|unknown .*feature",
+    re.IGNORECASE,
 )
 """delta-rs can't read the table, and never will."""
+
+_GAP = re.compile(r"contiguous commit|no table metadata|invalid checkpoint", re.IGNORECASE)
+"""Something is missing between two entries or before the oldest one, at least in this listing of the log."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -60,6 +67,11 @@ class Failure:
     def is_refusal(self) -> bool:
         """Whether the store refuses. Every repeat fails alike until an operator has changed something."""
         return isinstance(self.error, PermissionError) or _REFUSED.search(self.words) is not None
+
+    @property
+    def is_of_content(self) -> bool:
+        """Whether delta-rs has got the log, and can't read it."""
+        return any(each.search(self.words) for each in (_UNREADABLE, _GAP))
 
     @classmethod
     def of(cls, error: Exception, storage: Storage) -> Failure:
@@ -112,6 +124,48 @@ def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
     return Retriable(f"{what} is decided and not committed yet: {text}")
 
 
+def not_synced(what: str, why: str) -> OperatorRequired:
+    """Return the error for a committed batch that a power cut may take away."""
+    return OperatorRequired(
+        f"{what} is in the table's log, and may not survive a power cut: its disk has failed to sync: {why}. Look at"
+        " the disk, then start again, which syncs the log anew."
+    )
+
+
+def invalid_entry(what: str, version: int, why: str, is_decided: bool) -> OperatorRequired | ConfigurationError:
+    """Return the error for a log with an entry that no reader takes."""
+    kind = OperatorRequired if is_decided else ConfigurationError
+    return kind(
+        f"{what}: version {version} of the table's log can't be read: {why}. Another writer was cut off, or the table"
+        " was replaced or restored in part. Nothing was written, and readers do not get past this version. Put the"
+        f" entries of the log back from a copy; or remove {version:020d}.json if it is the newest one and what it adds"
+        " is not needed. Then start again."
+    )
+
+
+def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
+    """Return the error for a decided batch that went into a table which had just taken the place of its own."""
+    return OutcomeUnknown(
+        f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
+        " mark: the one was replaced by the other, which had as many versions, while the batch was committed. So one"
+        " version of the new table names the batch's files, which may be gone. Find it by 'twopc-delta' in the table's"
+        " history, and restore the version before it. If the batch is to be in the new table, write its records by"
+        " other means; then give it up with 'twopc abandon'."
+    )
+
+
+def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
+    """Return the error for a decided batch whose table has another id by now, and lacks the entry that would show which
+    table it is."""
+    return OutcomeUnknown(
+        f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
+        " mark, and its log does not show whether it is the same one. Either the batch was committed, and CREATE OR"
+        " REPLACE came later: then it is done. Or another table had taken the place of its own: then a version of the"
+        " new table names the batch's files, which may be gone. Find it by 'twopc-delta' in the table's history, and"
+        " see whether the versions before it are those of the old table. Then give the batch up with 'twopc abandon'."
+    )
+
+
 def another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
     """Return the error for a decided batch whose table was replaced by another one at the same place."""
     return OutcomeUnknown(
@@ -149,13 +203,25 @@ def old_log(what: str, mark: int | None) -> LogMismatch:
     )
 
 
-def batch_gone(what: str, committed: int, found: int | None) -> LogMismatch:
+def batch_gone(what: str, receipt: Receipt, found: int | None, place: str) -> LogMismatch:
     """Return the veto for a batch that would follow one that was in the table and is not there any more."""
+    now = "none" if found is None else found
+    is_replaced = found is not None and found >= receipt.batch
+    shown = "another entry is there now" if is_replaced else f"the table's newest one is {now} now"
     return LogMismatch(
-        f"{what} is not decided: batch {committed} of this sink was in the table, whose newest one is"
-        f" {'none' if found is None else found} now. The table was restored from a copy; or another writer has replaced"
-        " an entry of its log, as Spark may on a disk. The batch was rolled back. See which records are missing in the"
-        " table, and write them by other means. The query goes on with this batch when it is started again."
+        f"{what} is not decided: batch {receipt.batch} of this sink was version {receipt.version} of the table, and"
+        f" {shown}. The table was restored from a copy; or another writer has replaced an entry of its log, as Spark"
+        " may on a disk. The batch was rolled back. See which records are missing in the table, and write them by"
+        f" other means. Then remove {place} and start again: the query goes on with this batch."
+    )
+
+
+def damaged_receipt(what: str, place: str, why: str) -> LogMismatch:
+    """Return the veto for a batch whose predecessor can't be looked for."""
+    return LogMismatch(
+        f"{what} is not decided: {place} is damaged: {why}. It has where the batch before is in the table's log. The"
+        " batch was rolled back. See whether the table has the records of the batch before. Then remove the file and"
+        " start again."
     )
 
 

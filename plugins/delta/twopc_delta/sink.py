@@ -26,6 +26,7 @@ from twopc_delta import outcomes
 from twopc_delta.checks import checks
 from twopc_delta.columns import Fit, as_added, fit, missing, type_names
 from twopc_delta.commit import TableLog, load, mark_of
+from twopc_delta.log_files import LogFiles
 from twopc_delta.notes import Note, Notes
 from twopc_delta.options import DeltaOptions
 from twopc_delta.prepared import vote_of
@@ -107,6 +108,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
                 folder = self._storage.notes()
                 folder.names()  # so that the trial removes what killed writers have left there
                 folder.try_put_if_absent()
+            LogFiles(self._storage).try_put()
         except OSError as error:
             raise outcomes.put_refused(self._failure(error), self._name) from None
 
@@ -140,7 +142,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         view = self._looked_at()
         yield CheckResult.passed(f"{self._name} exists, with the columns {', '.join(view.schema.names)}")
         yield CheckResult.of("put-if-absent in the table's store", self._require_put_if_absent)
-        yield from checks(view)
+        yield from checks(view, self._storage)
 
     # On the participant. ----------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from pyarrow import csv, types
 
 from twopc_files.formats import Output
 from twopc_files.lines import EXTENSIONS, Lines
+from twopc_files.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,27 +50,34 @@ class Csv:
         for field in schema:
             written_as(field.type)
 
+    def checker(self, schema: pa.Schema) -> Check:
+        """Return what refuses a null that would be an empty line, text that is no text, and years and times that
+        pyarrow writes as something else."""
+        null_is_lost = len(schema) == 1 and not self.null_value
+        return checker(schema, (*((_EMPTY_LINE,) if null_is_lost else ()), NOT_UTF8, YEARS, TIMES))
+
     def open(self, file: Output, schema: pa.Schema) -> Lines:
         """Return a writer of records of ``schema`` into ``file``."""
         return Lines(file, self.compression, _Encoder(self, schema).encode)
 
 
+_EMPTY_LINE = Rule(
+    lambda _: True,
+    lambda column: first_true(column.is_null()) if column.null_count else None,
+    "it is null and the only column, so it would be an empty line, which readers skip. Set the option 'null_value',"
+    " or filter such records.",
+)
+
+
 class _Encoder:
     def __init__(self, kind: Csv, schema: pa.Schema) -> None:
-        # Readers skip an empty line.
-        self._null_is_lost = len(schema) == 1 and not kind.null_value
         self._schema = pa.schema([(field.name, written_as(field.type)) for field in schema])
         self._options = csv.WriteOptions(
             include_header=kind.header, delimiter=kind.delimiter, null_string=kind.null_value
         )
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
-        """Yield the lines of ``batch``. Raises ValueError for a null that would be an empty line."""
-        if self._null_is_lost and batch.column(0).null_count:
-            raise ValueError(
-                f"column {batch.schema.names[0]!r} is the only one and has a null, which would be an empty line."
-                " Readers skip empty lines. Set the option 'null_value'."
-            )
+        """Yield the lines of ``batch``."""
         columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
         lines = pa.BufferOutputStream()
         csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)

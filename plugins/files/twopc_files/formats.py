@@ -9,6 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from twopc.errors import SchemaMismatch
+from twopc_files.refusals import Check
 
 COLUMN_BYTES = 700
 """The memory of a record batch's column without its values, measured with pyarrow 26."""
@@ -33,7 +34,7 @@ class RecordWriter(Protocol):
         """Approximate fixed memory of the encoder, in bytes, independent of the records; 0 if it is small."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Encode ``batch``. Raises ValueError for a record that the format can't hold."""
+        """Encode ``batch``, which the format's ``checker`` has passed."""
 
     def flush(self) -> None:
         """Write held records to the file, if the format can do that in the middle of a file."""
@@ -55,6 +56,9 @@ class Format(Protocol):
     def check_type(self, schema: pa.Schema) -> None:
         """Raise ArrowException or TypeError if the format can't hold the columns of ``schema``, which may be only a
         part of the records' columns."""
+
+    def checker(self, schema: pa.Schema) -> Check:
+        """Return what refuses record batches of ``schema`` with a record that the format can't hold."""
 
     def open(self, file: Output, schema: pa.Schema) -> RecordWriter:
         """Return a writer of records of ``schema`` into ``file``."""

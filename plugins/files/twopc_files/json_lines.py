@@ -16,16 +16,34 @@ reads all values back as they were (measured on 4.2). So does DuckDB, except for
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
 from twopc_files.formats import Output
 from twopc_files.lines import EXTENSIONS, Lines
+from twopc_files.refusals import (
+    ADVICE,
+    NOT_UTF8,
+    OTHER_YEAR,
+    TIMES,
+    YEARS,
+    Check,
+    Rule,
+    checker,
+    counted,
+    day_number,
+    entries,
+    first_true,
+    holder,
+    outside,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,6 +70,10 @@ class JsonLines:
         """Raise TypeError for a type without a conversion."""
         for field in schema:
             conversion(field.type)
+
+    def checker(self, schema: pa.Schema) -> Check:
+        """Return what refuses a key that a map has twice, text that is no text, and times without a form."""
+        return checker(schema, _RULES)
 
     def open(self, file: Output, schema: pa.Schema) -> Lines:
         """Return a writer of records of ``schema`` into ``file``."""
@@ -125,8 +147,6 @@ def _map_of(type_: pa.DataType) -> Convert:
 
     def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
         names = {str(name): item for name, item in pairs}
-        if len(names) < len(pairs):
-            raise ValueError(f"a map has the same key twice, which a JSON object can't hold: {[k for k, _ in pairs]}")
         if convert_item is None:
             return names
         return {name: None if item is None else convert_item(item) for name, item in names.items()}
@@ -157,4 +177,65 @@ _CONVERSIONS: tuple[tuple[tuple[Callable[[Any], bool], ...], Callable[[Any], Con
     ),
     ((types.is_struct,), _struct_of),
     ((types.is_map,), _map_of),
+)
+
+
+# What has no form. --------------------------------------------------------------------------------------------
+
+
+def _first_key_twice(maps: pa.MapArray) -> int | None:
+    lists = entries(maps.drop_null() if maps.null_count else maps)
+    keys = pc.list_flatten(lists).flatten()[0].dictionary_encode()
+    parents = pc.list_parent_indices(lists).cast(pa.int64())
+    pairs = pc.add(pc.multiply(parents, len(keys.dictionary)), keys.indices.cast(pa.int64()))
+    numbers = pairs.dictionary_encode().indices  # the position of each pair, until one comes again
+    twice = first_true(pc.not_equal(numbers, pa.array(range(len(numbers)), numbers.type)))
+    return None if twice is None else holder(entries(maps), twice)
+
+
+# Offsets have had whole minutes since Liberia's of 7 January 1972, and no zone is a day away from UTC.
+_WHOLE_MINUTES_SINCE = day_number(dt.date(1972, 1, 8))
+_SURELY_IN_YEARS = day_number(dt.date.min) + 2, day_number(dt.date.max) - 2
+
+
+def _first_zoned(column: pa.Array, least_day: int, most_day: int, is_wrong: Callable[[pa.Scalar], bool]) -> int | None:
+    """Return the first timestamp outside of these days that is wrong in its own zone."""
+    numbers, per_day = counted(column)
+    for position in pc.indices_nonzero(outside(numbers, least_day * per_day, most_day * per_day)).to_pylist():
+        if is_wrong(column[position]):
+            return int(position)
+    return None
+
+
+def _is_in_another_year(moment: pa.Scalar) -> bool:
+    try:
+        moment.as_py()
+    except (OverflowError, ValueError):
+        return True
+    return False
+
+
+def _has_seconds_in_its_offset(moment: pa.Scalar) -> bool:
+    return bool(moment.as_py().utcoffset().total_seconds() % 60)
+
+
+def _is_zoned(field: pa.Field) -> bool:
+    return bool(types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"))
+
+
+_RULES = (
+    NOT_UTF8,
+    YEARS,
+    Rule(_is_zoned, lambda column: _first_zoned(column, *_SURELY_IN_YEARS, _is_in_another_year), OTHER_YEAR),
+    Rule(
+        _is_zoned,
+        lambda column: _first_zoned(column, _WHOLE_MINUTES_SINCE, _SURELY_IN_YEARS[1], _has_seconds_in_its_offset),
+        "its zone's offset from UTC had seconds at that time, which ISO 8601 can't hold. Use a column in UTC.",
+    ),
+    TIMES,
+    Rule(
+        lambda field: bool(types.is_map(field.type)),
+        _first_key_twice,
+        f"a map has a key twice, and a JSON object can't. {ADVICE}",
+    ),
 )

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from twopc.errors import SchemaMismatch
+from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema, memory_bytes
+from twopc_files.refusals import ADVICE, NOT_UTF8, YEARS, Check, Rule, first_true, is_text
 from twopc_files.stores.store import PendingFile
 
 HELD_BYTES = 48 * 1024 * 1024
@@ -123,13 +124,22 @@ class Files:
         layout: which records go into which file.
         create: creates an empty pending file in a partition folder, such as ``day=2024-05-01/city=Bern``, or in ``""``
             if the records are not partitioned.
+        longest_name: how many bytes the name of a folder may have; None if the store has no limit.
     """
 
-    def __init__(self, format: Format, layout: Layout, create: Callable[[str], PendingFile]) -> None:
+    def __init__(
+        self,
+        format: Format,
+        layout: Layout,
+        create: Callable[[str], PendingFile],
+        longest_name: int | None = None,
+    ) -> None:
         self._format = format
         self._layout = layout
         self._create = create
+        self._longest_name = longest_name
         self._schema: pa.Schema | None = None
+        self._check: Check | None = None
         # Folder → its open file, the least recently written first.
         self._open: dict[str, _OpenFile] = {}
         # Folder without an open file → its records.
@@ -140,17 +150,23 @@ class Files:
 
         Raises:
             SchemaMismatch: the schema differs from that of the first batch.
-            ValueError: the format, or the name of a partition folder, can't hold a record.
+            RecordRefused: the format, or the name of a partition folder, can't hold a record. None is written.
             OSError: a file can't be created or written.
         """
         self._schema = self._schema or batch.schema
         check_same_schema(self._schema, batch)
-        for folder, part in split(batch, self._layout.partition_by):
+        by = self._layout.partition_by
+        self._check_records(batch.drop_columns(list(by)) if by else batch)
+        for folder, part in split(batch, self._layout.partition_by, self._longest_name):
             if folder in self._open or self._has_room():
                 self._write(folder, part)
             else:
                 self._wait(folder, part)
             self._hold_less()
+
+    def _check_records(self, records: pa.RecordBatch) -> None:
+        self._check = self._check or self._format.checker(records.schema)
+        self._check(records)
 
     def finish(self) -> None:
         """Write the waiting records, then finish and close every file. Raises OSError if a file is not durable."""
@@ -225,16 +241,21 @@ class Files:
         del self._open[folder]
 
 
-def split(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> Iterator[tuple[str, pa.RecordBatch]]:
+def split(
+    batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name: int | None = None
+) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the records of ``batch`` by partition folder, in their order, without the partition columns.
 
     Each part is a copy: a slice would keep the whole batch in memory while a writer holds it.
+
+    Raises:
+        RecordRefused: a folder can't be named after a record's value. No part has been yielded.
     """
     if not partition_by:
         yield "", batch
         return
     data = batch.drop_columns(list(partition_by))
-    folders = _folders(batch, partition_by).dictionary_encode()
+    folders = _folders(batch, partition_by, longest_name).dictionary_encode()
     if len(folders.dictionary) == 1:
         yield folders.dictionary[0].as_py(), data
         return
@@ -246,25 +267,44 @@ def split(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> Iterator[tupl
         start = end
 
 
-def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...]) -> pa.StringArray:
-    """Return the folder of each record. A name is built once per value, not once per record."""
+def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name: int | None) -> pa.StringArray:
+    """Return the folder of each record. A name is checked and built once per value, not once per record."""
     levels = []
     for column in partition_by:
         values = batch.column(column).dictionary_encode(null_encoding="encode")
+        field = batch.schema.field(column)
+        for rule in _NAME_RULES:
+            if rule.concerns(field):
+                _refuse(column, rule.reason, values.indices, rule.first(values.dictionary))
         names = pa.array([folder_name(column, value) for value in values.dictionary.to_pylist()], pa.string())
+        if longest_name is not None:
+            too_long = first_true(pc.greater(pc.binary_length(names), longest_name))
+            reason = f"a folder named after it would have more than {longest_name} bytes in its name. {ADVICE}"
+            _refuse(column, reason, values.indices, too_long)
         levels.append(names.take(values.indices))
     return pc.binary_join_element_wise(*levels, "/")
 
 
-def folder_name(column: str, value: Any) -> str:
-    """Return ``column=value`` as Spark writes it, which does not distinguish null from the empty string.
+def _refuse(column: str, reason: str, indices: pa.Array, value: int | None) -> None:
+    """Raise RecordRefused for the first record with the value of this number, if any."""
+    if value is not None:
+        raise RecordRefused(reason, record=pc.index(indices, value).as_py(), column=column)
 
-    Raises:
-        ValueError: the value has a character that no file system allows in a name.
-    """
+
+_NAME_RULES = (
+    NOT_UTF8,
+    Rule(
+        is_text,
+        lambda values: first_true(pc.match_substring(values, "\0")),
+        f"it has a NUL, and a folder can't be named after it. {ADVICE}",
+    ),
+    YEARS,
+)
+
+
+def folder_name(column: str, value: Any) -> str:
+    """Return ``column=value`` as Spark writes it, which does not distinguish null from the empty string."""
     text = "" if value is None else _text(value)
-    if "\0" in text:
-        raise ValueError(f"partition column {column!r} has the value {value!r}, and a folder's name can't have a NUL")
     return f"{column.translate(_ESCAPED)}={text.translate(_ESCAPED) or DEFAULT_PARTITION}"
 
 

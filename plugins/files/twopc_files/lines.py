@@ -35,7 +35,7 @@ class Lines:
         self._stream: Any = self._lent if compression == "none" else pa.CompressedOutputStream(self._lent, compression)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Write the lines of ``batch``. Raises ValueError for a record that has no form as a line."""
+        """Write the lines of ``batch``."""
         for lines in self._encode(batch):
             self._stream.write(lines)
             self._lent.check()

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 from pyarrow import orc, types
 
 from twopc_files.formats import Lent, Output
+from twopc_files.refusals import PER_SECOND, Check, Rule, checker, counted, day_number, first_true, outside, parts
 
 COMPRESSIONS = ("none", "snappy", "zlib", "zstd", "lz4")
 
@@ -35,8 +36,6 @@ has closed many encoders, because the C allocator does not return fragmented mem
 
 GREGORIAN = dt.date(1582, 10, 15)
 """The first day of the Gregorian calendar."""
-
-EPOCH = dt.date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +58,20 @@ class Orc:
     def check_type(self, schema: pa.Schema) -> None:
         """Write an empty table with pyarrow, as its releases support different types. Raises TypeError for a type that
         Spark would read back differently."""
-        for field in schema:
-            for type_ in _parts(field.type):
-                if types.is_timestamp(type_) and type_.tz is None:
-                    raise TypeError("Spark reads ORC timestamps without a time zone as moments: give it one")
-                if types.is_date64(type_):
-                    raise TypeError("pyarrow makes a timestamp of it: cast it to date32")
+        for type_ in _types(schema):
+            if types.is_timestamp(type_) and type_.tz is None:
+                raise TypeError("Spark reads ORC timestamps without a time zone as moments: give it one")
+            if types.is_date64(type_):
+                raise TypeError("pyarrow makes a timestamp of it: cast it to date32")
+            if types.is_decimal(type_) and type_.scale < 0:
+                raise TypeError("pyarrow can't write its negative scale, and would end this process")
         writer = self.writer(io.BytesIO())
         writer.write(schema.empty_table())
         writer.close()
+
+    def checker(self, schema: pa.Schema) -> Check:
+        """Return what refuses days and moments that Spark would misread."""
+        return checker(schema, _RULES)
 
     def open(self, file: Output, schema: pa.Schema) -> OrcRecords:
         """Return a writer of records of ``schema`` into ``file``."""
@@ -83,18 +87,14 @@ class OrcRecords:
     """Passes record batches to the encoder immediately, which holds them until a stripe is full."""
 
     def __init__(self, kind: Orc, file: Output, schema: pa.Schema) -> None:
-        self._temporal = [field.name for field in schema if any(map(_is_temporal, _parts(field.type)))]
         self._lent = Lent(file)
         self._writer = kind.writer(self._lent)
-        leaves = sum(type_.num_fields == 0 for field in schema for type_ in _parts(field.type))
+        leaves = sum(type_.num_fields == 0 for type_ in _types(schema))
         self.encoder_bytes = COLUMN_BYTES * leaves
         self.held_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Encode ``batch``. Raises ValueError for a day or a moment that Spark would misread."""
-        for name in self._temporal:
-            for leaf in _leaves(batch.column(name)):
-                _check_calendar(name, leaf)
+        """Encode ``batch``."""
         before = self._lent.written_bytes
         self._writer.write(pa.table([_unsliced(column) for column in batch.columns], schema=batch.schema))
         self._lent.check()
@@ -117,56 +117,60 @@ class OrcRecords:
             self._writer.close()
 
 
-def _parts(type_: pa.DataType) -> Iterator[pa.DataType]:
-    """Yield ``type_`` and all types nested in it."""
-    yield type_
-    for number in range(type_.num_fields):
-        yield from _parts(type_.field(number).type)
-
-
-def _leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield the leaf columns of a nested column, without the values under its nulls."""
-    if types.is_struct(column.type):
-        children = column.flatten()
-    elif types.is_map(column.type):
-        children = [column.cast(pa.list_(column.type.field(0)))]
-    elif column.type.num_fields:
-        children = [pc.list_flatten(column)]
-    else:
-        yield column
-        return
-    for child in children:
-        yield from _leaves(child)
+def _types(schema: pa.Schema) -> Iterator[pa.DataType]:
+    """Yield the types of all columns, and all types nested in them."""
+    for field in schema:
+        for part in parts(field):
+            yield part.type
 
 
 def _unsliced(column: pa.Array) -> pa.Array:
     """Copy columns with structs, to work around a bug of pyarrow 26: for a slice with null structs, its ORC writer
     writes records from outside the slice."""
-    if any(map(types.is_struct, _parts(column.type))):
+    if any(types.is_struct(part.type) for part in parts(pa.field("", column.type))):
         return pa.concat_arrays([column, column.slice(0, 0)])
     return column
 
 
-def _is_temporal(type_: pa.DataType) -> bool:
-    return bool(types.is_date(type_) or types.is_timestamp(type_))
+# What Spark would misread. ------------------------------------------------------------------------------------
+
+_IN_ORC = "Spark can't read back from an ORC file. Cast the column to a string, or use Parquet."
+_MOST_US = 2**63 - 1
 
 
-def _check_calendar(name: str, column: pa.Array) -> None:
-    """Raise ValueError for a value of the column ``name`` that Spark would misread."""
-    if types.is_timestamp(column.type):
-        # In UTC, as the rules of the column's zone don't matter here.
-        moments = column.cast(pa.timestamp(column.type.unit, "UTC"))
-        days = moments.cast(pa.date32(), safe=False)
-        early = pc.and_(pc.less(days, EPOCH), pc.not_equal(pc.floor_temporal(moments, unit="second"), moments))
-        _refuse(name, early, f"fractions of a second before {EPOCH}")
-        column = days
-    if types.is_date(column.type):
-        _refuse(name, pc.less(column, GREGORIAN), f"days before {GREGORIAN}")
+def _is_temporal(field: pa.Field) -> bool:
+    return bool(types.is_date(field.type) or types.is_timestamp(field.type))
 
 
-def _refuse(name: str, wrong: pa.Array, what: str) -> None:
-    if pc.any(wrong).as_py():
-        raise ValueError(
-            f"column {name!r} has {what}, which Spark can't read back correctly from an ORC file. Cast the column to a"
-            " string, or use Parquet."
-        )
+def _has_units_above_us(field: pa.Field) -> bool:
+    return bool(types.is_timestamp(field.type) and field.type.unit in ("s", "ms"))
+
+
+def _first_beyond_us(column: pa.Array) -> int | None:
+    most = _MOST_US * PER_SECOND[column.type.unit] // PER_SECOND["us"]
+    return first_true(outside(column.cast(pa.int64()), -most, most))
+
+
+def _first_fraction_before_1970(column: pa.Array) -> int | None:
+    # In UTC, as the rules of the column's zone don't matter here.
+    moments = column.cast(pa.timestamp(column.type.unit, "UTC"))
+    early = pc.less(moments.cast(pa.int64()), 0)
+    if not pc.any(early).as_py():
+        return None
+    return first_true(pc.and_(early, pc.not_equal(pc.floor_temporal(moments, unit="second"), moments)))
+
+
+def _first_before_gregorian(column: pa.Array) -> int | None:
+    numbers, per_day = counted(column)
+    return first_true(pc.less(numbers, max(day_number(GREGORIAN) * per_day, -(2**63))))
+
+
+_RULES = (
+    Rule(_has_units_above_us, _first_beyond_us, f"it is a moment beyond 64 bits of microseconds, which {_IN_ORC}"),
+    Rule(
+        lambda field: bool(types.is_timestamp(field.type)),
+        _first_fraction_before_1970,
+        f"it has a fraction of a second before 1970, which {_IN_ORC}",
+    ),
+    Rule(_is_temporal, _first_before_gregorian, f"it has a day before {GREGORIAN}, which {_IN_ORC}"),
+)

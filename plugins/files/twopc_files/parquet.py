@@ -9,11 +9,16 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import types
 
 from twopc.errors import ConfigurationError
 from twopc_files.formats import Lent, Output, memory_bytes
+from twopc_files.refusals import ADVICE, Check, Rule, checker, first_true, outside
 
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
+
+_MOST_S = (2**63 - 1) // 1000
+"""Parquet has no seconds: pyarrow makes milliseconds of them."""
 
 _CODECS = {"gzip": "gzip", "zstd": "zstd", "lz4": "lz4_raw", "brotli": "brotli"}
 """The compressions with levels → pyarrow's names for them."""
@@ -66,6 +71,11 @@ class Parquet:
         with self.writer(io.BytesIO(), schema) as writer:
             writer.write_table(schema.empty_table())
 
+    def checker(self, schema: pa.Schema) -> Check:
+        """Return what refuses a null where the schema allows none, and moments that Parquet's milliseconds can't hold.
+        The columns of most queries have neither."""
+        return checker(schema, _RULES)
+
     def open(self, file: Output, schema: pa.Schema) -> ParquetRecords:
         """Return a writer of records of ``schema`` into ``file``."""
         return ParquetRecords(self, file, schema)
@@ -73,6 +83,20 @@ class Parquet:
     def writer(self, file: io.IOBase, schema: pa.Schema) -> Any:
         """Return pyarrow's writer with these settings."""
         return pq.ParquetWriter(file, schema, compression=self.compression, compression_level=self.compression_level)
+
+
+_RULES = (
+    Rule(
+        lambda field: not field.nullable,
+        lambda column: first_true(column.is_null()) if column.null_count else None,
+        f"it is null, and the schema of the records allows no null there. {ADVICE}",
+    ),
+    Rule(
+        lambda field: bool(types.is_timestamp(field.type) and field.type.unit == "s"),
+        lambda column: first_true(outside(column.cast(pa.int64()), -_MOST_S, _MOST_S)),
+        f"it is a moment beyond 64 bits of milliseconds, as Parquet stores seconds. {ADVICE}",
+    ),
+)
 
 
 class ParquetRecords:

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
 from twopc.sink import TwoPhaseCommitSink
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from twopc.errors import RecordRefused
     from twopc.transactional_ids import TransactionId
     from twopc_files.batch_log import BatchLog
     from twopc_files.formats import Format
@@ -64,7 +66,7 @@ class FileTransaction(Transaction):
     def __init__(self, transaction_id: TransactionId, store: Store, format: Format, layout: Layout) -> None:
         super().__init__(transaction_id)
         self.pending: list[PendingFile] = []
-        self.files = Files(format, layout, self.create)
+        self.files = Files(format, layout, self.create, store.longest_name)
         self._store = store
         self._extension = format.extension
 
@@ -195,12 +197,16 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
         Raises:
             SchemaMismatch: the schema differs from that of the first batch.
-            ValueError: the format, or the name of a partition folder, can't hold a record.
+            RecordRefused: the format, or the name of a partition folder, can't hold a record. None of the batch is
+                written.
             ConfigurationError: this process may not create files there.
             OSError: the store failed in another way, such as a full disk.
         """
         with self._writing(transaction.id):
             transaction.files.write(batch)
+
+    def write_valid(self, transaction: FileTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_without(lambda records: self.write(transaction, records), batch)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
         """Make every file durable, and vote yes. Raises OSError if any byte is not durable."""

@@ -12,6 +12,7 @@ from pyarrow import types
 
 from twopc_files.formats import Output
 from twopc_files.lines import EXTENSIONS, Lines
+from twopc_files.refusals import ADVICE, Check, Rule, checker, first_true
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,21 +33,34 @@ class Text:
         if not (types.is_string(schema[0].type) or types.is_large_string(schema[0].type)):
             raise TypeError("the column of a text file must be a string")
 
+    def checker(self, schema: pa.Schema) -> Check:
+        """Return what refuses a null and a line break, which readers would misread."""
+        return checker(schema, _RULES)
+
     def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # there is only one schema
         """Return a writer of lines into ``file``."""
         return Lines(file, self.compression, _encode)
 
 
 def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Yield the lines of ``batch``. Raises ValueError for a null or a line break, which readers would misread."""
-    [column], [name] = batch.columns, batch.schema.names
-    if column.null_count:
-        raise ValueError(f"column {name!r} has a null, and a line of text can't be one. Write an empty string for it.")
-    # Hadoop's reader, and therefore Spark, ends a line at either character.
-    if pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py():
-        raise ValueError(f"column {name!r} has a line break in a record, which would be read as two")
+    """Yield the lines of ``batch``."""
     if batch.num_rows:
         all_of_them = pa.array([0, batch.num_rows], pa.int64())
-        lines = pa.LargeListArray.from_arrays(all_of_them, column.cast(pa.large_string()))
+        lines = pa.LargeListArray.from_arrays(all_of_them, batch.column(0).cast(pa.large_string()))
         yield pc.binary_join(lines, pa.scalar("\n", pa.large_string()))[0].as_buffer()
         yield b"\n"
+
+
+_RULES = (
+    Rule(
+        lambda _: True,
+        lambda column: first_true(column.is_null()) if column.null_count else None,
+        "it is null, and a line of text can't be one. Write an empty string for it, or filter such records.",
+    ),
+    # Hadoop's reader, and therefore Spark, ends a line at either character.
+    Rule(
+        lambda _: True,
+        lambda column: first_true(pc.match_substring_regex(column, "[\r\n]")),
+        f"it has a line break, and readers would take it for several records. {ADVICE}",
+    ),
+)

@@ -6,6 +6,7 @@ is kept as it is: an integer or a float in a wider one, a decimal in one with mo
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from collections.abc import Callable, Mapping
 
@@ -139,6 +140,11 @@ def _fits(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
 # Records. -------------------------------------------------------------------------------------------------------
 
 
+_EPOCH = dt.date(1970, 1, 1)
+_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
+
+
 def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
     """Return the records as a data file has them: the table's columns, in its order, with null where one is missing.
 
@@ -198,7 +204,35 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
             whole = NestedField(-1, "entries", parts, required=False)
             _require_parts(entries, pc.list_flatten, pc.list_parent_indices, whole, path)
         case _:
-            pass
+            _require_held(given, path)
+
+
+def _require_held(given: pa.Array, path: str) -> None:
+    """Refuse a value that pyiceberg can't hold. It would find out when it makes the file's statistics, and fail."""
+    if _is_text(given.type):
+        try:
+            given.validate(full=True)
+        except pa.ArrowInvalid:
+            require(pa.array([_is_utf8(value) for value in given]), path, "is text that is not UTF-8")
+    elif types.is_date32(given.type) or types.is_timestamp(given.type):
+        is_date = types.is_date32(given.type)
+        numbers, per_day = (
+            given.cast(pa.int32() if is_date else pa.int64()),
+            1 if is_date else _PER_DAY[given.type.unit],
+        )
+        first, end = _FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day
+        bounds = pc.min_max(numbers)
+        if bounds["min"].is_valid and not first <= bounds["min"].as_py() <= bounds["max"].as_py() < end:
+            is_held = pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end))
+            require(is_held, path, "is outside of the years 1 to 9999, which pyiceberg can't write")
+
+
+def _is_utf8(text: pa.Scalar) -> bool:
+    try:
+        text.as_py()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _require_parts(

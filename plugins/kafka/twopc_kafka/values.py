@@ -53,14 +53,16 @@ def require_keys(batch: pa.RecordBatch, topic: str | None, needs_keys: Callable[
         needs_keys: whether a topic is compacted.
 
     Raises:
-        RecordRefused: a record lacks the key that its topic needs.
+        RecordRefused: a record lacks the key that its topic needs, or names no topic that Kafka could have.
     """
     keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(batch.num_rows)
     if not keys.null_count:
         return
+    if topic is None:
+        _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
     without = keys.is_null()
     names = pa.repeat(topic, batch.num_rows) if topic is not None else batch.column("topic").cast(pa.string())
-    for each in pc.unique(names.filter(without)).drop_null().to_pylist():
+    for each in pc.unique(names.filter(without)).to_pylist():
         if needs_keys(each):
             raise RecordRefused(
                 "it has no key, and the topic is compacted (cleanup.policy). Give such records a key, or filter them.",

@@ -85,7 +85,7 @@ def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborte
     """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible."""
     if rule := broken_rule(error):
         return RecordRefused(
-            f"{what} could not be written: a value breaks the table's rules ({rule}). Correct or filter such records.",
+            f"a value breaks the table's rules ({rule}). Correct or filter such records.",
             column=error.diag.column_name,
         )
     advice = WRITE_ADVICE.get(error.sqlstate or "", "The batch can be run again.")

@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from twopc.errors import RecordRefused
 from twopc.transactional_ids import TransactionId
 from twopc_postgres.columns import Column
 from twopc_postgres.options import PostgresOptions
@@ -110,8 +112,13 @@ class Table:
     def copy(
         self, connection: Connection, batch: pa.RecordBatch, upsert_table: sql.Identifier | None, ordinal: int
     ) -> None:
-        """Write a record batch, to the upsert table if there is one. ``ordinal`` is its first record's number."""
-        names, values = list(batch.schema.names), [column.to_pylist() for column in batch.columns]
+        """Write a record batch, to the upsert table if there is one. ``ordinal`` is its first record's number.
+
+        Raises:
+            RecordRefused: Python can't hold a value.
+        """
+        names = list(batch.schema.names)
+        values = [_of_python(column, name) for name, column in zip(names, batch.columns, strict=True)]
         if upsert_table is not None:
             names, values = [*names, _ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(upsert_table or self._table, _listed(names))
@@ -177,6 +184,28 @@ class Table:
             " (SELECT max(batch_id) FROM {markers} WHERE scope = %(scope)s))"
         )
         connection.execute(prune.format(markers=self._markers), {"scope": scope, "before": before_batch_id})
+
+
+def _of_python(column: pa.Array, name: str) -> list[Any]:
+    """Return a column's values. Raises RecordRefused for one that Python can't hold."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError):
+        raise RecordRefused(
+            "it is text that is not UTF-8, or a time that psycopg can't send: one outside of the years 1 to 9999."
+            " Correct or filter such records.",
+            record=next(record for record, value in enumerate(column) if not _is_held(value)),
+            column=name,
+        ) from None
+    return values
+
+
+def _is_held(value: pa.Scalar) -> bool:
+    try:
+        value.as_py()
+    except (ValueError, OverflowError):
+        return False
+    return True
 
 
 # The server. -------------------------------------------------------------------------------------------------

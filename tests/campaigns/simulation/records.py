@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +51,10 @@ class RowsFormat:
 
     def check_type(self, schema: object) -> None:
         """Accept every type."""
+
+    def checker(self, schema: object) -> Callable[[Records], None]:
+        """Refuse no record."""
+        return lambda records: None
 
     def open(self, file: File, schema: object) -> RowsWriter:
         return RowsWriter(file)

@@ -36,6 +36,7 @@ from tests.campaigns.spark.plans import BATCHES, IS_BAD, PLANS, SCHEMA
 from tests.support.spark_session import session, settings_of, write_all
 from twopc.events import Event, PhaseEntered
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
+from twopc_kafka.client.control import control_of
 
 UNFIT = f"IF({IS_BAD}, array(struct(CAST(NULL AS STRING) AS key, CAST(NULL AS BINARY) AS value)), NULL) AS headers"
 """A header without a key, which Kafka does not allow."""
@@ -121,6 +122,7 @@ def run_stream(spark: SparkSession, job: Job) -> None:
         write = foreach_batch(
             sinks,
             log=f"{job.folder}/log",
+            recompute=plan.is_lost,
             on_bad_record=twopc.create_sink("faulty-files", files(job, "bad")) if plan.has_bad else None,
             checkpoint=checkpoint if job.api == CONNECT_FOREACH_BATCH else None,
         )
@@ -161,6 +163,13 @@ def files(job: Job, folder: str = "parquet") -> dict[str, str]:
     return {"path": f"{job.folder}/{folder}", "format": "parquet", "faults": str(job.faults)}
 
 
+def roll_back(job: Job) -> None:
+    """Have Kafka roll back what the last driver has left open, as it does after a time-out."""
+    control = control_of({"bootstrap_servers": [job.servers]})
+    for name, state in control.describe(control.list_ongoing(f"{job.target}.")).items():
+        control.end(name, state.producer_id, state.producer_epoch, commit=False, version=control.end_txn_version)
+
+
 RUN = {
     FOREACH_BATCH: run_stream,
     FORMAT_STREAM: run_stream,
@@ -174,6 +183,8 @@ RUN = {
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
+    if PLANS[job.plan].is_lost:
+        roll_back(job)
     job.events.mkdir(exist_ok=True)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))

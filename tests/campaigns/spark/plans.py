@@ -39,6 +39,7 @@ class Plan:
         output_mode: Spark's output mode. With ``update``, a later value of a key replaces an earlier one.
         drops_late: whether the query has a watermark. There is none in batch, so the late records are removed there.
         to_files: whether the result also goes to Parquet, in the same decision.
+        is_lost: whether Kafka rolls back what a killed driver has left open, decided or not.
         has_bad: whether Kafka refuses the records that ``IS_BAD`` holds for, which go to a folder of their own.
     """
 
@@ -47,6 +48,7 @@ class Plan:
     output_mode: str = "append"
     drops_late: bool = True
     to_files: bool = False
+    is_lost: bool = False
     has_bad: bool = False
 
     def in_batch(self, records: DataFrame) -> DataFrame:
@@ -145,6 +147,7 @@ def _totals(events: DataFrame) -> DataFrame:
 
 PLANS: Mapping[str, Plan] = {
     "enriched": Plan(_enriched, source="kafka", drops_late=False, to_files=True),
+    "lost": Plan(_enriched, source="kafka", drops_late=False, to_files=True, is_lost=True),
     "bad_records": Plan(_enriched, source="kafka", drops_late=False, to_files=True, has_bad=True),
     "aggregation": Plan(_aggregated, to_files=True),
     "shuffled": Plan(_shuffled, source="kafka", drops_late=False, to_files=True),

@@ -57,6 +57,17 @@ _PIPELINE = _kills(
     ("committed", 5),
     ("sweeping", 6),  # the batch without input that the watermark causes
 )
+_RECOMPUTED = _kills(
+    ("commit", 1),  # decided: the next start finds nothing of it in Kafka, and computes it again
+    ("pre_commit", 1),
+    ("seal", 1),
+    ("commit", 1),  # under the amended decision, which is lost, too
+    ("committed", 1),  # a part is visible, and the rest is lost
+    ("complete", 1),
+    ("commit", 3),
+    ("committed", 3),
+    ("sweeping", 4),
+)
 _LOSSES: Sequence[Sequence[Strike]] = [
     [("lose", "pre_commit", 0), ("kill", "commit", 1)],
     [("hold", "pre_commit", 2), ("kill", "sweeping", 3)],
@@ -96,6 +107,7 @@ _WITHOUT_SOURCE = "4.3.0"
 
 WAYS: Mapping[str, Way] = {
     "foreach_batch": Way([Case("enriched", _FOREACH_BATCH)]),
+    "recompute": Way([Case("lost", _RECOMPUTED)]),
     "bad_records": Way([Case("bad_records", _FOREACH_BATCH)]),
     "format_stream": Way([Case("deduplication", _FORMAT, FORMAT_STREAM)]),
     "format_batch": Way([Case("enriched", _FORMAT, FORMAT_BATCH)]),

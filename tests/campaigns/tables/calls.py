@@ -58,6 +58,6 @@ def on_delta(steps: Steps) -> None:
     """Turn every call of delta-rs that the sink makes into a step."""
     steps.patch(
         DeltaTable,
-        reads=("__init__", "update_incremental", "transaction_version"),
-        changes=("create_write_transaction", "create_checkpoint", "cleanup_metadata"),
+        reads=("__init__", "transaction_version"),
+        changes=("create_checkpoint", "cleanup_metadata"),
     )

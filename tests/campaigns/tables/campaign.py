@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         def proofs(kind: str) -> dict[str, Proof]:
             if kind in ON_CATALOG and why_no_catalog:
                 return {kind: lambda _: skipped(why_no_catalog)}
-            places = TablePlaces(kind, folder / "work", catalog, s3)
+            places = TablePlaces(kind, folder / "work", catalog, s3, given.s3_server)
             found: dict[str, Proof] = {}
             if given.steps_stride:
                 found[kind] = partial(prove, places, given.steps_stride)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             return found
 
         def amid_commits(places: TablePlaces) -> Proof:
-            if places.name in WITH_S3 and (obstacle := PROGRAMS[S3_SERVER].install()):
+            if places.name in WITH_S3 and (obstacle := PROGRAMS[given.s3_server].install()):
                 return lambda _: skipped(obstacle)
             return partial(prove_by_blows, places, given.kills, given.seed)
 
@@ -66,6 +66,7 @@ def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--kills", type=int, default=20, help="kills amid commits, of the writer and of the server each; 0: none"
     )
+    parser.add_argument("--s3-server", choices=list(PROGRAMS), default=S3_SERVER, help="the S3 server that is killed")
     parser.add_argument("--seed", type=int, default=1, help="selects the kills amid commits")
     parser.add_argument("--processes", type=int, default=2, help="concurrent cases")
     parser.add_argument("--folder", type=Path, default=Path("build/tables"), help="working folder; emptied first")

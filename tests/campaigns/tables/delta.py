@@ -15,7 +15,9 @@ from deltalake.exceptions import CommitFailedError
 from tests.campaigns.every_step.steps import on_s3
 from tests.campaigns.tables.calls import on_delta
 from twopc_delta import DeltaSink
+from twopc_delta.log_files import LogFiles
 from twopc_delta.options import DeltaOptions
+from twopc_delta.receipts import RECEIPT
 from twopc_delta.storage import NOTES
 
 if TYPE_CHECKING:
@@ -88,7 +90,8 @@ class DeltaLakeTable:
         """Return the names of notes. Files of a rolled back transaction that was pre-committed are left to VACUUM."""
         fs = fsspec.filesystem("s3" if self.is_on_s3 else "file", **self.storage_options)
         fs.invalidate_cache()
-        return {path.rpartition("/")[2] for path in fs.find(f"{self.path}/{NOTES}")}
+        names = {path.rpartition("/")[2] for path in fs.find(f"{self.path}/{NOTES}")}
+        return {name for name in names if not name.endswith(RECEIPT)}
 
     def patch(self, steps: Steps) -> None:
         on_delta(steps)
@@ -96,10 +99,10 @@ class DeltaLakeTable:
             on_s3(steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        commit = DeltaTable.create_write_transaction
+        put = LogFiles.put
 
-        def watched(*arguments: Any, **named: Any) -> Any:
+        def watched(*arguments: Any) -> None:
             with strike.a_commit():
-                return commit(*arguments, **named)
+                put(*arguments)
 
-        DeltaTable.create_write_transaction = watched  # type: ignore[method-assign]
+        LogFiles.put = watched  # type: ignore[method-assign, assignment]

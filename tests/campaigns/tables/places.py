@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.campaigns.tables.table import LakeTable
 
 S3_SERVER = "versitygw"
-"""The S3 server that is killed."""
+"""The S3 server that is killed unless another one is named."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,14 @@ class TablePlaces:
         folder: the folder of all cases.
         catalog: the host of the REST catalog that the cases share, unless it is killed.
         s3: the options to reach the S3 server that they share, unless it is killed.
+        s3_server: the program of the S3 server that is killed.
     """
 
     name: str
     folder: Path
     catalog: Host | None = None
     s3: Mapping[str, Any] | None = None
+    s3_server: str = S3_SERVER
 
     @property
     def victims(self) -> Sequence[tuple[str, ...]]:
@@ -125,7 +127,7 @@ class TablePlaces:
             with RestCatalogServer(work / "server") as catalog:
                 yield self._place(work, catalog.host, None), catalog
         elif self.name in WITH_S3:
-            with GoServer(PROGRAMS[S3_SERVER], work / "server") as s3:
+            with GoServer(PROGRAMS[self.s3_server], work / "server") as s3:
                 yield self._place(work, None, s3.storage_options), s3
         else:
             yield self._place(work, None, None), NoServer()

@@ -25,7 +25,8 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def test_a_killed_query_loses_nothing_doubles_nothing_and_leaves_nothing_in_two_tables(tmp_path: Path) -> None:
-    report = run(tmp_path / "tables", "--tables", "both", "--steps-stride", "450", "--kills", "1")
+    report = run(tmp_path / "tables", "--tables", "both", "delta", "--steps-stride", "450", "--kills", "1")
     assert report["both"]["kills"] > 1
     assert report["both, amid commits"]["writer_kills"] == 1
+    assert report["delta, amid commits"]["writer_kills"] == 1
     assert not any(found[kind] for found in report.values() for kind in COUNTED)

@@ -75,6 +75,10 @@ class Place(SinkPlace[DeltaSink]):
         actions = [json.loads(line) for line in self.entry(self.table().version()).splitlines()]
         return [action["add"] for action in actions if "add" in action]
 
+    @property
+    def receipt(self) -> Path:
+        return self.folder / "_twopc" / "twopc.committed.twopc.log.orders.receipt"
+
     def notes(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("_twopc/*.json"))
 

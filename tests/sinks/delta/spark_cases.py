@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -183,6 +184,35 @@ def test_optimize_vacuum_and_restore_of_spark_leave_an_undecided_batch_to_its_co
     for _ in range(2):
         empty.sink().commit_batch(3, [decided])
     assert sorted(row["value"] for row in rows(spark, empty)) == ["0", "1", "decided"]
+
+
+@pytest.mark.parametrize(
+    "keep_up",
+    [
+        "OPTIMIZE delta.`{}`",
+        "VACUUM delta.`{}` RETAIN 0 HOURS",
+        "RESTORE TABLE delta.`{}` TO VERSION AS OF 1",
+        "CREATE OR REPLACE TABLE delta.`{}` (value STRING) USING delta",
+    ],
+    ids=lambda statement: statement.partition(" delta")[0],
+)
+def test_no_upkeep_by_spark_is_taken_for_a_loss(spark: SparkSession, empty: Place, keep_up: str) -> None:
+    """The fifth version gets a checkpoint, behind which Spark removes old entries. Killed trials have left files."""
+    make(spark, empty, "value STRING", "TBLPROPERTIES ('delta.checkpointInterval' = '5')")
+    sink = empty.sink()
+    for batch_id in range(4):
+        sink.commit_batch(batch_id, [empty.pre_commit([f"{batch_id}"], Round(1, batch_id), sink=sink)])
+    for name in (".left.probe", ".left.aside"):
+        (empty.folder / "_delta_log" / name).touch()
+    is_old = keep_up.startswith(("OPTIMIZE", "VACUUM"))  # the others need the entries, or reset the interval
+    for path in empty.folder.glob("_*/*" if is_old else "_twopc/*"):
+        os.utime(path, (1, 1))
+    spark.sql(keep_up.format(empty.path))
+    assert empty.receipt.exists()
+    assert (empty.folder / "_delta_log" / f"{4:020d}.json").exists() is not is_old
+    for batch_id, driver in ((4, sink), (5, empty.sink())):  # the one that runs, and a later one
+        driver.commit_batch(batch_id, [empty.pre_commit([f"{batch_id}"], Round(1, batch_id), sink=driver)])
+    assert {"4", "5"} <= {row["value"] for row in rows(spark, empty)}
 
 
 def test_vacuum_of_spark_without_retention_loses_an_undecided_batch_aloud_and_leaves_notes(

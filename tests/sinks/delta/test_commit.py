@@ -23,6 +23,7 @@ from tests.support.sink_place import from_log
 from twopc import Committable, Round
 from twopc.durable_files import LocalFolder
 from twopc.errors import (
+    ConfigurationError,
     CorruptLog,
     LogMismatch,
     OperatorRequired,
@@ -220,6 +221,47 @@ def test_a_coordinator_that_never_gets_a_version_reports_it(place: Place, monkey
     assert len(place.notes()) == 1
 
 
+def test_a_checkpoint_and_the_cleanup_of_the_log_between_look_and_commit_take_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The entry that was looked at is gone, and the next one follows the checkpoint."""
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    committable = place.pre_commit(["b"], Round(1, 1), sink=sink)
+
+    def clean_up() -> None:
+        place.table().create_checkpoint()
+        for entry in (place.folder / "_delta_log").glob("*.json"):
+            entry.unlink()
+
+    once(monkeypatch, clean_up)
+    sink.commit_batch(1, [committable])
+    assert place.values() == ["a", "b"]
+    place.sink().commit_batch(1, [committable])
+    assert place.values() == ["a", "b"]
+
+
+def test_an_entry_behind_a_checkpoint_is_not_taken_for_committed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver looked, and slept until its version was cleaned up. Readers begin after that, and see nothing of what it
+    puts. Here it is the sink's first batch, so the table has no mark."""
+    sink = place.sink()
+    place.append("x")
+    committable = place.pre_commit(["a"], sink=sink)
+
+    def sleep() -> None:
+        for _ in range(3):
+            place.append("x")
+        place.table().create_checkpoint()
+        for entry in sorted(place.folder.glob("_delta_log/*.json"))[:-1]:
+            entry.unlink()
+
+    once(monkeypatch, sleep)
+    with pytest.raises(OutcomeUnknown, match="was cleaned up"):
+        sink.commit_batch(0, [committable])
+    assert place.values() == ["x"] * 4
+    assert len(place.notes()) == 1
+
+
 def test_compaction_and_vacuum_between_look_and_commit_take_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +341,7 @@ def test_two_queries_and_a_foreign_writer_on_one_table_lose_and_double_nothing(p
 # Answers. -----------------------------------------------------------------------------------------------------------
 
 
-def lose(error: Exception) -> Callable[[], None]:
+def lose(error: BaseException) -> Callable[[], None]:
     def raise_it() -> None:
         raise error
 
@@ -403,6 +445,111 @@ def test_a_table_that_was_dropped_and_made_again_gets_nothing_of_an_old_decision
         place.sink().commit_batch(0, [committable])
     assert place.values() == []
     assert len(place.notes()) == 1
+
+
+@pytest.mark.parametrize("died", [False, True])
+def test_a_batch_that_went_into_a_table_which_took_the_place_of_its_own_is_not_taken_for_committed(
+    place: Place, monkeypatch: pytest.MonkeyPatch, died: bool
+) -> None:
+    """It has as many versions, so the put succeeds. The driver may die before it looks."""
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["0"], sink=sink)])
+    committable = place.pre_commit(["a"], Round(1, 1), sink=sink)
+    with monkeypatch.context() as replaced:
+        once(replaced, lambda: recreate(place), lose(KeyboardInterrupt()) if died else None)
+        with pytest.raises(KeyboardInterrupt if died else OutcomeUnknown):
+            sink.commit_batch(1, [committable])
+    for _ in range(2):
+        with pytest.raises(OutcomeUnknown, match=r"and this batch's mark: .* restore the version before it"):
+            place.sink().commit_batch(1, [committable])
+    assert place.table().transaction_version(MARK) == 1
+    assert len(place.notes()) == 1
+
+
+@pytest.mark.parametrize("versions", [0, 1])
+def test_a_shorter_table_that_takes_the_place_of_the_old_one_gets_no_entry_behind_a_gap(
+    place: Place, monkeypatch: pytest.MonkeyPatch, versions: int
+) -> None:
+    """No reader would read it any more."""
+    sink = place.sink()
+    for batch_id in range(3):
+        sink.commit_batch(batch_id, [place.pre_commit(["0"], Round(1, batch_id), sink=sink)])
+    committable = place.pre_commit(["a"], Round(1, 3), sink=sink)
+
+    def shorter() -> None:
+        shutil.rmtree(place.folder / "_delta_log")
+        place.create()
+        for _ in range(versions):
+            place.append("new")
+
+    once(monkeypatch, shorter)
+    with pytest.raises(OutcomeUnknown, match="dropped and made again"):
+        sink.commit_batch(3, [committable])
+    assert place.values() == ["new"] * versions
+
+
+def test_an_entry_behind_a_gap_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver put it into a shorter table, and died before it could take it back."""
+    committable = place.pre_commit(["a"])
+    (place.folder / "_delta_log" / f"{5:020d}.json").write_bytes(place.entry(0))
+    with pytest.raises(OperatorRequired, match="version 5 of the table's log can't be read: it has no version 4"):
+        bound(place).commit_batch(0, [committable])
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_log_that_lacks_its_beginning_is_named(place: Place, has_checkpoint: bool) -> None:
+    """What a checkpoint stands for is not missing; that of one that lacks parts is."""
+    for value in "abcd":
+        place.append(value)
+    log = place.folder / "_delta_log"
+    if has_checkpoint:
+        place.table().create_checkpoint()
+        (log / f"{4:020d}.checkpoint.parquet").rename(log / f"{4:020d}.checkpoint.{1:010d}.{2:010d}.parquet")
+    (log / f"{0:020d}.json").unlink()
+    with pytest.raises(ConfigurationError, match="version 1 of the table's log can't be read: it has no version 0"):
+        place.sink()
+
+
+def test_an_entry_behind_a_checkpoint_is_not_named_for_what_keeps_readers_out(place: Place) -> None:
+    """The entry would be removed in vain, and with it others' records."""
+    for value in "abcd":
+        place.append(value)
+    place.table().create_checkpoint()
+    log = place.folder / "_delta_log"
+    (log / f"{2:020d}.json").unlink()
+    (log / f"{1:020d}.json").write_bytes(b"damaged")
+    names = ["fromTheFuture"]
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": names, "writerFeatures": names}
+    (log / f"{5:020d}.json").write_text(json.dumps({"protocol": protocol}))
+    with pytest.raises(ConfigurationError, match=r"delta-rs can't read the table: .* 'fromTheFuture'"):
+        place.sink()
+
+
+def test_a_batch_that_was_committed_before_its_table_was_replaced_in_the_same_log_is_there(place: Place) -> None:
+    """CREATE OR REPLACE gives the table another id."""
+    committable = place.pre_commit(["a"])
+    place.sink().commit_batch(0, [committable])
+    [metadata] = [line for line in place.entry(0).splitlines() if b"metaData" in line]
+    replaced = metadata.replace(str(place.table().metadata().id).encode(), b"another")
+    (place.folder / "_delta_log" / f"{2:020d}.json").write_bytes(replaced)
+    assert str(place.table().metadata().id) == "another"
+    place.sink().commit_batch(0, [committable])
+    assert place.table().version() == 2
+
+
+def test_a_table_replaced_in_a_log_that_was_cleaned_up_since_leaves_the_outcome_open(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing shows any more whether it is the log for which the batch was decided."""
+    committable = place.pre_commit(["a"])
+    commit_and_die(place, 0, committable, monkeypatch)
+    [metadata] = [line for line in place.entry(0).splitlines() if b"metaData" in line]
+    replaced = metadata.replace(str(place.table().metadata().id).encode(), b"another")
+    (place.folder / "_delta_log" / f"{2:020d}.json").write_bytes(replaced)
+    place.table().create_checkpoint()
+    (place.folder / "_delta_log" / f"{0:020d}.json").unlink()
+    with pytest.raises(OutcomeUnknown, match=r"Either the batch was committed, .* Or another table"):
+        place.sink().commit_batch(0, [committable])
 
 
 def test_a_table_that_is_gone_leaves_the_outcome_open(place: Place) -> None:
@@ -635,7 +782,8 @@ def test_the_entry_survives_a_power_cut_before_its_notes_go(place: Place, monkey
 
     monkeypatch.setattr(os, "fsync", fsync)
     TableLog(sink._storage, MARK, "table").commit(0, [committable])
-    assert synced == ["00000000000000000002.json", "00000000000000000001.json", "_delta_log"]
+    *entries, _, _ = synced  # the last two are of the receipt
+    assert entries == ["00000000000000000002.json", "00000000000000000001.json", "_delta_log"]
     assert place.notes() == []
 
 
@@ -654,7 +802,7 @@ def test_a_sync_that_failed_once_is_not_taken_for_done_when_it_is_repeated(
 
     monkeypatch.setattr(os, "fsync", fsync)
     for _ in range(2):
-        with pytest.raises(Retriable, match="perhaps not on its disk"):
+        with pytest.raises(OperatorRequired, match="may not survive a power cut"):
             sink.commit_batch(0, [committable])
     assert len(place.notes()) == 1
     place.sink().commit_batch(0, [committable])
@@ -809,9 +957,11 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
             sink.seal([vote], 0.0)
         return
     if not is_sealed and what == "an older copy":
-        with pytest.raises(LogMismatch, match=r"batch 1 of this sink was in the table, whose newest one is 0 now"):
-            sink.seal([vote], 0.0)
-        batch = place.sink().seal([vote], 0.0)  # an operator has seen to it, and started the query again
+        for each in (sink, place.sink()):  # also after a restart
+            with pytest.raises(LogMismatch, match=r"batch 1 of this sink was version 2 .* the table's newest one is 0"):
+                each.seal([vote], 0.0)
+        place.receipt.unlink()  # an operator has seen to it, and started the query again
+        batch = place.sink().seal([vote], 0.0)
         sink.close()
     elif not is_sealed:
         batch = sink.seal([vote], 0.0)
@@ -823,17 +973,59 @@ def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
     assert place.values().count("2") == 1
 
 
-def test_an_entry_that_another_writer_has_replaced_is_noticed_before_the_next_decision(place: Place) -> None:
-    """Spark's log store on a disk looks first, and then renames over what is there by then."""
+DAMAGED = {
+    "torn": b'{"commitInfo":{"timestamp":1}}\n{"add":{"path":"x',
+    "zeros": bytes(100),
+    "no object": b"3\n",
+    "no version": b'{"txn":{"appId":"a"}}',
+}
+
+
+@pytest.mark.parametrize("is_decided", [False, True])
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_entry_of_another_writer_is_named(
+    place: Place, damage: bytes, is_kept: bool, is_decided: bool
+) -> None:
+    """Whether the driver reads it itself, or delta-rs does."""
     sink = place.sink()
-    for batch_id in range(2):
-        sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
-    place.append("foreign")
-    log = place.folder / "_delta_log"
-    os.replace(log / f"{3:020d}.json", log / f"{2:020d}.json")  # noqa: PTH105  # as Spark's rename
-    with pytest.raises(LogMismatch, match="replaced"):
-        place.pre_commit(["2"], Round(1, 2), sink=sink)
-    assert place.values() == ["0", "foreign"]
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    vote = place.vote(["b"], Round(1, 1))
+    sealed = sink.seal([vote], 0.0)
+    entry = place.folder / "_delta_log" / f"{2:020d}.json"
+    entry.write_bytes(damage)
+    if not is_kept:
+        sink.close()
+    with pytest.raises(OperatorRequired if is_decided else ConfigurationError) as raised:
+        sink.commit_batch(1, sealed) if is_decided else sink.seal([vote], 0.0)
+    assert "batch 1" in str(raised.value)
+    assert place.path in str(raised.value)
+    assert "version 2 of the table's log can't be read: line" in str(raised.value)
+    assert entry.read_bytes() == damage
+    entry.unlink()
+    sink.commit_batch(1, sealed)
+    assert place.values() == ["a", "b"]
+
+
+def test_an_entry_with_unknown_actions_and_empty_lines_is_not_damaged(place: Place) -> None:
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    entry = place.folder / "_delta_log" / f"{2:020d}.json"
+    entry.write_bytes(b'{"commitInfo":{}}\n\n{"unknown":{}}\n')
+    batch = [place.pre_commit(["b"], Round(1, 1), sink=sink)]
+    sink.commit_batch(1, batch)
+    assert [sorted(json.loads(line)) for line in place.entry(3).splitlines()][1:] == [["txn"], ["add"]]
+
+
+@pytest.mark.parametrize(
+    "told", [b'{"commitInfo":"text"}', b'{"commitInfo":[1]}', b'{"commitInfo":null,"metaData":null}']
+)
+def test_an_entry_may_have_any_information_about_its_commit(place: Place, told: bytes) -> None:
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
+    (place.folder / "_delta_log" / f"{2:020d}.json").write_bytes(told)
+    sink.commit_batch(1, [place.pre_commit(["b"], Round(1, 1), sink=sink)])
+    assert place.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize("advanced", [False, True])

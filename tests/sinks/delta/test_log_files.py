@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.sinks.delta.conftest import Place
+from twopc.errors import ConfigurationError
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
 
@@ -95,7 +97,6 @@ def test_an_entry_is_on_the_disk_before_it_is_in_the_log_and_its_name_before_the
         link(source, target)
         steps.append("link")
 
-    (place.folder / "_twopc").mkdir()
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "link", record_link)
     files = LogFiles(Storage.at(place.path, {}))
@@ -104,4 +105,66 @@ def test_an_entry_is_on_the_disk_before_it_is_in_the_log_and_its_name_before_the
     with pytest.raises(FileExistsError):
         files.put(1, b"other")
     assert files.entry(1) == b"{}"
-    assert list((place.folder / "_twopc").iterdir()) == []
+    assert sorted(path.name for path in (place.folder / "_delta_log").iterdir()) == [entry(0), entry(1)]
+    assert not (place.folder / "_twopc").exists()
+
+
+def test_a_log_on_another_file_system_than_the_table_takes_entries(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one that is mounted there: no file is linked from one folder to another."""
+    link = os.link
+
+    def within_a_folder(source: Any, target: Any) -> None:
+        if Path(source).parent != Path(target).parent:
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", within_a_folder)
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    assert place.values() == ["a"]
+
+
+def test_what_a_killed_trial_has_left_in_the_log_is_removed_once_it_is_old(place: Place) -> None:
+    names = (".old.aside", ".old.probe", ".new.aside", ".new.probe")
+    for name in names:
+        left = place.folder / "_delta_log" / name
+        left.touch()
+        if "old" in name:
+            os.utime(left, (1, 1))
+    place.sink()
+    assert [(place.folder / "_delta_log" / name).exists() for name in names] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EROFS])
+def test_a_log_that_takes_no_entries_is_refused_before_anything_is_decided(
+    place: Place, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    link = os.link
+
+    def not_into_the_log(source: Any, target: Any) -> None:
+        if Path(target).parent.name == "_delta_log":
+            raise OSError(number, os.strerror(number))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", not_into_the_log)
+    with pytest.raises(ConfigurationError, match="can't use"):
+        place.sink()
+    assert sorted(path.name for path in (place.folder / "_delta_log").iterdir()) == [entry(0)]
+
+
+@pytest.mark.parametrize(
+    ("names", "stays"),
+    [([entry(0)], False), ([entry(0), entry(4)], True), ([checkpoint(4)], True), ([checkpoint(3)], False)],
+)
+def test_an_entry_is_withdrawn_only_where_it_follows_a_gap(tmp_path: Path, names: Sequence[str], stays: bool) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    for name in names:
+        (log / name).touch()
+    (log / entry(5)).write_bytes(b"ours")
+    files = LogFiles(Storage.at(str(tmp_path), {}))
+    files.withdraw(5, b"not ours")
+    assert (log / entry(5)).exists()
+    files.withdraw(5, b"ours")
+    assert (log / entry(5)).exists() is stays

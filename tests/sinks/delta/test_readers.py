@@ -70,6 +70,17 @@ def test_a_reader_finds_every_batch_behind_checkpoints(place: Place, read: Reade
     assert sorted(map(int, read(place)["value"].to_pylist())) == list(range(12))
 
 
+def test_what_a_killed_trial_has_left_in_the_log_disturbs_no_reader(place: Place, read: Reader) -> None:
+    place.sink().commit_batch(0, [place.pre_commit(["a"])])
+    for name in (".left.probe", ".left.aside"):
+        (place.folder / "_delta_log" / name).write_bytes(b"")
+    assert read(place)["value"].to_pylist() == ["a"]
+    place.append("b")
+    place.table().create_checkpoint()
+    place.table().cleanup_metadata()
+    assert sorted(read(place)["value"].to_pylist()) == ["a", "b"]
+
+
 @pytest.mark.parametrize("partition_by", [(), ("value", "day")])
 def test_a_reader_has_every_value_as_it_was_written(
     tmp_path: Path, read: Reader, partition_by: tuple[str, ...]

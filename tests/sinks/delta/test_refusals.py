@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
 
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import ROUND
@@ -409,3 +409,13 @@ def test_records_that_break_a_rule_are_left_out(place: Place) -> None:
 def test_the_first_value_that_does_not_fit_is_found(bad: int) -> None:
     column = pa.array([2**40 if position in (bad, 6) else 1 for position in range(7)])
     assert _first_that_does_not_fit(column, pa.int32()) == bad
+
+
+def test_text_that_is_not_utf8_is_left_out_of_a_partition_column(place: Place) -> None:
+    schema = Schema.from_arrow(pa.schema({"value": pa.string(), "day": pa.string()}))
+    DeltaTable.create(place.path, schema, partition_by=["day"], mode="overwrite")
+    days = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"a\xff", None], pa.binary()).buffers())
+    vote, refused = place.vote_without_bad({"value": ["a", "b", "c"], "day": days})
+    assert refused == [1]
+    place.sink().commit_batch(0, [vote])
+    assert place.values() == ["a", "c"]

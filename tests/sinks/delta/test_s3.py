@@ -18,8 +18,16 @@ from deltalake import DeltaTable, QueryBuilder, Schema
 from tests.support.http_proxy import Changed, HttpProxy, Lost, s3_error
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    OutcomeUnknown,
+    Retriable,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
 from twopc_delta import DeltaSink
+from twopc_delta.commit import TableLog
 from twopc_delta.log_files import LogFiles
 from twopc_delta.options import DeltaOptions
 from twopc_delta.storage import Storage
@@ -42,10 +50,14 @@ def options(server: S3Server) -> Iterator[dict[str, Any]]:
     fs = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
     fs.mkdir("lake")
     options = {"path": URL, "storage_options": storage}
-    translated = DeltaOptions.parse(options).storage.delta_options()
-    DeltaTable.create(URL, Schema.from_arrow(pa.schema({"value": pa.string()})), storage_options=translated)
+    create(options)
     yield options
     fs.rm("lake", recursive=True)
+
+
+def create(options: dict[str, Any]) -> None:
+    translated = DeltaOptions.parse(options).storage.delta_options()
+    DeltaTable.create(URL, Schema.from_arrow(pa.schema({"value": pa.string()})), storage_options=translated)
 
 
 def through(proxy: HttpProxy, options: dict[str, Any]) -> dict[str, Any]:
@@ -265,3 +277,35 @@ def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[s
         log.put(1, b" " * (101 * 1024 * 1024))
         assert len(proxy.sent("PUT", "_delta_log/00000000000000000001.json")) == 1
         assert proxy.sent("POST", "uploads") == []
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_made_again: bool
+) -> None:
+    """A store makes no folder, so a put succeeds where the log is gone. No table could be made there any more."""
+    sink(options).commit_batch(0, [pre_commit(options, "a")])
+    committable = pre_commit(options, "b", 1)
+    fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
+    put = TableLog._put
+
+    def drop(log: TableLog, *arguments: Any) -> None:
+        fs.rm("lake/orders/_delta_log", recursive=True)
+        if is_made_again:
+            create(options)
+        put(log, *arguments)
+
+    monkeypatch.setattr(TableLog, "_put", drop)
+    with pytest.raises(OutcomeUnknown):
+        sink(options).commit_batch(1, [committable])
+    left = [path.rpartition("/")[2] for path in fs.find("lake/orders/_delta_log")]
+    assert left == (["00000000000000000000.json"] if is_made_again else [])
+
+
+def test_the_store_is_tried_in_the_log_and_among_the_notes_alone(options: dict[str, Any], server: S3Server) -> None:
+    """A trial that is killed leaves an object, which is removed where it is looked for."""
+    with HttpProxy(server.endpoint_url) as proxy:
+        committable = pre_commit(options, "a")
+        sink(through(proxy, options)).commit_batch(0, [committable])
+        folders = {each.target.partition("?")[0].rpartition("/")[0] for each in proxy.sent("PUT", ".probe")}
+    assert folders == {"/lake/orders/_twopc", "/lake/orders/_delta_log"}

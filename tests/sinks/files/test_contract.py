@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.typed_records import TEXT, in_halves, plain, typed
+from tests.support.typed_records import TEXT, in_halves, plain, typed, unchecked_text
 from twopc.testing import SinkContract
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pyarrow as pa
-
     from tests.sinks.files.conftest import Place
+
+
+FEW = 4
+"""Kills where the steps of a batch are those of another contract."""
 
 
 class LocalContract(SinkContract):
@@ -64,6 +70,100 @@ class TestJson(LocalContract):
 
     def records(self, file: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+class TestJsonWithMaps(TestJson):
+    """With a column that may hold what JSON can't."""
+
+    kills = FEW
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        maps = pa.array([[("k", 1)]] * len(values), pa.map_(pa.string(), pa.int64()))
+        return super().record_batch(values).append_column("m", maps)
+
+    def sample(self) -> pa.RecordBatch:
+        return self.with_bad_records()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return [{**record, "m": [*(record["m"] or {}).items()]} for record in super().visible_records()]
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        fine, twice = [("k", 1), ("l", 2)], [("k", 1), ("k", 2)]
+        return pa.record_batch(
+            {
+                "value": unchecked_text(b"a", b"b", b"c", b"\xff", b"d", b"e"),
+                "m": pa.array([fine, twice, [], fine, fine, twice], pa.map_(pa.string(), pa.int64())),
+            }
+        )
+
+
+class TestCsv(LocalContract):
+    kills = FEW
+    options = {"format": "csv"}  # noqa: RUF012  # never changed
+
+    def sample(self) -> pa.RecordBatch:
+        return self.record_batch([text for text in TEXT if text])  # Spark's empty text is null
+
+    def records(self, file: Path) -> list[dict[str, Any]]:
+        with file.open(encoding="utf-8", newline="") as lines:
+            return [*csv.DictReader(lines)]
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        return self.record_batch(["a", None, "b", None])  # type: ignore[list-item]  # a null in the only column
+
+
+class TestText(LocalContract):
+    kills = FEW
+    options = {"format": "text"}  # noqa: RUF012  # never changed
+
+    def records(self, file: Path) -> list[dict[str, Any]]:
+        return [{"value": line} for line in file.read_bytes().decode().split("\n")[:-1]]
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        return self.record_batch(["a\nb", "c", None, "d", "e\r"])  # type: ignore[list-item]
+
+
+class TestOrc(LocalContract):
+    kills = FEW
+    options = {"format": "orc"}  # noqa: RUF012  # never changed
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        return pa.record_batch({"value": pa.array(values), "day": [date(2024, 5, 1)] * len(values)})
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def records(self, file: Path) -> list[dict[str, Any]]:
+        records: list[dict[str, Any]] = paorc.read_table(file).to_pylist()
+        return records
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        days = [date(2024, 5, 1), date(1582, 10, 14), date(1582, 10, 15), None, date.min]
+        return pa.record_batch({"value": ["a", "b", "c", "d", "e"], "day": pa.array(days)})
+
+
+class TestParquetInFolders(TestParquet):
+    """The format takes every record, and the name of a folder does not."""
+
+    kills = FEW
+    options = {"partition_by": "half"}  # noqa: RUF012  # never changed
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        halves = in_halves(values)
+        return halves.set_column(1, "half", halves["half"].cast(pa.string()))
+
+    def sample(self) -> pa.RecordBatch:
+        return self.record_batch([*TEXT])  # type: ignore[list-item]  # with a null
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        """With the column that is in the folders' names alone."""
+        values = [record["value"] for record in super().visible_records()]
+        records: list[dict[str, Any]] = self.record_batch(values).to_pylist()
+        return records
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        halves = pa.array(["1", "\0", "x" * 300, "0", None, "\0"])
+        return pa.record_batch({"value": ["a", "b", "c", "d", "e", "f"], "half": halves})
 
 
 class TestSeveralFilesPerTransaction(TestJson):

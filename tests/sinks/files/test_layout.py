@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twopc.errors import SchemaMismatch
+from tests.support.typed_records import unchecked_text
+from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_files import layout
 from twopc_files.delimited import Csv
 from twopc_files.file_names import FileHandle
@@ -159,10 +160,47 @@ def test_the_schema_of_the_files_lacks_the_partition_columns_and_keeps_the_rest(
     assert Layout(("p",)).data_schema(schema).equals(pa.schema([schema[0], schema[2]]))
 
 
-def test_a_value_that_no_folder_can_be_named_after_fails_before_its_record_is_written(staging: Staging) -> None:
-    files = Files(JsonLines(), Layout(("p",)), staging.create)
-    with pytest.raises(ValueError, match="NUL"):
-        files.write(batch(p=["a", "\0"], n=[1, 2]))
+TOO_FAR = pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())  # 1 January 10000
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        (pa.array(["a", "\0"]), "it has a NUL, and a folder can't be named after it"),
+        (unchecked_text(b"a", b"\xff"), "a text is not valid UTF-8"),
+        (TOO_FAR, "the year is not in 1 to 9999"),
+        (pa.array(["a", "x" * 254]), "would have more than 255 bytes"),  # the name is p=xxx…
+        (pa.array(["a", "ü" * 127]), "would have more than 255 bytes"),
+        (pa.array(["a", "/" * 85]), "would have more than 255 bytes"),  # three for each %2F
+    ],
+    ids=["NUL", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
+)
+def test_a_record_that_no_folder_can_be_named_after_is_refused_and_none_of_its_batch_is_written(
+    column: pa.Array, reason: str, staging: Staging
+) -> None:
+    files = Files(JsonLines(), Layout(("q", "p")), staging.create, longest_name=255)
+    records = pa.record_batch({"p": column, "n": [1, 2], "q": [7, 7]}).take(pa.array([0, 0, 1, 0, 1]))
+    with pytest.raises(RecordRefused, match=reason) as refused:
+        files.write(records)
+    assert (refused.value.record, refused.value.column) == (2, "p")
+    assert staging.files == []
+
+
+def test_the_longest_name_that_a_disk_takes_is_written(staging: Staging) -> None:
+    files = Files(JsonLines(), Layout(("p",)), staging.create, longest_name=255)
+    files.write(batch(p=["x" * 253], n=[1]))
+    files.finish()
+    assert staging.folders() == ["p=" + "x" * 253]
+
+
+def test_a_bad_record_is_refused_although_its_folder_would_have_to_wait_for_a_file(staging: Staging) -> None:
+    files = Files(Text(), Layout(("p",), max_open_files=1), staging.create)
+    files.write(batch(p=["a"], n=["fine"]))
+    with pytest.raises(RecordRefused, match="it has a line break") as refused:
+        files.write(batch(p=["a", "b", "b"], n=["fine", "fine", "no\nline"]))
+    assert (refused.value.record, refused.value.column) == (2, "n")
+    files.finish()
+    assert lines(staging) == [["fine"]]
 
 
 @pytest.mark.parametrize("value", ["../../etc", "/etc", "..", ".", "a/../../b", "C:\\x"])

@@ -373,3 +373,38 @@ def test_records_with_values_that_do_not_fit_are_left_out(place: Place) -> None:
     assert sorted(refused) == [1, 2]
     place.sink().commit_batch(0, [vote])
     assert [row["y"] for row in place.records()] == [b"abc", None]
+
+
+FAR_DAY = pa.array([0, 3_663_000, None], pa.date32())
+FAR_TIME = pa.array([0, 3 * 10**17, None], pa.timestamp("us", "UTC"))
+NO_TEXT = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"a\xff", None], pa.binary()).buffers())
+
+
+@pytest.mark.parametrize("by", [None, IdentityTransform()])
+@pytest.mark.parametrize(
+    ("kind", "values", "why"),
+    [
+        (DateType(), FAR_DAY, "is outside of the years 1 to 9999"),
+        (TimestamptzType(), FAR_TIME, "is outside of the years 1 to 9999"),
+        (StringType(), NO_TEXT, "is text that is not UTF-8"),
+        (UUIDType(), NO_TEXT.slice(1), "is text that is not UTF-8"),
+    ],
+)
+def test_a_value_that_pyiceberg_does_not_hold_is_refused_and_can_be_left_out(
+    place: Place, kind: IcebergType, values: pa.Array, why: str, by: IdentityTransform[Any] | None
+) -> None:
+    spec = PartitionSpec(PartitionField(1, 1000, by, "p")) if by else PartitionSpec()
+    place.create(columns(x=kind), spec)
+    with pytest.raises(RecordRefused, match=why):
+        place.vote(pa.record_batch({"x": values}))
+    vote, refused = place.vote_without_bad({"x": values})
+    assert refused == [len(values) - 2]
+    place.sink().commit_batch(0, [vote])
+    assert len(place.records()) == len(values) - 1
+
+
+def test_an_element_that_pyiceberg_does_not_hold_is_refused_with_its_record(place: Place) -> None:
+    place.create(columns(x=ListType(10, DateType(), element_required=False)))
+    days = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), FAR_DAY)
+    _, refused = place.vote_without_bad({"x": days})
+    assert refused == [2]

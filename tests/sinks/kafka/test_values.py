@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -439,6 +440,49 @@ def test_a_topic_whose_records_all_lack_a_key_is_asked_for_its_policy_once_per_t
         for _ in range(3):
             assert participant.write("orders", pa.record_batch({"value": ["a"]})) == ()
     assert asked == [topic.name]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_one(
+    writer: str, delivery: str, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: dict[str, int] = {}
+    real = Cluster.find
+
+    async def find(self: Cluster, topic: str, unknown_ms: int, *more: Any) -> Any:
+        assert topic not in waits
+        waits[topic] = unknown_ms
+        return await real(self, topic, unknown_ms, *more)
+
+    monkeypatch.setattr(Cluster, "find", find)
+    sink = make_sink(topic, topic=None, writer=writer, delivery=delivery, topic_metadata_propagation_max_ms=1000)
+    first, second = (f"missing-{uuid.uuid4().hex}" for _ in range(2))
+    names = [first, topic.name, second, first, topic.name, second, first]
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=9) as participant:
+        batch = pa.record_batch({"value": ["a"] * len(names), "topic": names})  # without keys, which are looked up, too
+        refused = participant.write("orders", batch)
+        committable = participant.pre_commit()["orders"]
+    assert sorted((each.record, each.topic) for each in refused) == [
+        (n, name) for n, name in enumerate(names) if name != topic.name
+    ]
+    assert committable.records == 2
+    assert (waits[first], waits[second]) in [(1000, 0), (0, 1000)]
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+@pytest.mark.parametrize("wrong", [b"no topic!", b"\xff", b"", b"x" * 250, None])
+def test_a_record_whose_topic_has_no_possible_name_is_left_out_though_it_has_no_key(
+    wrong: bytes | None, writer: str, delivery: str, topic: Any, make_sink: Any
+) -> None:
+    names = pa.array([topic.name.encode(), wrong, topic.name.encode()], pa.binary())
+    batch = pa.record_batch({"value": ["a", "b", "c"], "topic": pa.Array.from_buffers(pa.string(), 3, names.buffers())})
+    sink = make_sink(topic, topic=None, writer=writer, delivery=delivery)
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
+        [refused] = participant.write("orders", batch)
+        assert participant.pre_commit()["orders"].records == 2
+    assert (refused.record, refused.column) == (1, "topic")
 
 
 # Topics are not created. ----------------------------------------------------------------------------------------------

@@ -194,3 +194,26 @@ def test_a_server_that_fails_otherwise_fails_the_task_though_bad_records_are_lef
     with pytest.raises(RoundAborted, match="A row with this key exists"):
         place.vote_without_bad({"value": ["a", "b", "a"]})
     assert place.prepared() == []
+
+
+@pytest.mark.parametrize(
+    ("of_table", "column"),
+    [
+        ("text", pa.array([b"a", b"a\xff", None], pa.binary())),
+        ("date", pa.array([0, 3_663_000, None], pa.date32())),
+        ("timestamptz", pa.array([0, 3 * 10**17, None], pa.timestamp("us", "UTC"))),
+    ],
+)
+def test_a_value_that_python_does_not_hold_is_refused_and_can_be_left_out(
+    place: Place, of_table: str, column: pa.Array
+) -> None:
+    place.create(f"value text, x {of_table}")
+    if of_table == "text":
+        column = pa.Array.from_buffers(pa.string(), len(column), column.buffers())
+    records = {"value": ["a", "b", "c"], "x": column}
+    with pytest.raises(RecordRefused, match="record 1, column 'x': it is text that is not UTF-8, or a time that"):
+        place.vote(pa.record_batch(records))
+    vote, refused = place.vote_without_bad(records)
+    assert refused == [1]
+    place.sink().commit(vote)
+    assert place.values() == ["a", "c"]

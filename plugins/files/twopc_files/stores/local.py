@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from twopc.durable_files import folder_for_a_trial, make_folder, sync_folder
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
-from twopc_files.stores.store import NO_FILE, PendingFile, Sight
+from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,6 +40,10 @@ class Local:
     @property
     def asks_at_once(self) -> int:
         return 1
+
+    @property
+    def longest_name(self) -> int | None:
+        return LONGEST_NAME
 
     def located(self) -> tuple[Any, str]:
         return LocalFileSystem(), str(self.folder)

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from twopc.checks import CheckResult
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
-from twopc_files.stores.store import NO_FILE, PendingFile, Sight
+from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
 
 ResultT = TypeVar("ResultT")
 
@@ -49,6 +49,10 @@ class Remote:
     @property
     def asks_at_once(self) -> int:
         return 16
+
+    @property
+    def longest_name(self) -> int | None:
+        return LONGEST_NAME if self.renames else None
 
     def meaning(self, error: Exception) -> OSError:
         return _translated(error)

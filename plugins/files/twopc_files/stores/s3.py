@@ -83,6 +83,10 @@ class S3:
     def asks_at_once(self) -> int:
         return 16
 
+    @property
+    def longest_name(self) -> int | None:
+        return None  # a whole key has a limit
+
     def located(self) -> tuple[Any, str]:
         fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one client per process
         return fs, self.url.removeprefix("s3://")

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 from twopc.checks import CheckResult
 from twopc_files.file_names import FileHandle
 
+LONGEST_NAME = 255
+"""The bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
+
 NO_FILE = -1
 """The size to report for something other than a regular file, such as a folder or a link."""
 
@@ -84,6 +87,10 @@ class Store(Protocol):
     @property
     def asks_at_once(self) -> int:
         """How many requests to send to the store in parallel."""
+
+    @property
+    def longest_name(self) -> int | None:
+        """How many bytes the name of a folder may have; None without a limit for single names."""
 
     def located(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the folder of committed files as one of its paths."""

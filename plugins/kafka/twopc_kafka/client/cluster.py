@@ -90,6 +90,32 @@ class Found:
     id: str | None = None
 
 
+class Lookups:
+    """The topics that one transaction writes to, looked up.
+
+    The first topic that does not exist is waited for, as brokers learn of a new one with a delay. The others need no
+    wait of their own: their records were there before it. Else each bad record could cost one.
+
+    Args:
+        cluster: where the topics are.
+        unknown_ms, timeout_ms: see ``Cluster.find``.
+    """
+
+    def __init__(self, cluster: Cluster, unknown_ms: int, timeout_ms: int) -> None:
+        self._cluster, self._unknown_ms, self._timeout_ms = cluster, unknown_ms, timeout_ms
+        self._missing: set[str] = set()
+
+    def find(self, topic: str, asked: Awaitable[Any] | None = None) -> Found:
+        """Look up a topic. Like ``Cluster.find``, but a topic that did not exist is not looked up again."""
+        if topic in self._missing:
+            return Found()
+        unknown_ms = 0 if self._missing else self._unknown_ms
+        found: Found = self._cluster.run(self._cluster.find, topic, unknown_ms, self._timeout_ms, asked)
+        if not found.leaders:
+            self._missing.add(topic)
+        return found
+
+
 class Cluster:
     """This process's connections to one cluster, and the thread that drives them.
 
@@ -298,7 +324,7 @@ class Cluster:
 
     async def needs_keys(self, topic: str, timeout_ms: int) -> bool:
         """Return whether a topic is compacted. If the brokers do not let this principal know, they refuse records
-        without a key themselves.
+        without a key themselves. A topic that does not exist needs nothing; who writes to it finds out.
 
         Raises:
             RoundAborted: no broker answered for ``timeout_ms``.
@@ -307,7 +333,8 @@ class Cluster:
         async def ask() -> tuple[Meaning, bool]:
             request = requests.configuration("cleanup.policy", requests.TOPIC, topic)
             [result] = (await self._answered(self._control.send(request))).results
-            if issubclass(kafka.errors.for_code(result.error_code), kafka.errors.AuthorizationError):
+            is_denied = issubclass(kafka.errors.for_code(result.error_code), kafka.errors.AuthorizationError)
+            if is_denied or result.error_code == UNKNOWN_TOPIC:
                 return _NONE, False
             return meaning(result.error_code), any("compact" in (each.value or "") for each in result.configs)
 

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -26,7 +27,7 @@ from twopc_kafka.answers import (
     records_refused,
     timeout_refused,
 )
-from twopc_kafka.client.cluster import cluster_of
+from twopc_kafka.client.cluster import Lookups, cluster_of
 from twopc_kafka.columns import records
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
@@ -188,13 +189,16 @@ class Writer:
                 _known_topics[place] = count, time.monotonic()
         return count
 
-    def _look_up(self, topic: str) -> int:
-        """Look up a topic over the tasks' connections of kafka-python, as librdkafka does not report a topic's id."""
+    @cached_property
+    def _lookups(self) -> Lookups:
         unknown_ms, timeout_ms = (
             int(self._options.properties[name]) for name in ("topic.metadata.propagation.max.ms", "message.timeout.ms")
         )
-        cluster = cluster_of(self._options.control, timeout_ms)
-        found = cluster.run(cluster.find, topic, unknown_ms, timeout_ms)
+        return Lookups(cluster_of(self._options.control, timeout_ms), unknown_ms, timeout_ms)
+
+    def _look_up(self, topic: str) -> int:
+        """Look up a topic over the tasks' connections of kafka-python, as librdkafka does not report a topic's id."""
+        found = self._lookups.find(topic)
         if self._transactional and found.id and topic not in self._looked_up:
             self.topic_ids[topic] = found.id
         self._looked_up.add(topic)

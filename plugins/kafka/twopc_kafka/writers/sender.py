@@ -34,7 +34,7 @@ from twopc_kafka.answers import (
     records_refused,
 )
 from twopc_kafka.client import requests
-from twopc_kafka.client.cluster import CHECK_INTERVAL_S, Cluster, OpenTransaction
+from twopc_kafka.client.cluster import CHECK_INTERVAL_S, Cluster, Lookups, OpenTransaction
 from twopc_kafka.client.retry import NotSent, Unanswered, pause_s
 from twopc_kafka.writers.encoding.batches import RecordBatch
 from twopc_kafka.writers.settings import Settings
@@ -74,6 +74,7 @@ class Sending:
     ) -> None:
         self._cluster = cluster
         self._asked = dict(asked)
+        self._lookups = Lookups(cluster, settings.topic_timeout_ms, settings.timeout_ms)
         self._transaction = transaction
         self._settings = settings
         self.topic_ids: dict[str, str] = {}  # as looked up before the first write to the topic
@@ -91,9 +92,8 @@ class Sending:
     # Called by the task. ---------------------------------------------------------------------------------------
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions ``topic`` has, 0 if it does not exist. Raises like ``Cluster.find``."""
-        limits_ms = self._settings.topic_timeout_ms, self._settings.timeout_ms
-        found = self._cluster.run(self._cluster.find, topic, *limits_ms, self._asked.pop(topic, None))
+        """Return how many partitions ``topic`` has, 0 if it does not exist. Raises like ``Lookups.find``."""
+        found = self._lookups.find(topic, self._asked.pop(topic, None))
         if found.id:
             self.topic_ids.setdefault(topic, found.id)
         if found.leaders:

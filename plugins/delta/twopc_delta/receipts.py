@@ -1,0 +1,82 @@
+"""A sink's receipt: where in a table's log its newest committed batch is. A later process compares it with the log.
+
+A batch that is committed can be lost: with a table that is restored from a copy, or to a writer that renames its own
+entry over that of the batch. Its mark is then older again, and by the mark alone the next batch would follow a gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import orjson
+
+from twopc_delta.notes import replace_durably
+from twopc_delta.storage import NOTES, Storage
+
+RECEIPT = ".receipt"
+"""The ending of a receipt's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Where a batch is.
+
+    Attributes:
+        table: the table's id.
+        batch: its number, which the sink's mark has.
+        version: of the log.
+        entry: the digest of this version's entry.
+    """
+
+    table: str
+    batch: int
+    version: int
+    entry: str
+
+
+class Receipts:
+    """The receipt of one sink, beside the notes.
+
+    Args:
+        storage: the table's folder.
+        mark: the name of the sink's mark.
+    """
+
+    def __init__(self, storage: Storage, mark: str) -> None:
+        self._storage = storage
+        self._folder = storage.notes()
+        self._name = mark + RECEIPT
+        self.place = f"{storage.url}/{NOTES}/{self._name}"
+        self._newest: Receipt | None = None
+        self._is_read = False
+
+    def newest(self) -> Receipt | None:
+        """Return the receipt; None if no batch was committed, or an operator has removed it. Read once per process.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if not self._is_read:
+            self._newest, self._is_read = self._read(), True
+        return self._newest
+
+    def _read(self) -> Receipt | None:
+        with self._storage.meaning():
+            try:
+                data = self._folder.read(self._name)
+            except FileNotFoundError:
+                return None
+        try:
+            return Receipt(**orjson.loads(data))
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+    def forget(self) -> None:
+        """Read the receipt anew when it is needed next."""
+        self._is_read = False
+
+    def write(self, receipt: Receipt) -> None:
+        """Replace the receipt. A power cut may bring the one before back, which holds as well."""
+        self._newest, self._is_read = receipt, True
+        with self._storage.meaning():
+            replace_durably(self._folder, self._name, orjson.dumps(asdict(receipt)))

@@ -1,0 +1,189 @@
+"""Records that a format, or the name of a partition folder, can't hold. They are found in a whole record batch, before
+any of it is written: a sink that refuses one record can then write the others."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from twopc.errors import RecordRefused
+
+Check: TypeAlias = Callable[[pa.RecordBatch], None]
+"""Raises RecordRefused for the first record of a batch that breaks a rule."""
+
+ADVICE = "Correct or filter such records."
+
+PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One reason to refuse a record.
+
+    Attributes:
+        concerns: whether the rule is about the values of this column, or of this part of a nested column.
+        first: returns the position of the first value that breaks the rule, or None.
+        reason: what is wrong with the value, and what to do. It shows no value.
+    """
+
+    concerns: Callable[[pa.Field], bool]
+    first: Callable[[pa.Array], int | None]
+    reason: str
+
+
+def checker(schema: pa.Schema, rules: Iterable[Rule]) -> Check:
+    """Return what looks for records of ``schema`` that break ``rules``. What no rule concerns costs nothing."""
+    concerned = [
+        (number, field, rule)
+        for number, field in enumerate(schema)
+        for rule in rules
+        if any(rule.concerns(part) for part in parts(field))
+    ]
+
+    def check(batch: pa.RecordBatch) -> None:
+        for number, field, rule in concerned:
+            position = first_record(batch.column(number), field, rule)
+            if position is not None:
+                raise RecordRefused(rule.reason, record=position, column=field.name)
+
+    return check
+
+
+def parts(field: pa.Field) -> Iterator[pa.Field]:
+    """Yield ``field`` and all fields nested in its type."""
+    yield field
+    if types.is_dictionary(field.type):
+        yield from parts(field.with_type(field.type.value_type))
+    for number in range(field.type.num_fields):
+        yield from parts(field.type.field(number))
+
+
+def first_record(column: pa.Array, field: pa.Field, rule: Rule) -> int | None:
+    """Return the position of the first record with a value, however deeply nested, that breaks ``rule``.
+
+    Nothing below a null counts as a value.
+    """
+    found = [rule.first(column)] if rule.concerns(field) else []
+    if types.is_dictionary(field.type):
+        found.append(first_record(column.dictionary_decode(), field.with_type(field.type.value_type), rule))
+    elif types.is_struct(field.type):
+        found.append(_first_in_structs(column, rule))
+    elif field.type.num_fields == 1:
+        lists = entries(column) if types.is_map(field.type) else column
+        position = first_record(pc.list_flatten(lists), lists.type.field(0), rule)
+        found.append(None if position is None else holder(lists, position))
+    return min((position for position in found if position is not None), default=None)
+
+
+def _first_in_structs(column: pa.StructArray, rule: Rule) -> int | None:
+    present = column.drop_null() if column.null_count else column
+    fields = [column.type.field(number) for number in range(column.type.num_fields)]
+    positions = [first_record(*each, rule) for each in zip(present.flatten(), fields, strict=True)]
+    first = min((position for position in positions if position is not None), default=None)
+    return None if first is None else _among_all(column, first)
+
+
+def holder(lists: pa.Array, item: int) -> int:
+    """Return the position of the list that holds an item, which has this position among those of all lists."""
+    # Without nulls, as a null may have items that no reader sees: pyarrow leaves them out of the items alone.
+    parents = pc.list_parent_indices(lists.drop_null() if lists.null_count else lists)
+    return _among_all(lists, parents[item].as_py())
+
+
+def _among_all(column: pa.Array, position: int) -> int:
+    """Return the position of what has ``position`` without the nulls of ``column``."""
+    return int(pc.indices_nonzero(column.is_valid())[position].as_py()) if column.null_count else position
+
+
+def entries(maps: pa.MapArray) -> pa.ListArray:
+    """Return maps as lists of structs, which more functions of pyarrow take."""
+    return maps.cast(pa.list_(maps.type.field(0)))
+
+
+def first_true(mask: pa.BooleanArray) -> int | None:
+    """Return the position of the first true value, or None."""
+    position: int = pc.index(mask, True).as_py()
+    return None if position < 0 else position
+
+
+# Rules that several formats share. --------------------------------------------------------------------------
+
+
+def is_text(field: pa.Field) -> bool:
+    """Whether the values are strings, in any of Arrow's layouts."""
+    return bool(types.is_string(field.type) or types.is_large_string(field.type) or types.is_string_view(field.type))
+
+
+def _first_not_utf8(column: pa.Array) -> int | None:
+    """Halve the column until one value is left: pyarrow names its position in the text of the error alone."""
+    if _is_valid(column):
+        return None
+    first, count = 0, len(column)
+    while count > 1:
+        half = count // 2
+        if _is_valid(column.slice(first, half)):
+            first, count = first + half, count - half
+        else:
+            count = half
+    return first
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+NOT_UTF8 = Rule(is_text, _first_not_utf8, f"a text is not valid UTF-8. {ADVICE} Or write the column as binary.")
+"""Spark does not look at the bytes that it takes for a string, such as in a cast from binary."""
+
+
+def outside(numbers: pa.Array, least: int, most: int) -> pa.BooleanArray:
+    """Return which numbers are below ``least`` or above ``most``."""
+    return pc.or_(pc.less(numbers, least), pc.greater(numbers, most))
+
+
+def counted(column: pa.Array) -> tuple[pa.Array, int]:
+    """Return dates or timestamps as integers since 1970 in UTC, and how many of these units a day has."""
+    if types.is_date32(column.type):
+        return column.cast(pa.int32()), 1
+    unit = "ms" if types.is_date64(column.type) else column.type.unit
+    return column.cast(pa.int64()), DAY_S * PER_SECOND[unit]
+
+
+def day_number(day: dt.date) -> int:
+    """Return the days from 1970 to ``day``."""
+    return (day - dt.date(1970, 1, 1)).days
+
+
+def _outside_years(column: pa.Array) -> int | None:
+    numbers, per_day = counted(column)
+    least, most = day_number(dt.date.min) * per_day, (day_number(dt.date.max) + 1) * per_day - 1
+    return first_true(outside(numbers, least, most))
+
+
+OTHER_YEAR = f"the year is not in 1 to 9999, and not every reader knows such years. {ADVICE}"
+
+YEARS = Rule(
+    lambda field: bool(types.is_date(field.type) or types.is_timestamp(field.type)), _outside_years, OTHER_YEAR
+)
+"""The year of a date, or of a timestamp in UTC. Not for nanoseconds, which reach from 1677 to 2262 alone."""
+
+
+def _outside_of_a_day(column: pa.Array) -> int | None:
+    whole = pa.int32() if types.is_time32(column.type) else pa.int64()
+    return first_true(outside(column.cast(whole), 0, DAY_S * PER_SECOND[column.type.unit] - 1))
+
+
+TIMES = Rule(
+    lambda field: bool(types.is_time(field.type)), _outside_of_a_day, f"the time is not in 0 to 24 o'clock. {ADVICE}"
+)

@@ -1,0 +1,60 @@
+"""What ``twopc doctor`` reports of a table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.sinks.delta.conftest import Place
+from twopc.checks import CheckResult, CheckStatus
+
+
+def reported(place: Place, about: str) -> CheckResult:
+    [found] = [each for each in place.sink().check() if about in each.what]
+    return found
+
+
+def put(place: Place, **info: str) -> None:
+    """An entry of another writer."""
+    entry = place.folder / "_delta_log" / f"{place.table().version() + 1:020d}.json"
+    entry.write_text(json.dumps({"commitInfo": {"timestamp": 1, **info}}))
+
+
+def test_a_table_to_which_spark_writes_on_a_disk_is_reported(place: Place) -> None:
+    put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation="WRITE")
+    place.append("newer")
+    found = reported(place, "Spark")
+    assert found.result is CheckStatus.WARNED
+    assert found.what == "version 1 of the table was written by Spark"
+    assert "renames its entry over it" in found.advice
+
+
+@pytest.mark.parametrize("operation", ["CREATE TABLE", "SET TBLPROPERTIES"])
+def test_a_table_that_spark_has_only_made_is_not(place: Place, operation: str) -> None:
+    put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation=operation)
+    put(place)
+    place.append("newer")
+    assert reported(place, "Spark").result is CheckStatus.PASSED
+
+
+def test_what_spark_wrote_long_ago_is_not_reported(place: Place) -> None:
+    put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation="WRITE")
+    for _ in range(20):
+        put(place, engineInfo="delta-rs", operation="WRITE")
+    assert reported(place, "Spark").result is CheckStatus.PASSED
+
+
+def test_a_log_that_begins_with_a_checkpoint_is_looked_at(place: Place) -> None:
+    place.append("a")
+    place.table().create_checkpoint()
+    (place.folder / "_delta_log" / f"{0:020d}.json").unlink()
+    assert reported(place, "Spark").result is CheckStatus.PASSED
+
+
+def test_a_damaged_entry_that_no_reader_needs_ends_no_check(place: Place) -> None:
+    place.append("a")
+    place.append("b")
+    place.table().create_checkpoint()
+    (place.folder / "_delta_log" / f"{1:020d}.json").write_bytes(b"damaged")
+    assert reported(place, "Spark").result is CheckStatus.PASSED
