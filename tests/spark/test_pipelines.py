@@ -24,6 +24,8 @@ from tests.support.spark_session import settings_of
 from twopc.spark.data_source.flow import Flow
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
@@ -38,6 +40,7 @@ class Project:
     """A pipeline with a sink ``orders`` and flows into it, run by a client. Each flow reads the files of one folder."""
 
     def __init__(self, pipeline: Pipeline, *flows: str, **options: str) -> None:
+        self.frame: Callable[[int], Any] = self._ids
         self._flows = flows
         self.pipeline = pipeline
         self.options = {"sink": "files", "path": str(pipeline.folder / "archive"), "format": "json", **options}
@@ -82,7 +85,7 @@ class Project:
 
         pipelines.create_sink("orders", "twopc", self.options)
         for number, name in enumerate(self._flows):
-            pipelines.append_flow(target="orders", name=name)(functools.partial(self._ids, number))
+            pipelines.append_flow(target="orders", name=name)(functools.partial(self.frame, number))
 
     def _ids(self, number: int) -> Any:
         return self.pipeline.source().selectExpr(f"id + {100 * number} AS id", "name")
@@ -169,23 +172,35 @@ def test_two_flows_can_not_share_a_log(connected: Pipeline) -> None:
     assert len(connected.archived_ids()) <= 1
 
 
+def test_spark_refuses_a_flow_that_is_no_stream(connected: Pipeline) -> None:
+    project = Project(connected, "events")
+    connected.add_batch(rows(1))
+    files = connected.spark.read.schema("id LONG, name STRING").json(str(connected.folder / "source"))
+    project.frame = lambda _: files
+    assert "Flow 'events' has FAILED" in project.run()
+    assert connected.archived_ids() == []
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "name", "flow"),
     [
-        ("file:///s/_checkpoints/orders/events/0", "events", Flow("events", "file:///s/_checkpoints/orders/events", 0)),
+        ("file:///s/_checkpoints/orders/events/0", "events", ("events", "file:///s/_checkpoints/orders/events", 0)),
         (
             "s3://b/_checkpoints/db/orders/events/12",
             "cat.db.events",
             ("events", "s3://b/_checkpoints/db/orders/events", 12),
         ),
+        ("file:///s/_checkpoints/o/my%20flow/0", "my flow", ("my flow", "file:///s/_checkpoints/o/my%20flow", 0)),
         ("file:///s/_checkpoints/orders/events/0", "orders", None),
         ("file:///s/_checkpoints/orders/events/0", "", None),
         ("file:///s/checkpoints/orders/events/0", "events", None),
         ("file:///s/_checkpoints/orders/events", "events", None),
     ],
 )
-def test_a_flow_is_recognized_by_its_checkpoint_and_name(checkpoint: str, name: str, flow: Any) -> None:
-    assert Flow.of(checkpoint, name) == (Flow(*flow) if isinstance(flow, tuple) else flow)
+def test_a_flow_is_recognized_by_its_checkpoint_and_name(
+    checkpoint: str, name: str, flow: tuple[str, str, int] | None
+) -> None:
+    assert Flow.of(checkpoint, name) == (Flow(*flow) if flow else None)
 
 
 DEFINITIONS = """

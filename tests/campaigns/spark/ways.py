@@ -121,7 +121,12 @@ WAYS: Mapping[str, Way] = {
             )
         ]
     ),
-    "pipelines": Way([Case("deduplication", _FORMAT, PIPELINE)]),
+    "pipelines": Way(
+        [
+            Case("deduplication", _FORMAT, PIPELINE),
+            Case("enriched", _kills(("seal", 1), ("commit", 2)), PIPELINE),  # from Kafka
+        ]
+    ),
     "cluster": Way(
         [
             Case("enriched", _LOSSES, settings=_SPECULATION),

@@ -8,6 +8,7 @@ reads its source from the beginning and writes to the same sink.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.errors import ConfigurationError, LogMismatch
@@ -35,7 +36,8 @@ class Flow:
     def of(cls, checkpoint: str, query_name: str) -> Flow | None:
         """Return the flow whose checkpoint this is, or None if no pipeline runs the query."""
         folder, _, number = checkpoint.rpartition("/")
-        above, _, name = folder.rpartition("/")
+        above, _, quoted = folder.rpartition("/")
+        name = unquote(quoted)  # Spark writes a URL
         is_named = query_name == name or query_name.endswith(f".{name}")  # a table's flow has the database's name too
         if not (name and is_named and number.isdecimal() and _CHECKPOINTS in above.split("/")):
             return None
