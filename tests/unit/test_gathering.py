@@ -47,7 +47,13 @@ def test_large_records_do_not_wait_for_their_number() -> None:
     assert found == [[1, 2], [3]]
 
 
-def test_a_part_that_waits_for_no_other_is_passed_on_as_it_is() -> None:
+def test_a_part_that_is_enough_is_passed_on_as_it_is_after_what_waits() -> None:
     whole = part("a", *range(ENOUGH_RECORDS))
-    [found] = gathered([whole])
+    first, found = gathered([part("a", 1), whole])
+    assert values(first) == [1]
     assert found is whole
+
+
+def test_empty_parts_are_left_out_and_small_ones_wait_in_any_number() -> None:
+    found = list(gathered(part("a", *([number] if number % 2 else [])) for number in range(2_000)))
+    assert [values(each) for each in found] == [[*range(1, 2_000, 2)]]

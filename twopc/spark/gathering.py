@@ -6,7 +6,7 @@ Spark passes 10,000 rows at a time. If several outputs share them by conditions,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -17,16 +17,36 @@ ENOUGH_BYTES = 4 * 1024 * 1024
 """What is written without waiting for more. Bounds the memory that parts take while they wait."""
 
 
+@dataclass
+class _Waiting:
+    """The parts of a sink that wait for more."""
+
+    parts: list[Part] = field(default_factory=list)
+    records: int = 0
+    bytes: int = 0
+
+
 def gathered(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield the records of all parts, in the order in which each sink gets them, in fewer and larger parts."""
-    waiting: dict[str, list[Part]] = {}
+    """Yield the records of all parts, in the order in which each sink gets them, in fewer and larger parts. A part that
+    is large enough is passed on as it is."""
+    waiting: dict[str, _Waiting] = {}
     for part in parts:
-        of_sink = waiting.setdefault(part.sink, [])
-        of_sink.append(part)
-        records = sum(each.records.num_rows for each in of_sink)
-        if records >= ENOUGH_RECORDS or sum(each.records.nbytes for each in of_sink) >= ENOUGH_BYTES:
-            yield _joined(waiting.pop(part.sink))
-    yield from map(_joined, waiting.values())
+        records, size = part.records.num_rows, part.records.nbytes
+        if not records:
+            continue
+        if part.sink in waiting and _is_enough(records, size):
+            yield _joined(waiting.pop(part.sink).parts)
+        of_sink = waiting.setdefault(part.sink, _Waiting())
+        of_sink.parts.append(part)
+        of_sink.records += records
+        of_sink.bytes += size
+        if _is_enough(of_sink.records, of_sink.bytes):
+            yield _joined(waiting.pop(part.sink).parts)
+    yield from (_joined(of_sink.parts) for of_sink in waiting.values())
+
+
+def _is_enough(records: int, size_bytes: int) -> bool:
+    return records >= ENOUGH_RECORDS or size_bytes >= ENOUGH_BYTES
 
 
 def _joined(parts: list[Part]) -> Part:
