@@ -494,7 +494,9 @@ class Coordinator:
             else:
                 errors.append((call, error))
         if errors:
-            if (loss := loss_of(errors)) is None:
+            # Of the decided batches, only the newest comes again.
+            loss = loss_of(errors) if batch_id == self._log.tail.decided else None
+            if loss is None:
                 raise worst_of([error for _, error in errors])
             again = self._compute_again(loss, batch_id)
             return {name: (*again.get(name, ()), *lost.get(name, ())) for name in again.keys() | lost.keys()}

@@ -214,11 +214,13 @@ class Ledger:
     def _is_committed(self, key: DecidedKey) -> bool:
         return self._written[key].fate is Fate.COMMITTED
 
-    def query_stops(self, error: OperatorRequired, loses_nothing: bool) -> None:
+    def query_stops(self, error: OperatorRequired, has_copies: bool, recomputes: bool) -> None:
         """Invariant 2: a query stops for an operator only if something is really lost, or its outcome is unknown.
 
-        ``loses_nothing``: whether lost records can always be written again.
+        ``has_copies``: lost records can be written again from copies. ``recomputes``: those of the newest batch can be
+        computed again.
         """
+        loses_nothing = has_copies or (recomputes and error.batch_id == max(self._batch_of.values(), default=None))
         timed_out = any(written.fate is Fate.TIMED_OUT for written in self._written.values()) or self._tables.lost()
         if isinstance(error, TransactionLost) and timed_out and not loses_nothing:
             return

@@ -193,7 +193,7 @@ class Spark:
             self.mismatch = error
             return
         recomputes = self.cluster.recomputes and self.cluster.yields_the_same
-        self._ledger.query_stops(error, loses_nothing=recomputes or self._stage is not None)
+        self._ledger.query_stops(error, has_copies=self._stage is not None, recomputes=recomputes)
         self.stopped = error
 
     def does_not_match(self, error: Exception) -> None:
