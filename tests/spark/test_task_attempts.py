@@ -15,6 +15,7 @@ from tests.spark.conftest import rows
 from twopc import Committable, Coordinator, Participant, TwoPhaseCommitSink, Vote
 from twopc.events import Event, TransactionAborted
 from twopc.spark import Output, foreach_batch
+from twopc.spark.gathering import ENOUGH_RECORDS
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 
@@ -79,16 +80,16 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topi
             attempt = TaskContext.get().attemptNumber()  # type: ignore[union-attr]
             with written.open("a") as file:
                 file.write(f"{attempt}\n")
-            if attempt == 0 and written.read_text().count("0") > 5:
+            if attempt == 0 and written.read_text().count("0") == 2:
                 raise RuntimeError("the first attempt fails half way")
 
-    pipeline.add_batch([{"id": number} for number in range(1000)])
+    pipeline.add_batch([{"id": number} for number in range(3 * ENOUGH_RECORDS)])
     orders = Output(FailsAtFirst(topic.options), VALUE)
     pipeline.run(foreach_batch({"orders": orders, "archive": pipeline.files()}, log=str(pipeline.log)))
 
-    assert written.read_text().split() == ["0"] * 6 + ["1"] * 10
-    assert pipeline.archived_ids() == list(range(1000))
-    assert topic.shows([str(number) for number in range(1000)])
+    assert written.read_text().split() == ["0"] * 2 + ["1"] * 3
+    assert pipeline.archived_ids() == list(range(3 * ENOUGH_RECORDS))
+    assert topic.shows([str(number) for number in range(3 * ENOUGH_RECORDS)])
     assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
 
 
@@ -106,7 +107,7 @@ def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_que
         return number
 
     writer = foreach_batch({"orders": Output(topic.sink(), VALUE), "archive": pipeline.files()}, log=str(pipeline.log))
-    pipeline.add_batch(rows(*range(1000)))
+    pipeline.add_batch(rows(*range(3 * ENOUGH_RECORDS)))
     with pytest.raises(StreamingQueryException) as failed:
         pipeline.run(writer, lambda source: source.withColumn("id", fails_while_broken("id")))
     assert "RoundAborted" in str(failed.value)
@@ -117,8 +118,8 @@ def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_que
 
     broken.unlink()
     pipeline.run(writer, lambda source: source.withColumn("id", fails_while_broken("id")))
-    assert pipeline.archived_ids() == list(range(1000))
-    assert topic.shows([str(number) for number in range(1000)])
+    assert pipeline.archived_ids() == list(range(3 * ENOUGH_RECORDS))
+    assert topic.shows([str(number) for number in range(3 * ENOUGH_RECORDS)])
     assert [entry["incarnation"] for entry in pipeline.entries("decide")] == [2]
 
 
