@@ -15,6 +15,34 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def first_bad(column: pa.Array, are_fine: Callable[[pa.Array], bool]) -> int | None:
+    """Return the position of a column's first bad value, or None. Looks by halves, as a cast fails only as a whole.
+
+    Args:
+        column: the values.
+        are_fine: whether all values of a part of the column are good ones.
+    """
+    if are_fine(column):
+        return None
+    first, count = 0, len(column)
+    while count > 1:
+        half = count // 2
+        if are_fine(column.slice(first, half)):
+            first, count = first + half, count - half
+        else:
+            count = half
+    return first
+
+
+def are_utf8(texts: pa.Array) -> bool:
+    """Whether strings are UTF-8. Spark does not look at the bytes that it takes for a string, such as in a cast."""
+    try:
+        texts.validate(full=True)
+    except ValueError:  # ArrowInvalid
+        return False
+    return True
+
+
 def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink.
 

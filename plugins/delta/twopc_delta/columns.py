@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from deltalake import Schema
 from pyarrow import types
 
+from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_delta.table import TableView
 
@@ -61,7 +62,7 @@ class Fit:
         except pa.ArrowInvalid:
             raise RecordRefused(
                 f"a value does not fit into the table's type {field.type}",
-                record=_first_that_does_not_fit(column, target),
+                record=first_bad(column, lambda part: _can_be_cast(part, target)),
                 column=field.name,
             ) from None
         if (at := _null_at(values, field)) is not None:
@@ -81,24 +82,18 @@ class Fit:
         return values
 
 
-def _first_that_does_not_fit(column: pa.Array, target: pa.DataType) -> int:
-    """Return the position of the first value that can't be cast: Arrow reports only that there is one."""
-    first, count = 0, len(column)
-    while count > 1:
-        half = count // 2
-        try:
-            column.slice(first, half).cast(target)
-        except pa.ArrowInvalid:
-            count = half
-        else:
-            first, count = first + half, count - half
-    return first
+def _can_be_cast(column: pa.Array, target: pa.DataType) -> bool:
+    try:
+        column.cast(target)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _require_in_log(values: pa.Array, column: str) -> None:
     """Raise RecordRefused for a value of a partition column that no reader takes back from the log as it was."""
     bad, why = None, ""
-    if types.is_string(values.type) and (at := _first_not_utf8(values)) is not None:
+    if types.is_string(values.type) and (at := first_bad(values, are_utf8)) is not None:
         raise RecordRefused("the text is not UTF-8, so the log can't hold it", record=at, column=column)
     if types.is_string(values.type):
         bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
@@ -109,18 +104,6 @@ def _require_in_log(values: pa.Array, column: str) -> None:
         why = "a partition's date must be in the years 1 to 9999"
     if bad is not None and pc.any(bad).as_py():
         raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
-
-
-def _first_not_utf8(values: pa.Array) -> int | None:
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        for position, value in enumerate(values):
-            try:
-                value.as_py()
-            except UnicodeDecodeError:
-                return position
-    return None
 
 
 def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:

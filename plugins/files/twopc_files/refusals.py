@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused
 
 Check: TypeAlias = Callable[[pa.RecordBatch], None]
@@ -121,30 +122,11 @@ def is_text(field: pa.Field) -> bool:
     return bool(types.is_string(field.type) or types.is_large_string(field.type) or types.is_string_view(field.type))
 
 
-def _first_not_utf8(column: pa.Array) -> int | None:
-    """Halve the column until one value is left: pyarrow names its position in the text of the error alone."""
-    if _is_valid(column):
-        return None
-    first, count = 0, len(column)
-    while count > 1:
-        half = count // 2
-        if _is_valid(column.slice(first, half)):
-            first, count = first + half, count - half
-        else:
-            count = half
-    return first
-
-
-def _is_valid(column: pa.Array) -> bool:
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-NOT_UTF8 = Rule(is_text, _first_not_utf8, f"a text is not valid UTF-8. {ADVICE} Or write the column as binary.")
-"""Spark does not look at the bytes that it takes for a string, such as in a cast from binary."""
+NOT_UTF8 = Rule(
+    is_text,
+    lambda column: first_bad(column, are_utf8),
+    f"a text is not valid UTF-8. {ADVICE} Or write the column as binary.",
+)
 
 
 def outside(numbers: pa.Array, least: int, most: int) -> pa.BooleanArray:

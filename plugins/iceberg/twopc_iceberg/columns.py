@@ -36,6 +36,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused, SchemaMismatch
 
 Fits = Callable[[pa.DataType], bool]
@@ -210,29 +211,17 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
 def _require_held(given: pa.Array, path: str) -> None:
     """Refuse a value that pyiceberg can't hold. It would find out when it makes the file's statistics, and fail."""
     if _is_text(given.type):
-        try:
-            given.validate(full=True)
-        except pa.ArrowInvalid:
-            require(pa.array([_is_utf8(value) for value in given]), path, "is text that is not UTF-8")
+        if (position := first_bad(given, are_utf8)) is not None:
+            raise _refused(position, path, "is text that is not UTF-8")
     elif types.is_date32(given.type) or types.is_timestamp(given.type):
         is_date = types.is_date32(given.type)
-        numbers, per_day = (
-            given.cast(pa.int32() if is_date else pa.int64()),
-            1 if is_date else _PER_DAY[given.type.unit],
-        )
+        numbers = given.cast(pa.int32() if is_date else pa.int64())
+        per_day = 1 if is_date else _PER_DAY[given.type.unit]
         first, end = _FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day
         bounds = pc.min_max(numbers)
         if bounds["min"].is_valid and not first <= bounds["min"].as_py() <= bounds["max"].as_py() < end:
             is_held = pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end))
             require(is_held, path, "is outside of the years 1 to 9999, which pyiceberg can't write")
-
-
-def _is_utf8(text: pa.Scalar) -> bool:
-    try:
-        text.as_py()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _require_parts(
@@ -253,9 +242,12 @@ def _require_parts(
 def require(is_fine: pa.Array, column: str, but: str) -> None:
     """Refuse the first record for which ``is_fine`` is false. Null counts as fine."""
     position = pc.index(is_fine, False).as_py()
-    if position < 0:
-        return
-    raise RecordRefused(f"the value {but}. Correct or filter such records.", column=column, record=position)
+    if position >= 0:
+        raise _refused(position, column, but)
+
+
+def _refused(position: int, column: str, but: str) -> RecordRefused:
+    return RecordRefused(f"the value {but}. Correct or filter such records.", column=column, record=position)
 
 
 def _uuids(given: pa.Array, column: str) -> pa.Array:

@@ -15,8 +15,9 @@ from deltalake import DeltaTable, Schema
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Participant
+from twopc.bad_records import first_bad
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted, SchemaMismatch
-from twopc_delta.columns import _first_that_does_not_fit
+from twopc_delta.columns import _can_be_cast
 
 VALUE = {"name": "value", "type": "string", "nullable": True}
 
@@ -408,7 +409,7 @@ def test_records_that_break_a_rule_are_left_out(place: Place) -> None:
 @pytest.mark.parametrize("bad", range(7))
 def test_the_first_value_that_does_not_fit_is_found(bad: int) -> None:
     column = pa.array([2**40 if position in (bad, 6) else 1 for position in range(7)])
-    assert _first_that_does_not_fit(column, pa.int32()) == bad
+    assert first_bad(column, lambda part: _can_be_cast(part, pa.int32())) == bad
 
 
 def test_text_that_is_not_utf8_is_left_out_of_a_partition_column(place: Place) -> None:
