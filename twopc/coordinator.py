@@ -80,8 +80,6 @@ Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
 
 START_TIMEOUT_S = 60.0
 
-_NOTHING = LeftOut()
-
 SEAL_PATIENCE_S = 120.0
 """How long a target system may give no answer before the decision, such as while its brokers restart one by one. Then
 the round is rolled back, as it may hold locks in other target systems."""
@@ -223,7 +221,7 @@ class Coordinator:
             if recognize(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
                 if self._loss is not None and batch_id == self._log.tail.decided:
                     self._recover_loss(batch_id, recompute)
-                return self._finished(batch_id, True, {})
+                return self._finished(batch_id, True, {}, LeftOut())
             self._require_no_loss()
             round = Round(self._log.incarnation, batch_id)
             started = time.perf_counter() if began_s is None else began_s
@@ -722,7 +720,7 @@ class Coordinator:
         batch_id: int,
         already_decided: bool,
         committables: Mapping[str, Sequence[Committable]],
-        left_out: LeftOut = _NOTHING,
+        left_out: LeftOut,
     ) -> BatchFinished:
         batch = self._metrics.finished(self._owner, batch_id, already_decided, committables, left_out)
         logger.info("%s", batch)

@@ -4,12 +4,11 @@ A sink knows how one target system begins, writes, pre-commits, commits, aborts 
 nothing. Only the coordinator decides, by one append to the commit log.
 
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
-``discard``. The coordinator
-calls ``validate``, ``open``, ``seal``, ``commit`` or ``commit_batch``, ``complete``, ``abort`` and ``recover``; and to
-write a lost transaction again, it does as a participant does. ``check`` runs before there is a query. What every sink
-inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its way
-to the participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is made where it is
-used.
+``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit`` or ``commit_batch``, ``complete``,
+``abort`` and ``recover``; and to write a lost transaction again, it does as a participant does. ``check`` runs before
+there is a query. What every sink inherits, its name in a log and the checks around these calls, is in
+``_bound_sink.py``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files)
+belongs in a ``Transaction`` or is made where it is used.
 """
 
 from __future__ import annotations

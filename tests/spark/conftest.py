@@ -201,6 +201,17 @@ class Topic:
     def sink(self) -> TwoPhaseCommitSink[Any]:
         return twopc.create_sink("kafka", self.options)
 
+    def stream(self, spark: SparkSession, records_a_batch: int) -> DataFrame:
+        """Return the topic as a stream, from its beginning."""
+        return (
+            spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.servers)
+            .option("subscribe", self.name)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", records_a_batch)
+            .load()
+        )
+
     def values(self) -> list[str]:
         """Return every value that a committed reader sees now, read by another client than the one that wrote."""
         return [record.value.decode() for record in records_of(self.servers, self.name)]

@@ -83,15 +83,7 @@ def fed(topic: Topic, first: int) -> Iterator[None]:
 @pytest.mark.kafka
 def test_a_source_that_never_pauses_is_drained_to_where_it_was_at_the_call(pipeline: Pipeline, topic: Topic) -> None:
     with fed(topic, 2_000):
-        source = (
-            pipeline.spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", topic.servers)
-            .option("subscribe", topic.name)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", 700)
-            .load()
-            .selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id")
-        )
+        source = topic.stream(pipeline.spark, 700).selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id")
         query = (
             source.writeStream.foreachBatch(writer(pipeline))
             .option("checkpointLocation", str(pipeline.checkpoint))

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,15 +93,8 @@ class FromKafka:
         return foreach_batch(sinks, log=f"{self.folder}/log", offsets=self.offsets)
 
     def source(self, topic: str, records_a_batch: int) -> DataFrame:
-        return (
-            self.spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.target.servers)
-            .option("subscribe", topic)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", records_a_batch)
-            .load()
-            .selectExpr("concat_ws(' ', topic, partition, offset) AS value")
-        )
+        stream = replace(self.target, name=topic).stream(self.spark, records_a_batch)
+        return stream.selectExpr("concat_ws(' ', topic, partition, offset) AS value")
 
     def run(self, plan: DataFrame, write: Callable[[DataFrame, int], None] | None = None) -> None:
         """Run the query to the end of its topics. Raises StreamingQueryException."""

@@ -95,8 +95,7 @@ def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
         found.append((plan.tasks, plan.python, plan.mergeable, plan.rows_before()))
         batch.collect()
 
-    options = {"kafka.bootstrap.servers": topic.servers, "subscribe": topic.name, "startingOffsets": "earliest"}
-    source = pipeline.spark.readStream.format("kafka").options(**options, maxOffsetsPerTrigger=10).load()
+    source = topic.stream(pipeline.spark, 10)
     query = source.selectExpr("CAST(value AS STRING) AS value").where("value IS NOT NULL").writeStream
     query = query.foreachBatch(look).option("checkpointLocation", str(pipeline.checkpoint))
     query.trigger(availableNow=True).start().awaitTermination()

@@ -133,14 +133,14 @@ class Rows:
         schema = arrow_schema(frame.schema)
         if self.in_structs:
             return {name: pa.schema(list(schema.field(name).type)) for name in self.sinks}
-        shared = pa.schema([field for field in schema if field.name not in self._additional])
-        return dict.fromkeys(self.sinks, shared)
+        beside = self._beside
+        return dict.fromkeys(self.sinks, pa.schema([field for field in schema if field.name not in beside]))
 
     @property
-    def _additional(self) -> list[str]:
-        """The columns of the frame that no sink gets."""
-        conditions = [] if self.in_structs else [_TAKES + name for name in self.chosen]
-        return [*conditions, *(_HASHES + name for name in self.hashed), *([_SOURCE_ROW] if self.with_source else ())]
+    def _beside(self) -> list[str]:
+        """The columns of the frame that no sink gets, where the sinks share the others."""
+        conditions, hashes = (_TAKES + name for name in self.chosen), (_HASHES + name for name in self.hashed)
+        return [*conditions, *hashes, *([_SOURCE_ROW] if self.with_source else ())]
 
     def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
         """Return the columns that some sinks get, as the frame names them in SQL."""
@@ -150,13 +150,14 @@ class Rows:
                 assert isinstance(within, StructType)
                 yield name, [f"{_quoted(name)}.{_quoted(field)}" for field in within.names]
             else:
-                yield name, [_quoted(column) for column in frame.columns if column not in self._additional]
+                beside = self._beside
+                yield name, [_quoted(column) for column in frame.columns if column not in beside]
 
     def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
         """Return each sink's part of a record batch."""
         source = batch.column(_SOURCE_ROW) if self.with_source else None
-        additional = [] if self.in_structs else self._additional
-        shared = batch.drop_columns(additional) if additional else batch
+        beside = [] if self.in_structs else self._beside
+        shared = batch.drop_columns(beside) if beside else batch
         for name in self.sinks:
             records = pa.RecordBatch.from_struct_array(batch.column(name)) if self.in_structs else shared
             part = Part(name, records, batch.column(_HASHES + name) if name in self.hashed else None, source)

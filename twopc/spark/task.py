@@ -35,7 +35,8 @@ VOTE_SCHEMA = (
     .add("bad_records", "string")
 )
 """A value, because a schema given as text takes a call to the JVM to parse. ``record_bytes`` is the largest mean size
-of the records of one record batch, or 0 if there was none; ``unrouted`` the number of rows that went to no sink."""
+of the records of one record batch, or 0 if there was none; ``unrouted`` the number of rows that went to no sink;
+``bad_records`` those that a sink refused, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,13 @@ class Task:
                 refused = participant.write(part.sink, part.records, part.hashes)
                 bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
-        row = {"vote": _dump(vote), "record_bytes": counts.record_bytes, "unrouted": counts.unrouted}
-        return pa.RecordBatch.from_pylist([row | {"bad_records": json.dumps(bad)}])
+        row = {
+            "vote": _dump(vote),
+            "record_bytes": counts.record_bytes,
+            "unrouted": counts.unrouted,
+            "bad_records": json.dumps(bad),
+        }
+        return pa.RecordBatch.from_pylist([row])
 
     def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, counts: _Counts) -> Iterator[Part]:
         """Yield what each sink gets of the record batches of a partition, and count them."""

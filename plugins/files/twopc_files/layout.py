@@ -156,17 +156,15 @@ class Files:
         self._schema = self._schema or batch.schema
         check_same_schema(self._schema, batch)
         by = self._layout.partition_by
-        self._check_records(batch.drop_columns(list(by)) if by else batch)
-        for folder, part in split(batch, self._layout.partition_by, self._longest_name):
+        records = batch.drop_columns(list(by)) if by else batch
+        self._check = self._check or self._format.checker(records.schema)
+        self._check(records)
+        for folder, part in split(batch, by, self._longest_name):
             if folder in self._open or self._has_room():
                 self._write(folder, part)
             else:
                 self._wait(folder, part)
             self._hold_less()
-
-    def _check_records(self, records: pa.RecordBatch) -> None:
-        self._check = self._check or self._format.checker(records.schema)
-        self._check(records)
 
     def finish(self) -> None:
         """Write the waiting records, then finish and close every file. Raises OSError if a file is not durable."""

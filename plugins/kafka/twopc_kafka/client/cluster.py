@@ -93,8 +93,8 @@ class Found:
 class Lookups:
     """The topics that one transaction writes to, looked up.
 
-    The first topic that does not exist is waited for, as brokers learn of a new one with a delay. The others need no
-    wait of their own: their records were there before it. Else each bad record could cost one.
+    Brokers learn of a new topic with a delay, so the first one that does not exist is waited for. This wait serves the
+    others, too, which had as long to appear. A wait for each of them could hold up a task for hours.
 
     Args:
         cluster: where the topics are.
