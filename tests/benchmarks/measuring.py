@@ -5,6 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +41,9 @@ class Row:
         }
 
 
-def in_turns(contestants: Mapping[str, Callable[[], float]], turns: int) -> dict[str, list[float]]:
+def in_turns(contestants: Mapping[str, Callable[[], ResultT]], turns: int) -> dict[str, list[ResultT]]:
     """Measure each contestant in each turn. Return contestant → its results. Each turn begins with a different one."""
-    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    figures: dict[str, list[ResultT]] = {name: [] for name in contestants}
     for turn in range(turns):
         names = [*figures]
         start = turn % len(names)

@@ -23,6 +23,7 @@ import pyspark
 from confluent_kafka.admin import AdminClient
 
 import twopc
+from tests.benchmarks.cpu import cpu_of
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import Flink, PeerMissing, Quix
 from tests.support.spark_home import set_java_and_python
@@ -63,9 +64,11 @@ def run(quick: bool) -> list[Row]:
             fill(broker, load, Path(folder))
         spark = session(Path(folder))
         machine, turns = Machine(spark, broker, Path(folder), CONTESTANTS), 2 if quick else 5
-        on_spark = {name: functools.partial(machine.rate, large, name) for name in CONTESTANTS}
+        on_spark: dict[str, Callable[[], float]] = {
+            name: functools.partial(machine.rate, large, name) for name in CONTESTANTS
+        }
         rates = in_turns({**on_spark, **_peers(machine, large, short, quick)}, turns)
-        smalls = {name: functools.partial(machine.run, small, name) for name in (SPARK, OURS, ARROW)}
+        smalls = {name: functools.partial(machine.batch_s, small, name) for name in (SPARK, OURS, ARROW)}
         in_turns(smalls, 0 if quick else SMALL_TURNS_TO_WARM_UP)
         times = in_turns(smalls, turns)
         spark.stop()
@@ -177,6 +180,15 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """What a contestant needed: for a steady batch, in records/s, and CPU time in µs per record by part."""
+
+    batch_s: float
+    rate: float
+    cpu_us: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class Machine:
     """The resources that all contestants share."""
 
@@ -185,17 +197,19 @@ class Machine:
     folder: Path
     contestants: Mapping[str, Contestant]
 
-    def run(self, load: Load, contestant: str) -> float:
-        """Return the seconds of a steady batch. Checks that the output is complete."""
+    def turn(self, load: Load, contestant: str) -> Turn:
+        """Run a contestant. Checks that the output is complete."""
         target = f"{contestant}-{uuid.uuid4().hex[:8]}"
         self.broker.create_topic(target, PARTITIONS)
         name = f"{self.folder}/{target}"
         writes = self.contestants[contestant]
         writer, written = writes.start(self, self._source(load), target, name)
-        query = writer.option("checkpointLocation", f"{name}/checkpoint").trigger(availableNow=True).start()
-        query.awaitTermination()
-        if written is not None:
-            written.close()
+        assert self.broker.pid is not None
+        with cpu_of(self.broker.pid) as used_s:
+            query = writer.option("checkpointLocation", f"{name}/checkpoint").trigger(availableNow=True).start()
+            query.awaitTermination()
+            if written is not None:
+                written.close()
         if writes.topic:
             self._check(contestant, self._count(target), load.records)
         for output in writes.outputs.values():
@@ -207,11 +221,16 @@ class Machine:
             for progress in query.recentProgress
             if progress["numInputRows"] >= load.a_batch * 0.9
         ]
-        return statistics.median(full[1:])
+        batch_s = statistics.median(full[1:])
+        return Turn(batch_s, load.a_batch / batch_s, {part: s / load.records * 1e6 for part, s in used_s.items()})
 
     def rate(self, load: Load, contestant: str) -> float:
         """Return the records per second in a steady batch."""
-        return load.a_batch / self.run(load, contestant)
+        return self.turn(load, contestant).rate
+
+    def batch_s(self, load: Load, contestant: str) -> float:
+        """Return the seconds of a steady batch."""
+        return self.turn(load, contestant).batch_s
 
     def copy(self, peer: Flink | Quix, load: Load, records: int) -> float:
         """Return the seconds that a peer takes. Checks that the output is complete."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import twopc
+from tests.benchmarks.cpu import BROKER, JVM, PYTHON
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.pipeline import Contestant, Load, Machine, fill, session
 from twopc.spark import ForeachBatch, Output, foreach_batch
@@ -40,12 +41,23 @@ def run(quick: bool) -> list[Row]:
         fill(broker, load, Path(folder))
         spark = session(Path(folder))
         machine = Machine(spark, broker, Path(folder), contestants)
-        rates = in_turns({name: functools.partial(machine.rate, load, name) for name in contestants}, 2 if quick else 7)
+        turn = {name: functools.partial(machine.turn, load, name) for name in contestants}
+        in_turns(turn, 0 if quick else 1)  # warms up
+        turns = in_turns(turn, 2 if quick else 7)
         spark.stop()
+    rates = {name: [turn.rate for turn in of_turns] for name, of_turns in turns.items()}
+    cpu_us = {name: [sum(turn.cpu_us.values()) for turn in of_turns] for name, of_turns in turns.items()}
     return [
         *(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()),
+        *(
+            Row(f"{name}, CPU of {part}", "µs/record", tuple(turn.cpu_us[part] for turn in of_turns))
+            for name, of_turns in turns.items()
+            for part in (BROKER, JVM, PYTHON)
+        ),
         ratio("two outputs that share the rows, over one", rates, SHARED, ONE, "routed_vs_one"),
         ratio("one with recompute=True, over one without", rates, HASHED, ONE, "recompute_cost"),
+        ratio("CPU of one output, over that of two that share the rows", cpu_us, ONE, SHARED, "routed_vs_one_cpu"),
+        ratio("CPU without recompute=True, over that with it", cpu_us, ONE, HASHED, "recompute_cost_cpu"),
     ]
 
 

@@ -24,6 +24,7 @@ from twopc.spark.bad_records import BadRecord
 from twopc.spark.gathering import gathered
 from twopc.spark.output import Part, Rows, refuse_unrouted
 from twopc.spark.pickled_sinks import PickledSinks
+from twopc.spark.worker import spare_garbage_collection
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -81,6 +82,7 @@ class Task:
                 refused = participant.write(part.sink, part.records, part.hashes)
                 bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
+        spare_garbage_collection()
         row = {
             "vote": _dump(vote),
             "record_bytes": counts.record_bytes,

@@ -30,6 +30,7 @@ from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
 from twopc.spark.pickled_sinks import PickledSinks
+from twopc.spark.worker import spare_garbage_collection
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 
@@ -109,7 +110,9 @@ class PhaseOne:
         with Participant(sinks, round, partition=context.partitionId(), serial=context.taskAttemptId()) as participant:
             for batch in batches:
                 participant.write(SINK, batch)
-            return TaskVote(self.incarnation, participant.pre_commit(), reads)
+            vote = participant.pre_commit()
+        spare_garbage_collection()
+        return TaskVote(self.incarnation, vote, reads)
 
 
 @dataclass(frozen=True)
@@ -169,6 +172,7 @@ class Rounds:
         if batch_id is None:
             batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
         is_decided = recognize(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
+        spare_garbage_collection()
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter())
         return PhaseOne(PickledSinks.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
 
@@ -181,6 +185,7 @@ class Rounds:
             reads = next((message.reads for message in messages if message.reads is not None), None)
             coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=incarnation.began_s)
         # Leaving the block has closed the log: Spark does not notify a data source when its query ends.
+        spare_garbage_collection()
 
     def recover(self, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
         """Roll back a round that failed, or finish one that was decided before it failed.
