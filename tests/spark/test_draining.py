@@ -6,7 +6,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -129,46 +128,63 @@ def test_a_query_that_fails_before_it_is_drained_says_so(pipeline: Pipeline, hol
 
 # The goal. ------------------------------------------------------------------------------------------------------------
 
-CALLED = "2026-01-01T00:00:00.500Z"
 
-
-def progress(at: str, batch_id: int, end: Any, latest: Any, stateful: bool = False) -> dict[str, Any]:
+def progress(batch_id: int, end: Any, latest: Any, stateful: bool = False) -> dict[str, Any]:
     return {
-        "timestamp": f"2026-01-01T00:00:{at}Z",
         "batchId": batch_id,
         "sources": [{"endOffset": end, "latestOffset": latest}],
         "stateOperators": [{}] if stateful else [],
     }
 
 
-def goal() -> Callable[[dict[str, Any]], bool]:
-    return _Goal(datetime.fromisoformat(CALLED.replace("Z", "+00:00"))).is_reached
+def called_after(batch_id: int) -> Callable[[dict[str, Any]], bool]:
+    return _Goal(progress(batch_id, None, None)).is_reached
 
 
 def topic_at(*offsets: int) -> str:
     return json.dumps({"t": {str(number): offset for number, offset in enumerate(offsets)}})
 
 
-def test_a_batch_that_was_planned_before_the_call_tells_nothing() -> None:
-    assert not goal()(progress("00.499", 1, topic_at(5), topic_at(5)))
-    assert not goal()(progress("00.499", 1, topic_at(5), None))
+def test_a_batch_that_may_have_been_planned_before_the_call_tells_nothing() -> None:
+    is_reached = called_after(0)
+    assert not is_reached(progress(0, topic_at(5), topic_at(5)))
+    assert not is_reached(progress(1, topic_at(5), topic_at(5)))  # may have been running at the call
+    assert is_reached(progress(2, topic_at(5), topic_at(5)))
+
+
+def test_a_call_before_the_first_progress_waits_for_the_second_batch() -> None:
+    is_reached = _Goal(None).is_reached
+    assert not is_reached(None)
+    assert not is_reached(progress(7, topic_at(5), topic_at(5)))
+    assert not is_reached(progress(7, topic_at(5), topic_at(5)))
+    assert is_reached(progress(8, topic_at(5), topic_at(5)))
 
 
 def test_the_goal_is_what_the_first_batch_after_the_call_could_have_read() -> None:
-    is_reached = goal()
-    assert not is_reached(progress("00.500", 1, topic_at(5, 5), topic_at(9, 5)))
-    assert not is_reached(progress("01.000", 2, topic_at(8, 9), topic_at(20, 20)))
-    assert is_reached(progress("02.000", 3, topic_at(9, 9), topic_at(30, 30)))
+    is_reached = called_after(-1)
+    assert not is_reached(progress(1, topic_at(5, 5), topic_at(9, 5)))
+    assert not is_reached(progress(2, topic_at(8, 9), topic_at(20, 20)))
+    assert is_reached(progress(3, topic_at(9, 9), topic_at(30, 30)))
 
 
 def test_a_stateful_query_has_one_more_batch_for_what_the_last_one_closed() -> None:
-    is_reached = goal()
-    assert not is_reached(progress("00.600", 1, topic_at(5), topic_at(5), stateful=True))
-    assert not is_reached(progress("00.600", 1, topic_at(5), topic_at(5), stateful=True))
-    assert is_reached(progress("00.700", 2, topic_at(6), topic_at(6), stateful=True))
+    is_reached = called_after(-1)
+    assert not is_reached(progress(1, topic_at(5), topic_at(5), stateful=True))
+    assert not is_reached(progress(1, topic_at(5), topic_at(5), stateful=True))
+    assert is_reached(progress(2, topic_at(6), topic_at(6), stateful=True))
 
 
 def test_a_source_that_does_not_tell_how_far_it_could_be_read_reaches_no_goal() -> None:
-    is_reached = goal()
-    assert not is_reached(progress("00.600", 1, {"logOffset": 3}, None))
-    assert not is_reached(progress("00.700", 2, {"logOffset": 4}, None))
+    is_reached = called_after(-1)
+    assert not is_reached(progress(1, {"logOffset": 3}, None))
+    assert not is_reached(progress(2, {"logOffset": 4}, None))
+
+
+def test_who_waits_for_long_is_told_what_for() -> None:
+    goal = _Goal(progress(0, None, None))
+    goal.is_reached(progress(1, topic_at(5), topic_at(5)))
+    assert str(goal) == (
+        "the newest batch that has ended is 1, and the offsets to reach are not known before a later batch ends"
+    )
+    goal.is_reached(progress(2, topic_at(5), topic_at(9)))
+    assert str(goal) == "the newest batch that has ended is 2, and the offsets to reach are [{'t': {'0': 9}}]"

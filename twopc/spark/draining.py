@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -22,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 logger = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.05
+_TOLD_INTERVAL_S = 60.0
 
 
 def until_drained(query: StreamingQuery) -> None:
@@ -31,10 +31,14 @@ def until_drained(query: StreamingQuery) -> None:
     Raises:
         StreamingQueryException: the query has failed before that.
     """
-    goal = _Goal(datetime.now(timezone.utc))
+    goal = _Goal(query.lastProgress)
     paused = threading.Thread(target=_wait_for_a_pause, args=(query,), daemon=True)  # ends with the query at the latest
     paused.start()
+    told_s = time.monotonic()
     while query.isActive and paused.is_alive() and not goal.is_reached(query.lastProgress):
+        if time.monotonic() - told_s >= _TOLD_INTERVAL_S:
+            told_s = time.monotonic()
+            logger.warning("query %s is not drained yet: %s", query.id, goal)
         time.sleep(_POLL_INTERVAL_S)
     if (error := query.exception()) is not None:
         raise error
@@ -48,16 +52,33 @@ def _wait_for_a_pause(query: StreamingQuery) -> None:
 
 
 class _Goal:
-    """The offsets of the sources at the call, from the first batch that was planned after it."""
+    """The offsets of the sources at the call, from the first batch that was certainly planned after it.
 
-    def __init__(self, called_at: datetime) -> None:
-        self._called_at = called_at
+    Which batch that is follows from the batches' numbers. Spark's clock may differ from the caller's.
+
+    Args:
+        at_call: the progress at the call, or None if there is none yet.
+    """
+
+    def __init__(self, at_call: Mapping[str, Any] | None) -> None:
+        # The batch after the newest one may be running.
+        self._planned_before: int | None = None if at_call is None else at_call["batchId"] + 1
+        self._newest: int | None = None
         self._offsets: list[Any] | None = None
         self._reached_by: int | None = None
 
+    def __str__(self) -> str:
+        goal = "are not known before a later batch ends" if self._offsets is None else f"are {self._offsets}"
+        return f"the newest batch that has ended is {self._newest}, and the offsets to reach {goal}"
+
     def is_reached(self, progress: Mapping[str, Any] | None) -> bool:
         """Whether nothing is left to wait for, as far as a progress tells."""
-        if progress is None or datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")) < self._called_at:
+        if progress is None:
+            return False
+        self._newest = progress["batchId"]
+        if self._planned_before is None:
+            self._planned_before = progress["batchId"]
+        if progress["batchId"] <= self._planned_before:
             return False
         sources = progress["sources"]
         self._offsets = self._offsets or [_offset(source["latestOffset"]) for source in sources]
