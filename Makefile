@@ -102,6 +102,10 @@ mutants: $(STAMP) ## show that the simulation and the contract of sinks catch ev
 	$(BIN)/python -m tests.campaigns simulation --mutants
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns contract
 
+.PHONY: model
+model: $(STAMP) ## check the specification of the protocol, and that it finds every defect put into it; a report in build/model
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns model $(ARGS)
+
 SECONDS ?= 300
 SEED ?= 1
 .PHONY: storm

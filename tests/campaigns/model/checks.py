@@ -1,0 +1,114 @@
+"""What TLC checks: the specification within some bounds, as it is and with one defect at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+INVARIANTS = ("VisibleIsDecided", "OpenWhenDecided", "DecidedStays", "NothingDoubled", "NothingLost", "InOrder")
+PROPERTIES = ("EventuallyVisible", "EventuallyNothingOpen")
+NO_HOLE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One run of TLC. The attributes up to ``kept`` are the sizes, and those from ``rivals`` on the numbers of faults;
+    see ``twopc.tla``.
+
+    Attributes:
+        hole: the defect, which must lead to a counterexample.
+        liveness: whether to check that what must happen does happen, instead of that nothing wrong happens.
+    """
+
+    lives: int = 2
+    tasks: int = 1
+    sinks: int = 1
+    batches: int = 2
+    kept: int = 1
+    rivals: int = 0
+    timeouts: int = 0
+    unanswered: int = 0
+    stale: int = 0
+    falls: int = 0
+    hole: str = NO_HOLE
+    liveness: bool = False
+
+    def __str__(self) -> str:
+        """The sizes and the faults."""
+        sizes = f"{self.lives} lives, {self.tasks} x {self.sinks} x {self.batches}"
+        faults = [name for name in ("rivals", "timeouts", "unanswered", "stale", "falls") if getattr(self, name)]
+        return ", ".join([sizes, *faults, *(["liveness"] if self.liveness else [])])
+
+    def configuration(self) -> str:
+        """Return the text of TLC's configuration."""
+        tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
+        sizes = ("lives", "batches", "kept", "rivals", "timeouts", "unanswered", "stale", "falls")
+        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS]
+        return "\n".join(
+            [
+                f"SPECIFICATION {'FairSpec' if self.liveness else 'Spec'}",
+                "CONSTANTS",
+                *(f"  {value} = {value}" for value in (*tasks, *sinks)),
+                f"  Tasks = {{{', '.join(tasks)}}}",
+                f"  Sinks = {{{', '.join(sinks)}}}",
+                *(f"  {name.capitalize()} = {getattr(self, name)}" for name in sizes),
+                f'  Hole = "{self.hole}"',
+                " ".join(checked),
+                # TLC can't use symmetry where it follows a behavior to its end.
+                *([] if self.liveness else ["SYMMETRY Symmetric"]),
+            ]
+        )
+
+
+def _values(letter: str, number: int) -> Sequence[str]:
+    return [f"{letter}{each}" for each in range(1, number + 1)]
+
+
+HOLES: Sequence[Check] = (
+    Check(hole="a batch is recognized by its number alone", falls=1),
+    Check(hole="a batch may follow another one than the log's", batches=3, falls=1),
+    Check(hole="names come back by number", batches=3, rivals=1),
+    Check(hole="a name is leased twice", rivals=1),
+    Check(hole="a name of a newer round is taken", rivals=1),
+    Check(hole="a stale coordinator's answer is final", stale=1),
+    Check(hole="a commit is not bound to its epoch", timeouts=1),
+    Check(hole="a lost transaction is passed over", timeouts=1),
+    Check(hole="a seal does not veto", timeouts=1),
+    Check(hole="the decision does not wait for all votes", tasks=2),
+    Check(hole="a decision without an answer is rolled back", unanswered=1),
+    Check(hole="an older coordinator is not fenced"),
+    Check(hole="a pruned slot counts", lives=3, kept=0),
+    Check(hole="a batch is complete before all of it is committed"),
+    Check(hole="a recovery commits nothing"),
+    Check(hole="the log is read before the transactions are listed"),
+    Check(hole="a sweep does not read the log again"),
+    Check(hole="a query that rests does not sweep", batches=1, kept=9, liveness=True),
+)
+"""Each defect, and the smallest bounds within which it shows."""
+
+_WHOLE = Check(tasks=2, sinks=2, batches=3)
+_THREE_LIVES = Check(lives=3)
+
+FULL: Sequence[Check] = (
+    _WHOLE,
+    replace(_WHOLE, rivals=1),
+    replace(_WHOLE, timeouts=1),
+    replace(_WHOLE, unanswered=1),
+    replace(_WHOLE, falls=1),
+    Check(rivals=1, timeouts=1, unanswered=1, falls=1),
+    _THREE_LIVES,
+    replace(_THREE_LIVES, kept=0, unanswered=1),
+    replace(_THREE_LIVES, falls=1),
+    Check(kept=9, rivals=1, unanswered=1, liveness=True),
+    Check(kept=9, timeouts=1, falls=1, liveness=True),
+)
+"""Two lives with two tasks, two sinks and three batches, with one fault of each kind by itself; all faults together
+and three lives within smaller bounds."""
+
+SHORT: Sequence[Check] = (
+    Check(),
+    Check(unanswered=1),
+    Check(timeouts=1),
+    Check(kept=9, liveness=True),
+)
+"""For the tests: seconds each."""

