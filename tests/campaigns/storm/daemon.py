@@ -1,16 +1,20 @@
 """PySpark's daemon with all imports done, so that a killed Python worker is back in milliseconds instead of seconds."""
 
+import importlib
+from importlib.util import find_spec
+
 import pyarrow.parquet
 import pyspark.worker
 from pyspark.daemon import manager
 
 import twopc.spark.task
-import twopc_delta.sink
-import twopc_files.sink
-import twopc_iceberg.sink
-import twopc_kafka.sink
 
-__all__ = ["pyarrow", "pyspark", "twopc", "twopc_delta", "twopc_files", "twopc_iceberg", "twopc_kafka"]
+__all__ = ["pyarrow", "pyspark", "twopc"]
+
+# An environment with another Spark may have some of them only.
+for backend in ("twopc_delta", "twopc_files", "twopc_iceberg", "twopc_kafka"):
+    if find_spec(backend):
+        importlib.import_module(f"{backend}.sink")
 
 if __name__ == "__main__":
     manager()
