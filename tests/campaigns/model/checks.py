@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-INVARIANTS = ("VisibleIsDecided", "OpenWhenDecided", "DecidedStays", "NothingDoubled", "NothingLost", "InOrder")
+INVARIANTS = (
+    "VisibleIsDecided",
+    "OpenWhenDecided",
+    "DecidedStays",
+    "NothingDoubled",
+    "NothingLost",
+    "NothingSkipped",
+    "InOrder",
+)
 PROPERTIES = ("EventuallyVisible", "EventuallyNothingOpen")
 NO_HOLE = "none"
 
@@ -65,8 +73,8 @@ def _values(letter: str, number: int) -> Sequence[str]:
 
 
 HOLES: Sequence[Check] = (
-    Check(hole="a batch is recognized by its number alone", falls=1),
-    Check(hole="a batch may follow another one than the log's", batches=3, falls=1),
+    Check(hole="a batch is recognized by its number alone", batches=3, falls=1),
+    Check(hole="a batch may follow another one than the log's", lives=3, falls=1),
     Check(hole="names come back by number", batches=3, rivals=1),
     Check(hole="a name is leased twice", rivals=1),
     Check(hole="a name of a newer round is taken", rivals=1),
@@ -91,24 +99,23 @@ _THREE_LIVES = Check(lives=3)
 
 FULL: Sequence[Check] = (
     _WHOLE,
-    replace(_WHOLE, rivals=1),
-    replace(_WHOLE, timeouts=1),
     replace(_WHOLE, unanswered=1),
-    replace(_WHOLE, falls=1),
+    replace(_WHOLE, sinks=1, timeouts=1),
+    replace(_WHOLE, sinks=1, batches=2, rivals=1),
+    replace(_WHOLE, sinks=1, falls=1),
     Check(rivals=1, timeouts=1, unanswered=1, falls=1),
-    _THREE_LIVES,
-    replace(_THREE_LIVES, kept=0, unanswered=1),
-    replace(_THREE_LIVES, falls=1),
-    Check(kept=9, rivals=1, unanswered=1, liveness=True),
+    replace(_THREE_LIVES, kept=0),
+    Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
 )
-"""Two lives with two tasks, two sinks and three batches, with one fault of each kind by itself; all faults together
-and three lives within smaller bounds."""
+"""Two lives with two tasks, two sinks and three batches, without faults and with one append without an answer. Then the
+other faults one at a time, with one sink; all of them, and three lives, within smaller bounds."""
 
 SHORT: Sequence[Check] = (
     Check(),
     Check(unanswered=1),
     Check(timeouts=1),
+    Check(falls=1),
     Check(kept=9, liveness=True),
 )
 """For the tests: seconds each."""

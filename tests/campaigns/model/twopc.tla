@@ -135,11 +135,9 @@ BelieveStale(l, t) ==
     /\ To(l, [due |-> life[l].due \ {t}])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used>>
 
-AllCommitted(l) ==
-    /\ Goes(l, "commit")
-    /\ life[l].due = {} \/ Hole = "a batch is complete before all of it is committed"
-    /\ To(l, [pc |-> IF Hole = "the log is read before the transactions are listed" THEN "verify" ELSE "list"])
-    /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
+\* All of the batch is committed, and the sweep begins.
+IsCommitted(l) ==
+    Goes(l, "commit") /\ (life[l].due = {} \/ Hole = "a batch is complete before all of it is committed")
 
 --------------------------------------------------------------------------------------
 (* The sweep: list what is open, then re-read the log, then abort what was listed. twopc/sweep.py. Upholds invariant 5. *)
@@ -147,13 +145,15 @@ AllCommitted(l) ==
 ReadFirst == Hole = "the log is read before the transactions are listed"
 Undecided(l) == {t \in OpenNow : t[1] \notin life[l].tail.names}
 
+\* If nothing is open, the sweep is over.
 List(l) ==
-    /\ Goes(l, "list")
-    /\ To(l, [pc |-> IF ReadFirst THEN "abort" ELSE "verify", listed |-> Undecided(l)])
+    /\ IF ReadFirst THEN Goes(l, "list") ELSE IsCommitted(l) \/ Goes(l, "sweep")
+    /\ IF Undecided(l) = {} THEN To(l, [pc |-> life[l].after])
+       ELSE To(l, [pc |-> IF ReadFirst THEN "abort" ELSE "verify", listed |-> Undecided(l)])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 Verify(l) ==
-    /\ Goes(l, "verify")
+    /\ IF ReadFirst THEN IsCommitted(l) \/ Goes(l, "sweep") ELSE Goes(l, "verify")
     /\ To(l, [pc |-> CASE ~IsNewest(l) /\ Hole # "a sweep does not read the log again" -> "ended"
                        [] ReadFirst -> "list"
                        [] OTHER -> "abort"])
@@ -169,7 +169,7 @@ Abort(l) ==
 Rest(l) ==
     /\ Goes(l, "idle") /\ life[l].batch = Batches
     /\ Undecided(l) # {} /\ Hole # "a query that rests does not sweep"
-    /\ To(l, [pc |-> IF ReadFirst THEN "verify" ELSE "list"])
+    /\ To(l, [pc |-> "sweep"])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 --------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ Recognized(l, b, reads, before) ==
         byNumber == Hole = "a batch is recognized by its number alone"
     IN CASE b = tail.batch -> IF reads = tail.reads \/ byNumber THEN "record" ELSE "refused"
          [] b = tail.batch + 1 ->
-              IF b = 1 \/ before = tail.reads \/ Hole = "a batch may follow another one than the log's" THEN "write" ELSE "refused"
+              IF b = 1 \/ before = tail.reads \/ byNumber \/ Hole = "a batch may follow another one than the log's" THEN "write" ELSE "refused"
          [] b < tail.batch -> IF byNumber \/ \E i \in Kept_(b) : log[i].reads = reads THEN "record" ELSE "refused"
          [] OTHER -> "refused"
 
@@ -270,30 +270,24 @@ Write(a) ==
     /\ used' = (name :> IF Older(LastUse(a.task, name[2]), Round(a)) THEN Round(a) ELSE LastUse(a.task, name[2])) @@ used
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, left>>
 
-\* The driver has a vote of each task. Of two attempts at a task, one wins.
-Votes(l) ==
+\* The driver has a vote of each task; of two attempts at a task, one wins. Then it seals: Coordinator._seal. A transaction
+\* that is no longer open vetoes. Then a sweep rolls the round back, and the query ends with RoundAborted.
+Seal(l) ==
     LET mine(t) == {a \in DOMAIN attempt : a.life = l /\ a.batch = life[l].batch /\ a.task = t /\ attempt[a].pc = "voted"}
-        early == Hole = "the decision does not wait for all votes"
         voters == {t \in Tasks : mine(t) # {}}
     IN
     /\ Goes(l, "write")
-    /\ voters = Tasks \/ (early /\ voters # {})
+    /\ voters = Tasks \/ (Hole = "the decision does not wait for all votes" /\ voters # {})
     /\ \E chosen \in [voters -> UNION {mine(t) : t \in voters}] :
+         LET votes == {chosen[t] : t \in voters} IN
          /\ \A t \in voters : chosen[t] \in mine(t)
-         /\ To(l, [pc |-> "seal", votes |-> {chosen[t] : t \in voters}])
+         /\ IF (\A t \in Of(votes) : Open(t)) \/ Hole = "a seal does not veto"
+            THEN To(l, [pc |-> "decide", votes |-> votes])
+            ELSE To(l, [pc |-> "sweep", after |-> "ended"])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 --------------------------------------------------------------------------------------
 (* The decision *)
-
-\* Coordinator._seal: a transaction that is no longer open vetoes. Then the round is rolled back by a sweep, and the query
-\* ends with RoundAborted.
-Seal(l) ==
-    /\ Goes(l, "seal")
-    /\ IF (\A t \in Of(life[l].votes) : Open(t)) \/ Hole = "a seal does not veto"
-       THEN To(l, [pc |-> "decide"])
-       ELSE To(l, [pc |-> IF ReadFirst THEN "verify" ELSE "list", after |-> "ended"])
-    /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 Decision(l) == [kind |-> "decide", by |-> l, batch |-> life[l].batch, reads |-> life[l].reads, names |-> life[l].votes]
 
@@ -373,8 +367,8 @@ Repair(l) ==
 --------------------------------------------------------------------------------------
 
 Steps(l) ==
-    \/ OpenLog(l) \/ AllCommitted(l) \/ List(l) \/ Verify(l) \/ Abort(l) \/ Rest(l) \/ Again(l) \/ Plan(l)
-    \/ Votes(l) \/ Seal(l) \/ Decide(l) \/ Record(l)
+    \/ OpenLog(l) \/ List(l) \/ Verify(l) \/ Abort(l) \/ Rest(l) \/ Again(l) \/ Plan(l)
+    \/ Seal(l) \/ Decide(l) \/ Record(l)
     \/ \E t \in life[l].due : Commit(l, t)
 
 Next ==
@@ -408,10 +402,17 @@ Visible(s, task, o) ==
 \* 2: exactly once. This half holds at any moment,
 NothingDoubled == \A s \in Sinks, t \in Tasks, o \in 1 .. MaxOffset : Cardinality(Visible(s, t, o)) <= 1
 
-\* and this half for everything that the checkpoint has recorded.
+AllVisible(o) == \A s \in Sinks, t \in Tasks : Visible(s, t, o) # {}
+
+\* and this half for everything that the checkpoint has recorded. After a fall it may have recorded a batch with other
+\* offsets than the decided ones: a running driver records its batch, and another has planned the same number anew.
 NothingLost ==
-    \A b \in 1 .. commits : \A o \in (IF offsets[b] = None THEN {} ELSE 1 .. offsets[b][2]) :
-        \A s \in Sinks, t \in Tasks : Visible(s, t, o) # {}
+    left.fall = Falls =>
+        \A b \in 1 .. commits : offsets[b] = None \/ \A o \in 1 .. offsets[b][2] : AllVisible(o)
+
+\* So no batch is written that follows such a one. 9: everything before a new batch is visible.
+NothingSkipped ==
+    \A l \in Numbers : Goes(l, "write") /\ IsNewest(l) => \A o \in 1 .. life[l].reads[1] : AllVisible(o)
 
 \* 2: a batch is decided only when all of the one before is visible, and it begins where that one ends.
 InOrder ==
