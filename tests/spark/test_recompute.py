@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import descriptions, rows
+from tests.spark.conftest import Topic, descriptions, rows, wait_until
 from tests.support.observing import observing
 from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
@@ -18,13 +18,17 @@ from twopc.phases import Phase
 from twopc.spark import Output, foreach_batch
 from twopc.spark.output import projected
 from twopc_files.sink import FileSink
+from twopc_kafka.client.control import control_of
+from twopc_kafka.options import parse_options
+from twopc_kafka.sink import KafkaSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.spark.conftest import Pipeline, Topic
+    from tests.spark.conftest import Pipeline
     from twopc import Committable, TwoPhaseCommitSink
     from twopc.events import Event
+    from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
 
@@ -88,6 +92,52 @@ def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topi
     pipeline.run(writer)
     assert topic.shows(["1", "2", "3"])
     assert sorted(json.loads(each["row"])["id"] for each in pipeline.archived()) == [4, 5]
+
+
+@pytest.mark.kafka
+def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_its_source(
+    pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, events: list[Event]
+) -> None:
+    """Spark numbers the partitions of a Kafka source otherwise when it repeats the batch."""
+    source = Topic(topic.servers, f"{topic.name}-source", topic.prefix)
+    kafka_broker.create_topic(source.name, partitions=4)
+    producer = Producer({"bootstrap.servers": topic.servers})
+    for number in range(20):
+        producer.produce(source.name, str(number), partition=number % 4)
+    producer.flush()
+    group = twopc.create_sink(
+        "kafka-offsets",
+        {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": topic.prefix},
+    )
+
+    def run() -> None:
+        writer = foreach_batch(
+            {"orders": Output(topic.sink(), ["value"])}, log=str(pipeline.log), recompute=True, offsets=group
+        )
+        options = {"checkpointLocation": str(pipeline.checkpoint)}
+        query = source.stream(pipeline.spark, 20).writeStream.foreachBatch(writer).options(**options)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    def dies(*_: object) -> None:
+        raise RuntimeError("the driver dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaSink, "commit", dies)
+        with pytest.raises(StreamingQueryException, match="the driver dies"):
+            run()
+    roll_back(topic)
+    run()
+    assert topic.shows([str(number) for number in range(20)])
+    assert replayed(events) == 5
+    assert topic.ongoing() == []
+
+
+def roll_back(topic: Topic) -> None:
+    """Have Kafka roll back what is open, as after a timeout."""
+    control = control_of(parse_options(topic.options).control)
+    for name, state in control.describe(topic.ongoing()).items():
+        control.end(name, state.producer_id, state.producer_epoch, commit=False, version=control.end_txn_version)
+    wait_until(lambda: topic.ongoing() == [])
 
 
 def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(pipeline: Pipeline) -> None:
