@@ -638,6 +638,7 @@ class Coordinator:
     def _attach(self, log: CommitLog) -> None:
         """Tie the sinks to the log, and commit what it has decided."""
         self._log = log
+        self._recompute, self._loss = None, None  # an earlier batch's frames may be no longer there
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
         for decision in self._log.tail.unresolved:
@@ -647,7 +648,6 @@ class Coordinator:
             self._commit_beside(away)
         for sink in away:
             self._open_sink(sink)
-        self._recompute, self._loss = None, None
         if self._log.tail.decided is not None:
             try:
                 self._commit_through(self._log.tail.decided, recovered=True)

@@ -156,6 +156,36 @@ def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(
     assert hashes(records[::-1], in_structs=False) == found[::-1]
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("struct(CAST(NULL AS STRING) AS a, 'x' AS b) AS v", "struct('x' AS a, CAST(NULL AS STRING) AS b) AS v"),
+        ("array(1) AS a, array(2, 3) AS b", "array(1, 2) AS a, array(3) AS b"),
+        ("array(array(1), array(2, 3)) AS v", "array(array(1, 2), array(3)) AS v"),
+        ("array(1, NULL) AS v", "array(NULL, 1) AS v"),
+        ("array(CAST(NULL AS INT)) AS v", "CAST(array() AS ARRAY<INT>) AS v"),
+        ("CAST(array() AS ARRAY<INT>) AS v", "CAST(NULL AS ARRAY<INT>) AS v"),
+        (
+            "array(struct('a' AS key, CAST(NULL AS STRING) AS value), struct('b' AS key, 'c' AS value)) AS headers",
+            "array(struct('a' AS key, 'b' AS value), struct('c' AS key, CAST(NULL AS STRING) AS value)) AS headers",
+        ),
+        ("'a' AS key, 'b' AS value", "'a' AS value, 'b' AS key"),
+    ],
+)
+def test_records_with_other_bounds_or_names_have_other_hashes(pipeline: Pipeline, one: str, other: str) -> None:
+    def hash_of(columns: str, in_structs: bool) -> int:
+        frame = pipeline.spark.range(1).selectExpr(f"struct({columns}) AS row")
+        names = ["orders", "archive"] if in_structs else ["orders"]
+        outputs = dict.fromkeys(names, Output(pipeline.files(), ["row.*"]))
+        hashed, _ = projected(frame, outputs, ["orders"])
+        [row] = hashed.collect()
+        found: int = row["twopc hashes orders"]
+        return found
+
+    assert hash_of(one, in_structs=False) != hash_of(other, in_structs=False)
+    assert hash_of(one, in_structs=True) != hash_of(other, in_structs=True)
+
+
 class Lost:
     """A pipeline whose batch is decided and lost: the driver dies as it begins to commit, and the target system rolls
     the transactions back before the next start."""

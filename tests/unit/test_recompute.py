@@ -275,6 +275,33 @@ def test_a_failure_while_it_is_computed_again_leaves_the_batch_decided(
     assert world.visible("a") == RECORDS
 
 
+def test_recovery_asks_nothing_of_the_batch_that_failed_before_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its query has ended, and what it would compute may be of another batch."""
+    coordinator, sinks = world.coordinator()
+
+    def write(round: Round) -> Iterator[dict[str, Committable]]:
+        for partition in (0, 1):
+            with Participant(sinks, round, partition=partition) as participant:
+                participant.write("a", pa.record_batch({"value": ["a"]}), hashes(["a"]))
+                yield participant.pre_commit()
+
+    world.at[TransactionCommitted] = killed  # with one left
+    with pytest.raises(Killed):
+        coordinator.run(0, write, recompute=lambda *_: pytest.fail("it was asked"))
+    world.roll_back()
+    answers = iter([Retriable("b is away")])
+
+    def away() -> None:
+        for error in answers:
+            raise error
+
+    monkeypatch.setattr(sinks["b"], "open", away)
+    with pytest.raises(TransactionLost, match="can be computed again"):
+        coordinator.recover()
+
+
 def test_what_is_computed_again_in_a_round_has_other_names_than_before(world: World) -> None:
     world.at[Phase.COMMITTING] = world.roll_back
     names: list[str] = []
