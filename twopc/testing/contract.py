@@ -12,13 +12,14 @@ import time
 import unittest
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from twopc.checks import CheckStatus
 from twopc.errors import OperatorRequired, Refused
@@ -45,6 +46,8 @@ AWKWARD = (
     *("", " ", "null", "NaN", "0", "%s {0}", "a,b;c\td", "back\\slash", "line\nbreak"),
     *('it\'s "quoted"', "Grüße, 世界 🐎"),
 )
+
+KILLS_AMID_BAD_RECORDS = 15
 
 WorkT = TypeVar("WorkT")
 
@@ -608,7 +611,20 @@ class SinkContract(ABC):
         written = records[: len(steps)]
         assert self.becomes_visible([value for values in written for value in values]), self._killed(steps, written)
 
-    def _killed(self, steps: list[str], written: list[tuple[str, str]]) -> str:
+    def test_a_process_killed_while_bad_records_are_left_out_writes_every_other_record_once(self) -> None:
+        self._require_other_processes()
+        records, bad = self._good_and_bad()
+        good = [row for row in range(records.num_rows) if row not in bad]
+        values = [
+            tuple(f"{number}.{row}" for row in good) for number in range(min(self.kills, KILLS_AMID_BAD_RECORDS) + 1)
+        ]
+        batches = [[_with_values(records, dict(zip(good, of_batch, strict=True)))] for of_batch in values]
+        with tempfile.TemporaryDirectory() as folder:
+            steps = kill_at_each_step(SINK, self.make_sink(), batches, Path(folder), self.patience_s, len(bad))
+        written = values[: len(steps)]
+        assert self.becomes_visible([value for of_batch in written for value in of_batch]), self._killed(steps, written)
+
+    def _killed(self, steps: list[str], written: Sequence[tuple[str, ...]]) -> str:
         """What to say of kills after which a record is not visible, or visible twice."""
         seen = Counter(self.visible())
         at = [step for step, values in zip(steps, written, strict=True) if any(seen[value] != 1 for value in values)]
@@ -674,6 +690,14 @@ def _error_of(call: Callable[..., object], *arguments: object) -> Exception | No
     except Exception as error:  # noqa: BLE001  # the test says which it must be, or that only the effect counts
         return error
     return None
+
+
+def _with_values(records: pa.RecordBatch, values: Mapping[int, str]) -> pa.RecordBatch:
+    """Return records with other values, by the positions of the records that get one."""
+    position, rows = records.schema.get_field_index("value"), range(records.num_rows)
+    others = pa.array([values.get(row) for row in rows], records.column(position).type)
+    column = pc.if_else(pa.array([row in values for row in rows]), others, records.column(position))
+    return records.set_column(position, records.schema.field(position), column)
 
 
 def _all_at_once(call: Callable[[WorkT], object], work: Sequence[WorkT]) -> None:

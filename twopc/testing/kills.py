@@ -37,7 +37,19 @@ HANGS_AFTER_S = 60
 """No process here takes a second by itself. A target system that has just lost a client may let a new one wait; that
 time comes on top."""
 
-_CALLS = ("open", "validate", "begin", "write", "pre_commit", "seal", "commit", "commit_batch", "complete", "recover")
+_CALLS = (
+    "open",
+    "validate",
+    "begin",
+    "write",
+    "write_valid",
+    "pre_commit",
+    "seal",
+    "commit",
+    "commit_batch",
+    "complete",
+    "recover",
+)
 _CALL = "call of "
 _BY_LINE = ("commit", "commit_batch", "complete")  # what they change is decided, so the next process can't roll it back
 
@@ -56,6 +68,7 @@ class Orders:
         file: where that is, if it can't be imported by its name, such as a file of tests.
         sink: the sink, unbound and pickled.
         batches: the records of each query, by partition; one query is not killed.
+        bad_records: how many records of each partition the sink refuses.
         folder: where the logs go.
         patience_s: how long a call that raises ``Retriable`` is repeated.
         hangs_after_s: how long a process may take.
@@ -66,6 +79,7 @@ class Orders:
     file: str
     sink: bytes
     batches: Sequence[Sequence[pa.RecordBatch]]
+    bad_records: int
     folder: Path
     patience_s: float
     hangs_after_s: float
@@ -77,10 +91,11 @@ def kill_at_each_step(
     batches: Sequence[Sequence[pa.RecordBatch]],
     folder: Path,
     patience_s: float,
+    bad_records: int = 0,
 ) -> list[str]:
     """Write each of ``batches`` by a query of its own, and kill each but the first at another step.
 
-    ``patience_s`` is how long the target may give no answer.
+    ``patience_s`` is how long the target may give no answer. Of each record batch, ``bad_records`` are left out.
 
     Returns:
         The step at which each query was killed; fewer than ``batches`` where the sink has fewer steps.
@@ -94,6 +109,7 @@ def kill_at_each_step(
         file=inspect.getfile(type(sink)),
         sink=pickle.dumps(sink),
         batches=batches,
+        bad_records=bad_records,
         folder=folder,
         patience_s=patience_s,
         hangs_after_s=HANGS_AFTER_S + patience_s,
@@ -200,8 +216,10 @@ def _coordinator(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> 
 def _phase_one(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> Callable[[Round], Iterable[Vote]]:
     def votes(round: Round) -> Iterable[Vote]:
         for partition, batch in enumerate(orders.batches[number]):
-            with Participant({orders.name: sink}, round, partition=partition) as participant:
-                participant.write(orders.name, batch)
+            sinks = {orders.name: sink}
+            with Participant(sinks, round, partition=partition, max_bad_records=orders.bad_records) as participant:
+                left_out = participant.write(orders.name, batch)
+                assert len(left_out) == orders.bad_records, f"the sink refuses {left_out}"
                 yield participant.pre_commit()
 
     return votes

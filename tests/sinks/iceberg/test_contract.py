@@ -22,7 +22,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from tests.support.typed_records import typed
+from tests.support.typed_records import typed, unchecked_text
 from twopc.testing import SinkContract
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ class TestAppend(SinkContract):
 
     def sample(self) -> pa.RecordBatch:
         return typed()
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        return pa.record_batch({"value": unchecked_text(b"a", b"\xff", b"b", b"c", b"\xc3")})
 
     def visible_records(self) -> list[dict[str, Any]]:
         return self.place.records()
