@@ -59,7 +59,16 @@ from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
 from twopc.plugins import notify
-from twopc.recompute import RecomputableLoss, Recompute, loss_of, not_computed_again, recognized
+from twopc.recompute import (
+    EVERY_PARTITION,
+    RecomputableLoss,
+    Recompute,
+    Wanted,
+    loss_of,
+    not_computed_again,
+    recognized,
+    recognized_anywhere,
+)
 from twopc.replay import ReplayCopies, write_again
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits, until_answered
@@ -534,21 +543,17 @@ class Coordinator:
         """Have participants write lost records again, and do the rest like ``_replay``, if the records are the same."""
         if self._recompute is None:
             raise loss
-        self._computations += 1
-        round = Round(self._log.incarnation, batch_id, self._computations)
+        round = Round(self._log.incarnation, batch_id)
         began_s = time.perf_counter()
         replaced = {name: dict[str, Committable]() for name in loss.lost}
         try:
-            votes = list(self._recompute(round, loss.wanted))
-            for name, lost in loss.lost.items():
-                of_sink = [vote[name] for vote in votes if name in vote]
+            for name, again in self._recognized(self._recompute, loss, batch_id).items():
+                what = f"{round}, computed again: seal of sink {name!r}"
                 with located(sink=name):
-                    again = [recognized(committable, of_sink) for committable in lost]
-                    what = f"{round}, computed again: seal of sink {name!r}"
                     sealed = self._until_answered(
                         what, self._sinks[name].sealed, again, began_s, patience_s=SEAL_PATIENCE_S
                     )
-                replaced[name] = {old.transaction_id: new for old, new in zip(lost, sealed, strict=True)}
+                replaced[name] = {old.transaction_id: new for old, new in zip(loss.lost[name], sealed, strict=True)}
         except Exception as error:
             with contextlib.suppress(Exception):  # recovery does it, too
                 self._sweep(recovered=False)
@@ -560,6 +565,35 @@ class Coordinator:
                 replacement = replaced[name][committable.transaction_id]
                 self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
         return self._amend(batch_id, replaced)
+
+    def _recognized(
+        self, recompute: Recompute, loss: RecomputableLoss, batch_id: int
+    ) -> dict[str, Sequence[Committable]]:
+        """Have participants write lost records again. Return the transactions that have them, in the order of the lost
+        ones. What else was written stays undecided, for the sweep."""
+
+        def votes(wanted: Wanted) -> dict[str, list[Committable]]:
+            self._computations += 1
+            round = Round(self._log.incarnation, batch_id, self._computations)
+            given = list(recompute(round, wanted))
+            return {name: [vote[name] for vote in given if name in vote] for name in loss.lost}
+
+        def same_partitions(found: dict[str, list[Committable]]) -> dict[str, Sequence[Committable]]:
+            again: dict[str, Sequence[Committable]] = {}
+            for name, lost in loss.lost.items():
+                with located(sink=name):
+                    again[name] = recognized(lost, found[name])
+            return again
+
+        try:
+            return same_partitions(votes(loss.wanted))
+        except TransactionLost as other:
+            found = votes(dict.fromkeys(loss.lost, EVERY_PARTITION))
+            anywhere = {name: recognized_anywhere(lost, found[name]) for name, lost in loss.lost.items()}
+            again = {name: same for name, same in anywhere.items() if same is not None}
+            if len(again) < len(anywhere):
+                raise other from None
+            return {**again}
 
     def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> Work:
         """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new.
@@ -604,6 +638,7 @@ class Coordinator:
     def _attach(self, log: CommitLog) -> None:
         """Tie the sinks to the log, and commit what it has decided."""
         self._log = log
+        self._recompute, self._loss = None, None  # an earlier batch's frames may be no longer there
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
         for decision in self._log.tail.unresolved:
@@ -613,7 +648,6 @@ class Coordinator:
             self._commit_beside(away)
         for sink in away:
             self._open_sink(sink)
-        self._recompute, self._loss = None, None
         if self._log.tail.decided is not None:
             try:
                 self._commit_through(self._log.tail.decided, recovered=True)

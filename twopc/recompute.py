@@ -8,6 +8,7 @@ So they count only if their number and the sum of their hashes are those of the 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -34,6 +35,8 @@ Wanted: TypeAlias = "Mapping[str, Collection[int]]"
 
 Recompute: TypeAlias = "Callable[[Round, Wanted], Iterable[Vote]]"
 """Has participants write the records of these partitions to these sinks again, and returns their votes."""
+
+EVERY_PARTITION = range(2**31)
 
 _HASHES = 2**64
 
@@ -70,6 +73,14 @@ def loss_of(failed: Sequence[tuple[CommitCall, Exception]]) -> RecomputableLoss 
     return loss
 
 
+def hashes_of(batch: pa.RecordBatch) -> pa.Int64Array:
+    """Return a hash of each record, for the few records that a driver writes."""
+    import pyarrow as pa
+
+    digests = [hashlib.blake2b(repr(each).encode(), digest_size=8).digest() for each in batch.to_pylist()]
+    return pa.array([int.from_bytes(digest, "big", signed=True) for digest in digests], pa.int64())
+
+
 def sum_of_hashes(hashes: pa.Int64Array, before: int) -> int:
     """Return ``before`` plus each of ``hashes``, modulo 2**64: the order of the records does not matter."""
     import pyarrow.compute as pc
@@ -77,24 +88,45 @@ def sum_of_hashes(hashes: pa.Int64Array, before: int) -> int:
     return int((before + pc.sum(hashes).as_py()) % _HASHES)  # Arrow's sum wraps around, too
 
 
-def recognized(lost: Committable, votes: Iterable[Committable]) -> Committable:
-    """Return the vote that has the records of ``lost``.
+def recognized(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable]:
+    """Return the votes of a sink that have the records of ``lost``, in its order, each in the same partition.
 
     Raises:
-        TransactionLost: no vote has them.
+        TransactionLost: a partition has no vote, or one with other records.
     """
+    by_partition = {_partition(vote): vote for vote in votes if vote.fingerprint is not None}
+    return [_recognized(each, by_partition.get(_partition(each))) for each in lost]
+
+
+def _recognized(lost: Committable, vote: Committable | None) -> Committable:
     what = f"transaction {lost.transaction_id} ({lost.records} records) was rolled back by its target system"
     partition = _partition(lost)
-    same = [vote for vote in votes if vote.fingerprint is not None and vote.fingerprint.partition == partition]
-    if not same:
+    if vote is None:
         raise TransactionLost(
             f"{what}, and the batch that was computed again has no record for partition {partition}. {_OTHERS}"
         )
-    [vote] = same
-    if (vote.records, vote.fingerprint) != (lost.records, lost.fingerprint):
+    if _contents(vote) != _contents(lost):
         other = "other records" if vote.records == lost.records else f"{vote.records} records"
         raise TransactionLost(f"{what}, and its partition {partition}, computed again, has {other}. {_OTHERS}")
     return vote
+
+
+def recognized_anywhere(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable] | None:
+    """Return the votes of a sink that have the records of ``lost``, in its order, whatever their partitions; None if
+    there is none for one of them.
+
+    Spark may number a batch's partitions otherwise when it repeats the batch. Its Kafka source does, if it reads up to
+    four partitions: it takes them in the order of the consumer first, and later in the order of the checkpoint.
+    """
+    left = [vote for vote in votes if vote.fingerprint is not None]
+    found = []
+    for each in lost:
+        same = next((vote for vote in left if _contents(vote) == _contents(each)), None)
+        if same is None:
+            return None
+        left.remove(same)  # two partitions may have equal records
+        found.append(same)
+    return found
 
 
 def not_computed_again(error: Exception, round: Round) -> Exception | None:
@@ -119,3 +151,8 @@ _OTHERS = (
 def _partition(committable: Committable) -> int:
     assert committable.fingerprint is not None
     return committable.fingerprint.partition
+
+
+def _contents(committable: Committable) -> tuple[int | None, int]:
+    assert committable.fingerprint is not None
+    return committable.records, committable.fingerprint.hash

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import descriptions, rows
+from tests.spark.conftest import Topic, descriptions, rows, wait_until
 from tests.support.observing import observing
 from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
@@ -18,13 +18,17 @@ from twopc.phases import Phase
 from twopc.spark import Output, foreach_batch
 from twopc.spark.output import projected
 from twopc_files.sink import FileSink
+from twopc_kafka.client.control import control_of
+from twopc_kafka.options import parse_options
+from twopc_kafka.sink import KafkaSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.spark.conftest import Pipeline, Topic
+    from tests.spark.conftest import Pipeline
     from twopc import Committable, TwoPhaseCommitSink
     from twopc.events import Event
+    from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.spark
 
@@ -90,6 +94,52 @@ def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topi
     assert sorted(json.loads(each["row"])["id"] for each in pipeline.archived()) == [4, 5]
 
 
+@pytest.mark.kafka
+def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_its_source(
+    pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, events: list[Event]
+) -> None:
+    """Spark numbers the partitions of a Kafka source otherwise when it repeats the batch."""
+    source = Topic(topic.servers, f"{topic.name}-source", topic.prefix)
+    kafka_broker.create_topic(source.name, partitions=4)
+    producer = Producer({"bootstrap.servers": topic.servers})
+    for number in range(20):
+        producer.produce(source.name, str(number), partition=number % 4)
+    producer.flush()
+    group = twopc.create_sink(
+        "kafka-offsets",
+        {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": topic.prefix},
+    )
+
+    def run() -> None:
+        writer = foreach_batch(
+            {"orders": Output(topic.sink(), ["value"])}, log=str(pipeline.log), recompute=True, offsets=group
+        )
+        options = {"checkpointLocation": str(pipeline.checkpoint)}
+        query = source.stream(pipeline.spark, 20).writeStream.foreachBatch(writer).options(**options)
+        query.trigger(availableNow=True).start().awaitTermination()
+
+    def dies(*_: object) -> None:
+        raise RuntimeError("the driver dies")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaSink, "commit", dies)
+        with pytest.raises(StreamingQueryException, match="the driver dies"):
+            run()
+    roll_back(topic)
+    run()
+    assert topic.shows([str(number) for number in range(20)])
+    assert replayed(events) == 5
+    assert topic.ongoing() == []
+
+
+def roll_back(topic: Topic) -> None:
+    """Have Kafka roll back what is open, as after a timeout."""
+    control = control_of(parse_options(topic.options).control)
+    for name, state in control.describe(topic.ongoing()).items():
+        control.end(name, state.producer_id, state.producer_epoch, commit=False, version=control.end_txn_version)
+    wait_until(lambda: topic.ongoing() == [])
+
+
 def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(pipeline: Pipeline) -> None:
     records = [(1, "a"), (1, None), (None, "1"), (None, None), (2, "a"), (1, "")]
     columns = ["CAST(id AS STRING) AS key", "name AS value"]
@@ -104,6 +154,36 @@ def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(
     found = hashes(records, in_structs=True)
     assert len(set(found)) == len(records)
     assert hashes(records[::-1], in_structs=False) == found[::-1]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("struct(CAST(NULL AS STRING) AS a, 'x' AS b) AS v", "struct('x' AS a, CAST(NULL AS STRING) AS b) AS v"),
+        ("array(1) AS a, array(2, 3) AS b", "array(1, 2) AS a, array(3) AS b"),
+        ("array(array(1), array(2, 3)) AS v", "array(array(1, 2), array(3)) AS v"),
+        ("array(1, NULL) AS v", "array(NULL, 1) AS v"),
+        ("array(CAST(NULL AS INT)) AS v", "CAST(array() AS ARRAY<INT>) AS v"),
+        ("CAST(array() AS ARRAY<INT>) AS v", "CAST(NULL AS ARRAY<INT>) AS v"),
+        (
+            "array(struct('a' AS key, CAST(NULL AS STRING) AS value), struct('b' AS key, 'c' AS value)) AS headers",
+            "array(struct('a' AS key, 'b' AS value), struct('c' AS key, CAST(NULL AS STRING) AS value)) AS headers",
+        ),
+        ("'a' AS key, 'b' AS value", "'a' AS value, 'b' AS key"),
+    ],
+)
+def test_records_with_other_bounds_or_names_have_other_hashes(pipeline: Pipeline, one: str, other: str) -> None:
+    def hash_of(columns: str, in_structs: bool) -> int:
+        frame = pipeline.spark.range(1).selectExpr(f"struct({columns}) AS row")
+        names = ["orders", "archive"] if in_structs else ["orders"]
+        outputs = dict.fromkeys(names, Output(pipeline.files(), ["row.*"]))
+        hashed, _ = projected(frame, outputs, ["orders"])
+        [row] = hashed.collect()
+        found: int = row["twopc hashes orders"]
+        return found
+
+    assert hash_of(one, in_structs=False) != hash_of(other, in_structs=False)
+    assert hash_of(one, in_structs=True) != hash_of(other, in_structs=True)
 
 
 class Lost:

@@ -150,6 +150,27 @@ def test_the_same_records_in_another_order_are_recognized(world: World) -> None:
     assert world.visible("a") == RECORDS
 
 
+def test_the_same_records_in_partitions_of_other_numbers_are_recognized(world: World) -> None:
+    decided_and_lost(world)
+    world.run(again={0: ["c"], 1: ["x", "y"], 2: ["b", "a"]})
+    assert world.visible("a") == RECORDS
+    assert world.targets["a"].open == {}
+
+
+def test_equal_partitions_are_each_written_again(world: World) -> None:
+    plan = {0: ["a"], 1: ["a"], 2: ["b"]}
+    world.at[Phase.COMMITTING] = world.roll_back
+    world.run(plan, again={0: ["b"], 1: ["a"], 2: ["a"]})
+    assert world.visible("a") == ["a", "a", "b"]
+
+
+def test_a_part_that_is_lost_is_found_by_another_number_and_the_rest_is_not_written_again(world: World) -> None:
+    world.at[TransactionCommitted] = world.roll_back  # of the first, which is visible
+    world.run(again={0: ["c"], 1: ["a", "b"]})
+    assert world.visible("a") == RECORDS
+    assert world.targets["a"].open == {}
+
+
 @pytest.mark.parametrize(
     ("again", "says"),
     [
@@ -158,7 +179,6 @@ def test_the_same_records_in_another_order_are_recognized(world: World) -> None:
         ({0: ["a", "b"], 1: ["c", "c"]}, "its partition 1, computed again, has 2 records"),
         ({0: ["a", "b", "c"]}, "its partition 0, computed again, has 3 records"),
         ({0: ["a", "b"]}, "has no record for partition 1"),
-        ({1: ["a", "b"], 0: ["c"]}, "its partition 0, computed again, has 1 records"),
     ],
 )
 def test_other_records_are_refused_and_stay_invisible(world: World, again: Plan, says: str) -> None:
@@ -253,6 +273,33 @@ def test_a_failure_while_it_is_computed_again_leaves_the_batch_decided(
     assert not world.is_resolved
     world.run()
     assert world.visible("a") == RECORDS
+
+
+def test_recovery_asks_nothing_of_the_batch_that_failed_before_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its query has ended, and what it would compute may be of another batch."""
+    coordinator, sinks = world.coordinator()
+
+    def write(round: Round) -> Iterator[dict[str, Committable]]:
+        for partition in (0, 1):
+            with Participant(sinks, round, partition=partition) as participant:
+                participant.write("a", pa.record_batch({"value": ["a"]}), hashes(["a"]))
+                yield participant.pre_commit()
+
+    world.at[TransactionCommitted] = killed  # with one left
+    with pytest.raises(Killed):
+        coordinator.run(0, write, recompute=lambda *_: pytest.fail("it was asked"))
+    world.roll_back()
+    answers = iter([Retriable("b is away")])
+
+    def away() -> None:
+        for error in answers:
+            raise error
+
+    monkeypatch.setattr(sinks["b"], "open", away)
+    with pytest.raises(TransactionLost, match="can be computed again"):
+        coordinator.recover()
 
 
 def test_what_is_computed_again_in_a_round_has_other_names_than_before(world: World) -> None:

@@ -18,7 +18,7 @@ from twopc.events import BatchFinished, CallRetried, LeftOut
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
-from twopc.recompute import Wanted
+from twopc.recompute import Wanted, hashes_of
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord, as_output_takes, schema_of
@@ -238,12 +238,15 @@ class ForeachBatch:
             self._left_out = LeftOut(sum(row.unrouted for row in by_task), len(bad))
             yield from (load_vote(row.vote) for row in by_task)
             if offsets is not None:
-                yield self._pre_commit_on_driver(round, _OFFSETS, [offsets])
+                yield self._pre_commit_offsets(round, offsets)
             if bad:
                 yield self._pre_commit_on_driver(round, _BAD_RECORDS, self._taken(bad, batch.sparkSession))
 
-        def computed_again(round: Round, wanted: Wanted) -> list[Vote]:
-            return [load_vote(row.vote) for row in returned("compute again what is lost of", round, wanted)]
+        def computed_again(round: Round, wanted: Wanted) -> Iterator[Vote]:
+            if not settings.sinks.keys().isdisjoint(wanted):
+                yield from (load_vote(row.vote) for row in returned("compute again what is lost of", round, wanted))
+            if offsets is not None and _OFFSETS in wanted:
+                yield self._pre_commit_offsets(round, offsets)
 
         follows, reads = batch_input.of_batch(batch_id)
         self._last_progress = coordinator.run(
@@ -268,11 +271,16 @@ class ForeachBatch:
         self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
         return rows
 
-    def _pre_commit_on_driver(self, round: Round, sink: str, batches: Sequence[pa.RecordBatch]) -> Vote:
+    def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
+        return self._pre_commit_on_driver(round, _OFFSETS, [offsets], hashed=self._settings.recompute)
+
+    def _pre_commit_on_driver(
+        self, round: Round, sink: str, batches: Sequence[pa.RecordBatch], hashed: bool = False
+    ) -> Vote:
         """Write and pre-commit on the driver, when all tasks have voted."""
         with Participant(self._settings.on_driver, round, partition=0) as participant:
             for batch in batches:
-                participant.write(sink, batch)
+                participant.write(sink, batch, hashes_of(batch) if hashed else None)
             return participant.pre_commit()
 
     def _taken(self, bad: Sequence[BadRecord], session: SparkSession) -> list[pa.RecordBatch]:

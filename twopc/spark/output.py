@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from pyspark.errors import AnalysisException, PySparkTypeError
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import expr, when
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import DataType, StringType, StructType, VariantType
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType, VariantType
 
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.sink import TwoPhaseCommitSink
@@ -142,16 +143,16 @@ class Rows:
         conditions, hashes = (_TAKES + name for name in self.chosen), (_HASHES + name for name in self.hashed)
         return [*conditions, *hashes, *([_SOURCE_ROW] if self.with_source else ())]
 
-    def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-        """Return the columns that some sinks get, as the frame names them in SQL."""
+    def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, dict[str, StructField]]]:
+        """Return the columns that some sinks get, as the frame names them in SQL, with their fields."""
         for name in sinks:
             if self.in_structs:
                 within = frame.schema[name].dataType
                 assert isinstance(within, StructType)
-                yield name, [f"{_quoted(name)}.{_quoted(field)}" for field in within.names]
+                yield name, {f"{_quoted(name)}.{_quoted(field.name)}": field for field in within}
             else:
                 beside = self._beside
-                yield name, [_quoted(column) for column in frame.columns if column not in beside]
+                yield name, {_quoted(field.name): field for field in frame.schema if field.name not in beside}
 
     def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
         """Return each sink's part of a record batch."""
@@ -343,13 +344,30 @@ def _struct(output: Output) -> str:
     return f"struct({', '.join(output.columns)})"
 
 
-def _hash(columns: Sequence[str]) -> str:
+def _hash(columns: Mapping[str, StructField]) -> str:
     """Return the SQL of a record's hash. ``columns`` are those of the frame: to evaluate an expression such as rand()
-    again would give another value.
+    again would give another value. Their names count, too: another plan may have exchanged them."""
+    names = zlib.crc32("\n".join(field.name for field in columns.values()).encode())
+    values = itertools.chain(*(_hashed(value, field.dataType) for value, field in columns.items()))
+    return f"xxhash64({', '.join([*values, f'{names}L'])})"
 
-    Spark's hash skips nulls, so by the values alone a value would count the same in any column.
+
+def _hashed(value: str, of_spark: DataType, depth: int = 0) -> list[str]:
+    """Return SQL expressions that are equal for equal values alone, as far as a hash can be.
+
+    Spark's hash skips nulls and runs through arrays and structs as if they had no bounds, so by itself it is the same
+    for ``[1], [2, 3]`` and ``[1, 2], [3]``, and for a value in any field.
     """
-    return f"xxhash64({', '.join([*columns, *(f'{column} IS NULL' for column in columns)])})"
+    is_null = f"{value} IS NULL"
+    match of_spark:
+        case StructType():
+            fields = (_hashed(f"{value}.{_quoted(field.name)}", field.dataType, depth) for field in of_spark)
+            return [*itertools.chain(*fields), is_null]
+        case ArrayType():
+            each = f"each{depth}"
+            hashed = f"xxhash64({', '.join(_hashed(each, of_spark.elementType, depth + 1))})"
+            return [f"transform({value}, {each} -> {hashed})", f"size({value})", is_null]
+    return [value, is_null]
 
 
 def _quoted(name: str) -> str:
