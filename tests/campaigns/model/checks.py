@@ -101,15 +101,15 @@ FULL: Sequence[Check] = (
     _WHOLE,
     replace(_WHOLE, unanswered=1),
     replace(_WHOLE, sinks=1, timeouts=1),
-    replace(_WHOLE, sinks=1, batches=2, rivals=1),
     replace(_WHOLE, sinks=1, falls=1),
     Check(rivals=1, timeouts=1, unanswered=1, falls=1),
     replace(_THREE_LIVES, kept=0),
     Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
 )
-"""Two lives with two tasks, two sinks and three batches, without faults and with one append without an answer. Then the
-other faults one at a time, with one sink; all of them, and three lives, within smaller bounds."""
+"""Two lives with two tasks, two sinks and three batches, without faults and with one append without an answer. Then a
+transaction that is rolled back and a checkpoint that falls back, each with one sink; then all faults, and three lives,
+within smaller bounds."""
 
 SHORT: Sequence[Check] = (
     Check(),
