@@ -578,22 +578,18 @@ class Coordinator:
             given = list(recompute(round, wanted))
             return {name: [vote[name] for vote in given if name in vote] for name in loss.lost}
 
-        def same_partitions(found: dict[str, list[Committable]]) -> dict[str, Sequence[Committable]]:
-            again: dict[str, Sequence[Committable]] = {}
+        found, again = votes(loss.wanted), dict[str, Sequence[Committable]]()
+        try:
             for name, lost in loss.lost.items():
                 with located(sink=name):
                     again[name] = recognized(lost, found[name])
-            return again
-
-        try:
-            return same_partitions(votes(loss.wanted))
-        except TransactionLost as other:
+        except TransactionLost:
             found = votes(dict.fromkeys(loss.lost, EVERY_PARTITION))
-            anywhere = {name: recognized_anywhere(lost, found[name]) for name, lost in loss.lost.items()}
-            again = {name: same for name, same in anywhere.items() if same is not None}
-            if len(again) < len(anywhere):
-                raise other from None
-            return {**again}
+            for name, lost in loss.lost.items():
+                if (anywhere := recognized_anywhere(lost, found[name])) is None:
+                    raise
+                again[name] = anywhere
+        return again
 
     def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> Work:
         """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new.

@@ -181,7 +181,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a contestant needed: for a steady batch, in records/s, and CPU time in µs per record by part."""
+    """A contestant's result.
+
+    Attributes:
+        batch_s: the seconds of a steady batch.
+        rate: the records per second in a steady batch.
+        cpu_us: the CPU time per record of the whole turn, by the part that used it; see ``cpu``.
+    """
 
     batch_s: float
     rate: float

@@ -12,6 +12,7 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from tests.spark.conftest import Topic, descriptions, rows, wait_until
 from tests.support.observing import observing
+from tests.support.rolling_back import roll_back
 from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
@@ -125,19 +126,12 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
         patch.setattr(KafkaSink, "commit", dies)
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             run()
-    roll_back(topic)
+    roll_back(control_of(parse_options(topic.options).control), topic.prefix)
+    wait_until(lambda: topic.ongoing() == [])
     run()
     assert topic.shows([str(number) for number in range(20)])
     assert replayed(events) == 5
     assert topic.ongoing() == []
-
-
-def roll_back(topic: Topic) -> None:
-    """Have Kafka roll back what is open, as after a timeout."""
-    control = control_of(parse_options(topic.options).control)
-    for name, state in control.describe(topic.ongoing()).items():
-        control.end(name, state.producer_id, state.producer_epoch, commit=False, version=control.end_txn_version)
-    wait_until(lambda: topic.ongoing() == [])
 
 
 def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(pipeline: Pipeline) -> None:

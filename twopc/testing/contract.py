@@ -48,6 +48,7 @@ AWKWARD = (
 )
 
 KILLS_AMID_BAD_RECORDS = 15
+"""Fewer than ``kills``, as the other steps are those of a batch without bad records."""
 
 WorkT = TypeVar("WorkT")
 
@@ -161,8 +162,7 @@ class SinkContract(ABC):
         return True
 
     def test_records_that_are_refused_are_left_out_one_by_one_and_the_others_are_written_once(self) -> None:
-        records, bad = self._good_and_bad()
-        good = [row for row in range(records.num_rows) if row not in bad]
+        records, good, bad = self._good_and_bad()
         query, sink = self.query(), self.sink()
         query.answered(sink.require_valid, records.schema)
         with query.sent(sink, Round(2, 0), max_bad_records=2 * len(bad)) as participant:
@@ -177,7 +177,7 @@ class SinkContract(ABC):
         self._require_visible(records.take(pa.array(good))["value"].to_pylist())
 
     def test_a_transaction_of_bad_records_alone_is_rolled_back_and_no_vote_has_it(self) -> None:
-        records, bad = self._good_and_bad()
+        records, _, bad = self._good_and_bad()
         query, sink = self.query(), self.sink()
         query.answered(sink.require_valid, records.schema)
         with query.sent(sink, Round(2, 0), max_bad_records=len(bad)) as participant:
@@ -185,14 +185,15 @@ class SinkContract(ABC):
             assert participant.pre_commit() == {}
         assert query.recover() == []
 
-    def _good_and_bad(self) -> tuple[pa.RecordBatch, list[int]]:
-        """Records, and the positions of those that the sink refuses."""
+    def _good_and_bad(self) -> tuple[pa.RecordBatch, list[int], list[int]]:
+        """Records, and the positions of those that the sink takes and of those that it refuses."""
         records = self.with_bad_records()
         if records is None:
             raise unittest.SkipTest("the sink refuses no record by itself")
-        bad = [row for row in range(records.num_rows) if not self._is_taken(records.slice(row, 1), partition=row)]
+        rows = range(records.num_rows)
+        bad = [row for row in rows if not self._is_taken(records.slice(row, 1), partition=row)]
         assert bad, "the sink has taken every record"
-        return records, bad
+        return records, [row for row in rows if row not in bad], bad
 
     def test_a_column_that_validate_accepts_can_be_written(self) -> None:
         sink = self.sink()
@@ -613,8 +614,7 @@ class SinkContract(ABC):
 
     def test_a_process_killed_while_bad_records_are_left_out_writes_every_other_record_once(self) -> None:
         self._require_other_processes()
-        records, bad = self._good_and_bad()
-        good = [row for row in range(records.num_rows) if row not in bad]
+        records, good, bad = self._good_and_bad()
         values = [
             tuple(f"{number}.{row}" for row in good) for number in range(min(self.kills, KILLS_AMID_BAD_RECORDS) + 1)
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import shutil
 from collections.abc import Sequence
@@ -27,13 +26,12 @@ def main(arguments: Sequence[str]) -> int:
     shutil.rmtree(given.folder, ignore_errors=True)
     checks = SHORT if given.short else FULL
     report = Report(given.folder / "report.json")
-    numbers = itertools.count(1)
     outcomes: list[tuple[Check, Outcome]] = []
     columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[states]:,} states"))
     with ProgressLines(*columns, console=console) as progress:
-        for check in (*HOLES, *checks):
+        for number, check in enumerate((*HOLES, *checks), 1):
             bar = progress.add_task(str(check) if check.hole == NO_HOLE else check.hole, total=1, states=0)
-            folder = given.folder.resolve() / str(next(numbers))
+            folder = given.folder.resolve() / str(number)
             outcome = run(check, folder, given.workers, lambda states, bar=bar: progress.update(bar, states=states))  # type: ignore[misc]
             progress.update(bar, completed=1, states=outcome.states)
             if outcome.violated:

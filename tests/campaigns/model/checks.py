@@ -15,6 +15,7 @@ INVARIANTS = (
     "InOrder",
 )
 PROPERTIES = ("EventuallyVisible", "EventuallyNothingOpen")
+FAULTS = ("rivals", "timeouts", "unanswered", "stale", "falls")
 NO_HOLE = "none"
 
 
@@ -44,13 +45,13 @@ class Check:
     def __str__(self) -> str:
         """The sizes and the faults."""
         sizes = f"{self.lives} lives, {self.tasks} x {self.sinks} x {self.batches}"
-        faults = [name for name in ("rivals", "timeouts", "unanswered", "stale", "falls") if getattr(self, name)]
+        faults = [name for name in FAULTS if getattr(self, name)]
         return ", ".join([sizes, *faults, *(["liveness"] if self.liveness else [])])
 
     def configuration(self) -> str:
         """Return the text of TLC's configuration."""
         tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
-        sizes = ("lives", "batches", "kept", "rivals", "timeouts", "unanswered", "stale", "falls")
+        numbers = ("lives", "batches", "kept", *FAULTS)
         checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS]
         return "\n".join(
             [
@@ -59,7 +60,7 @@ class Check:
                 *(f"  {value} = {value}" for value in (*tasks, *sinks)),
                 f"  Tasks = {{{', '.join(tasks)}}}",
                 f"  Sinks = {{{', '.join(sinks)}}}",
-                *(f"  {name.capitalize()} = {getattr(self, name)}" for name in sizes),
+                *(f"  {name.capitalize()} = {getattr(self, name)}" for name in numbers),
                 f'  Hole = "{self.hole}"',
                 " ".join(checked),
                 # TLC can't use symmetry where it follows a behavior to its end.
@@ -92,10 +93,9 @@ HOLES: Sequence[Check] = (
     Check(hole="a sweep does not read the log again"),
     Check(hole="a query that rests does not sweep", batches=1, kept=9, liveness=True),
 )
-"""Each defect, and the smallest bounds within which it shows."""
+"""Each defect, and small bounds within which it shows."""
 
 _WHOLE = Check(tasks=2, sinks=2, batches=3)
-_THREE_LIVES = Check(lives=3)
 
 FULL: Sequence[Check] = (
     _WHOLE,
@@ -103,7 +103,7 @@ FULL: Sequence[Check] = (
     replace(_WHOLE, sinks=1, timeouts=1),
     replace(_WHOLE, sinks=1, falls=1),
     Check(rivals=1, timeouts=1, unanswered=1, falls=1),
-    replace(_THREE_LIVES, kept=0),
+    Check(lives=3, kept=0),
     Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
 )

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from tests.campaigns.model.checks import Check
+from tests.support.kills import bound
 from twopc_kafka_broker import find_java
 
 SPECIFICATION = Path(__file__).with_name("twopc.tla")
@@ -57,13 +58,17 @@ def run(check: Check, folder: Path, workers: int, reached: Callable[[int], None]
         command = [*java, "tlc2.TLC", *options, "twopc"]
         lines = []
         with subprocess.Popen(
-            command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            bound(*command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line)
-                if found := _STATES.search(line):
-                    reached(_number(found[2]))
+            try:
+                for line in process.stdout:
+                    lines.append(line)
+                    if found := _STATES.search(line):
+                        reached(_number(found[2]))
+            except BaseException:  # else leaving the block would wait for TLC's end
+                process.kill()
+                raise
     return _outcome("".join(lines), process.returncode)
 
 

@@ -87,11 +87,10 @@ Appended(l, entry) ==
     /\ log' = Append(log, entry)
     /\ pruned' = Max({pruned, Len(log) - Kept})
 
-\* Whether the entry after the life's tail can be put and counts. Upholds invariant 3: of two coordinators, one gets a
+\* Whether the life's tail is the newest entry, so that it can put one after it. Upholds invariant 3: of two coordinators, one gets a
 \* slot. A slot that was pruned is free again, so the entry before it must still be there (`_append`).
-HasSlot(l) == Len(log) = life[l].slot
-SlotIsPruned(l) == life[l].slot < pruned
 IsNewest(l) == Len(log) = life[l].slot
+SlotIsPruned(l) == life[l].slot < pruned
 
 \* CommitLog.open: fences every older life. The read and the put-if-absent are one step, because a put that finds the slot
 \* taken starts over.
@@ -294,7 +293,7 @@ Decision(l) == [kind |-> "decide", by |-> l, batch |-> life[l].batch, reads |-> 
 \* Coordinator._decide: the commit point. Upholds invariant 1.
 Decide(l) ==
     /\ Goes(l, "decide")
-    /\ CASE HasSlot(l) \/ Hole = "an older coordinator is not fenced" ->
+    /\ CASE IsNewest(l) \/ Hole = "an older coordinator is not fenced" ->
               /\ Appended(l, Decision(l))
               /\ To(l, [pc |-> "commit", slot |-> Len(log) + 1, tail |-> Decision(l), due |-> Of(life[l].votes),
                          after |-> "record"])
@@ -309,7 +308,7 @@ Decide(l) ==
 DecideUnanswered(l) ==
     /\ Goes(l, "decide") /\ l < Last  \* the last start is one without faults
     /\ Spend("unanswered")
-    /\ \/ HasSlot(l) /\ Appended(l, Decision(l)) /\ UNCHANGED flying
+    /\ \/ IsNewest(l) /\ Appended(l, Decision(l)) /\ UNCHANGED flying
        \/ flying' = flying \cup {[slot |-> life[l].slot + 1, entry |-> Decision(l)]} /\ UNCHANGED <<log, pruned>>
     /\ IF Hole = "a decision without an answer is rolled back"
        THEN To(l, [pc |-> "abort", listed |-> Of(life[l].votes), after |-> "ended"])
@@ -323,7 +322,7 @@ Land(put) ==
     /\ IF put.slot = Len(log) + 1 THEN Appended(put.entry.by, put.entry) ELSE UNCHANGED <<log, pruned>>
     /\ UNCHANGED <<offsets, commits, life, attempt, tx, used, left>>
 
-\* foreachBatch has returned, and Spark records the batch. A life that is through rests.
+\* foreachBatch has returned, and Spark records the batch.
 Record(l) ==
     /\ Goes(l, "record")
     /\ commits' = Max({commits, life[l].batch})
@@ -359,7 +358,6 @@ Repair(l) ==
     /\ newest > 0
     /\ offsets' = [b \in 1 .. Batches |-> IF b > newest THEN None ELSE
                        IF Kept_(b) # {} THEN log[Max(Kept_(b))].reads ELSE offsets[b]]
-    /\ offsets'[newest] # None \/ LogTail.reads # None
     /\ commits' = newest - 1
     /\ life' = [life EXCEPT ![l] = [@ EXCEPT !.pc = "idle", !.batch = 0]]
     /\ UNCHANGED <<log, pruned, flying, attempt, tx, used, left>>
@@ -388,7 +386,7 @@ Spec == Init /\ [][Next]_vars
 VisibleIsDecided == \A t \in DOMAIN tx : tx[t] = "committed" => t[1] \in Decided
 
 \* 2: what is about to be decided is still open.
-OpenWhenDecided == \A l \in Numbers : Goes(l, "decide") /\ HasSlot(l) => \A t \in Of(life[l].votes) : Open(t)
+OpenWhenDecided == \A l \in Numbers : Goes(l, "decide") /\ IsNewest(l) => \A t \in Of(life[l].votes) : Open(t)
 
 \* 5: only a target system itself can roll a decided transaction back.
 DecidedStays == \A t \in DOMAIN tx : t[1] \in Decided => tx[t] \in {"open", "committed", "timed out"}

@@ -33,6 +33,7 @@ from tests.campaigns.spark.job import (
     Job,
 )
 from tests.campaigns.spark.plans import BATCHES, IS_BAD, PLANS, SCHEMA
+from tests.support.rolling_back import roll_back
 from tests.support.spark_session import session, settings_of, write_all
 from twopc.events import Event, PhaseEntered
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
@@ -163,13 +164,6 @@ def files(job: Job, folder: str = "parquet") -> dict[str, str]:
     return {"path": f"{job.folder}/{folder}", "format": "parquet", "faults": str(job.faults)}
 
 
-def roll_back(job: Job) -> None:
-    """Have Kafka roll back what the last driver has left open, as it does after a time-out."""
-    control = control_of({"bootstrap_servers": [job.servers]})
-    for name, state in control.describe(control.list_ongoing(f"{job.target}.")).items():
-        control.end(name, state.producer_id, state.producer_epoch, commit=False, version=control.end_txn_version)
-
-
 RUN = {
     FOREACH_BATCH: run_stream,
     FORMAT_STREAM: run_stream,
@@ -184,7 +178,7 @@ def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
     plant(job)
     if PLANS[job.plan].is_lost:
-        roll_back(job)
+        roll_back(control_of({"bootstrap_servers": [job.servers]}), job.target)  # what the last driver has left open
     job.events.mkdir(exist_ok=True)
     versions = {"spark": pyspark.__version__, "python": platform.python_version()}
     (Path(job.folder) / "versions.json").write_text(json.dumps(versions))
