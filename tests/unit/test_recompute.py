@@ -54,13 +54,14 @@ class World:
         self.log = f"memory://{uuid.uuid4().hex}"
         self.at: dict[Phase | type, Any] = {}
         self.wanted: list[Wanted] = []
+        self.last = LastSink
         self.serial = 0
 
     def coordinator(self) -> tuple[Coordinator, dict[str, Any]]:
         sinks = {
             "a": ForgetfulSink(self.targets["a"]),
             "b": MemorySink(self.targets["b"]),
-            "last": LastSink(self.targets["last"]),
+            "last": self.last(self.targets["last"]),
         }
         return Coordinator(sinks, self.log, owner="query", commits_at_once=1, rest_interval_s=None), sinks
 
@@ -85,9 +86,9 @@ class World:
         options = {"recompute": recompute if recomputes else None, **options}
         return coordinator.run(0, lambda this: votes(this, plan, everywhere), reads={"offset": 3}, **options)
 
-    def roll_back(self) -> None:
-        """What ``a`` has open is gone."""
-        self.targets["a"].open.clear()
+    def roll_back(self, name: str = "a") -> None:
+        """What a target has open is gone."""
+        self.targets[name].open.clear()
 
     def visible(self, name: str) -> list[str]:
         return sorted(record["value"] for record in self.targets[name].visible)
@@ -135,6 +136,17 @@ def test_after_a_crash_it_is_computed_again_when_spark_repeats_the_batch(world: 
     assert world.run().already_decided
     assert world.visible("a") == world.visible("b") == world.visible("last") == RECORDS
     assert world.targets["a"].open == {}
+
+
+def test_what_only_the_sink_that_commits_last_has_lost_is_computed_again_after_a_crash(world: World) -> None:
+    world.last = ForgetfulLastSink
+    world.at[TransactionCommitted] = killed
+    with pytest.raises(Killed):
+        world.run()
+    world.roll_back("last")
+    assert world.run().already_decided
+    assert world.visible("a") == world.visible("b") == world.visible("last") == RECORDS
+    assert world.wanted == [{"last": {0, 1}}]
 
 
 def test_only_what_is_lost_is_computed_again(world: World) -> None:
