@@ -445,7 +445,9 @@ class Coordinator:
         pending = {due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}
         for due in sorted(pending):
             for last in (False, True):
-                self._commit_batch(due, [s for s in self._sinks.values() if s.commits_last is last], recovered)
+                # Sinks that have completed the batch wait with it here for one that commits last and has lost it.
+                sinks = [s for s in self._sinks.values() if s.commits_last is last and due in s.pending]
+                self._commit_batch(due, sinks, recovered)
 
     def _commit_batch(self, batch_id: int, sinks: Sequence[TwoPhaseCommitSink[Any]], recovered: bool) -> None:
         """Commit a pending batch in ``sinks``, then complete it there."""
