@@ -271,6 +271,27 @@ def test_what_could_be_repaired_is_given_up_if_the_operator_says_so_and_the_rest
     assert not list((shop.target / "_twopc").iterdir())
 
 
+def test_what_the_query_can_compute_again_is_given_up_only_if_the_operator_says_so(
+    shop: Any, run: Any, look: Any
+) -> None:
+    shop.drive("committing")
+    tail = max(shop.log.glob("*.json"))
+    value = json.loads(tail.read_text())
+    computable, other = value["unresolved"][0]["sinks"]["archive"]
+    computable["fingerprint"] = [0, "0" * 16]
+    tail.write_text(json.dumps(value))
+    for pending in (shop.target / "_twopc").iterdir():
+        pending.unlink()
+    give_up = ("--batch", 1, "--accept-loss", "--sinks", shop.sinks, "--yes", "--json")
+    for given_up in ([other["transaction_id"]], []):
+        done = run("abandon", shop.log, *give_up)
+        assert (done.code, [lost["transaction_id"] for lost in done.json["given_up"]]) == (4, given_up)
+        assert "can be computed again" in done.json["error"]["message"]
+    done = run("abandon", shop.log, *give_up, "--even-if-repairable")
+    assert (done.code, [lost["transaction_id"] for lost in done.json["given_up"]]) == (0, [computable["transaction_id"]])
+    assert look("status", shop.log, "--json").json["in_doubt"] == []
+
+
 @pytest.mark.parametrize("batch", [0, 2, 99])
 def test_only_what_is_in_doubt_can_be_abandoned(batch: int, shop: Any, run: Any) -> None:
     shop.drive("committing")

@@ -22,8 +22,8 @@ from twopc.log.store import store_of
 from twopc.phases import Phase
 from twopc.recompute import Wanted, sum_of_hashes
 from twopc.testing import MemorySink, MemoryTarget
-from twopc.transaction import Committable, Fingerprint
-from twopc.transactional_ids import Round
+from twopc.transaction import Committable, Fingerprint, Transaction
+from twopc.transactional_ids import Round, TransactionId
 
 Plan = Mapping[int, list[str]]
 """Partition → its records."""
@@ -36,6 +36,15 @@ class ForgetfulSink(MemorySink):
     """Of a target that may roll back what is pre-committed."""
 
     may_time_out = True
+
+
+class RemindedSink(ForgetfulSink):
+    """Of a target that was told to keep what is begun from now on."""
+
+    def begin(self, transaction_id: TransactionId) -> Transaction:
+        transaction = super().begin(transaction_id)
+        transaction.may_time_out = False
+        return transaction
 
 
 class LastSink(MemorySink):
@@ -54,12 +63,13 @@ class World:
         self.log = f"memory://{uuid.uuid4().hex}"
         self.at: dict[Phase | type, Any] = {}
         self.wanted: list[Wanted] = []
+        self.a: type[MemorySink] = ForgetfulSink
         self.last = LastSink
         self.serial = 0
 
     def coordinator(self) -> tuple[Coordinator, dict[str, Any]]:
         sinks = {
-            "a": ForgetfulSink(self.targets["a"]),
+            "a": self.a(self.targets["a"]),
             "b": MemorySink(self.targets["b"]),
             "last": self.last(self.targets["last"]),
         }
@@ -238,6 +248,34 @@ def test_without_recompute_the_query_stops_and_says_that_it_can_be(world: World)
     assert world.visible("last") == []
     world.run()
     assert world.visible("a") == world.visible("last") == RECORDS
+
+
+def test_a_sink_that_may_not_lose_transactions_any_more_gets_nothing_again(world: World) -> None:
+    """Such as one that delivers at least once: what it is given is visible at once, and is not recognized."""
+    decided_and_lost(world)
+    world.a = MemorySink
+    with pytest.raises(OperatorRequired, match="sink 'a' has other options than when it lost"):
+        world.run()
+    assert world.wanted == []
+    world.a = ForgetfulSink
+    world.run()
+    assert world.visible("a") == RECORDS
+
+
+def test_what_is_computed_again_is_recognized_in_transactions_that_do_not_time_out(world: World) -> None:
+    decided_and_lost(world)
+    world.a = RemindedSink
+    world.run()
+    assert world.visible("a") == RECORDS
+
+
+def test_of_several_losses_the_one_that_can_not_be_computed_again_is_told(world: World) -> None:
+    decided_and_lost(world)
+    world.roll_back("b")
+    with pytest.raises(TransactionLost) as told:
+        world.run()
+    assert told.value.sink == "b"
+    assert world.wanted == []
 
 
 def test_a_log_with_a_loss_is_not_complete_before_its_batch_comes_again(world: World) -> None:
