@@ -64,10 +64,12 @@ from twopc.recompute import (
     RecomputableLoss,
     Recompute,
     Wanted,
+    is_recomputable,
     loss_of,
     not_computed_again,
     recognized,
     recognized_anywhere,
+    refuse_changed_sinks,
 )
 from twopc.replay import ReplayCopies, write_again
 from twopc.resting import REST_INTERVAL_S, Resting
@@ -506,7 +508,8 @@ class Coordinator:
             # Of the decided batches, only the newest comes again.
             loss = loss_of(errors) if batch_id == self._log.tail.decided else None
             if loss is None:
-                raise worst_of([error for _, error in errors])
+                # What can be computed again needs no operator, and must not be written by other means.
+                raise worst_of([e for c, e in errors if not is_recomputable(c, e)] or [e for _, e in errors])
             again = self._compute_again(loss, batch_id)
             return {name: (*again.get(name, ()), *lost.get(name, ())) for name in again.keys() | lost.keys()}
         return self._replay(batch_id, lost) if lost else {}
@@ -545,6 +548,7 @@ class Coordinator:
         """Have participants write lost records again, and do the rest like ``_replay``, if the records are the same."""
         if self._recompute is None:
             raise loss
+        refuse_changed_sinks(loss, self._sinks, batch_id)
         round = Round(self._log.incarnation, batch_id)
         began_s = time.perf_counter()
         replaced = {name: dict[str, Committable]() for name in loss.lost}

@@ -114,7 +114,7 @@ class Participant:
             self._copies[name].write(written)
         transaction.records += written.num_rows
         transaction.bytes += written.nbytes
-        if hashes is not None and self._sinks[name].may_time_out and transaction.may_time_out:
+        if hashes is not None and self._sinks[name].may_time_out:
             transaction.hash = sum_of_hashes(hashes, transaction.hash or 0)
 
     def _require_valid(self, name: str, schema: pa.Schema) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.errors import (
     OperatorRequired,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from twopc._bound_sink import CommitCall
     from twopc.participant import Vote
+    from twopc.sink import TwoPhaseCommitSink
 
 Wanted: TypeAlias = "Mapping[str, Collection[int]]"
 """Sink's name → the partitions of the batch that it has lost."""
@@ -58,19 +59,38 @@ class RecomputableLoss(TransactionLost):
         return {name: frozenset(_partition(each) for each in of_sink) for name, of_sink in self.lost.items()}
 
 
+def is_recomputable(call: CommitCall, error: Exception) -> bool:
+    """Whether a commit failed because its transactions are lost, and their records can be computed again."""
+    return isinstance(error, TransactionLost) and all(each.fingerprint is not None for each in call.committables)
+
+
 def loss_of(failed: Sequence[tuple[CommitCall, Exception]]) -> RecomputableLoss | None:
     """Return what the failed commits have lost; None if one of them failed otherwise, or can't be computed again."""
     lost: dict[str, list[Committable]] = {}
     errors = []
     for call, error in failed:
-        if not isinstance(error, TransactionLost) or any(each.fingerprint is None for each in call.committables):
+        if not isinstance(error, TransactionLost) or not is_recomputable(call, error):
             return None
         lost.setdefault(call.sink, []).extend(call.committables)
         errors.append(error)
-    way_out = "Its records can be computed again: start the query with recompute=True."
+    way_out = "Its records can be computed again: start the query with recompute=True before you do any of this."
     loss = RecomputableLoss(lost, f"{sentence(errors[0])} {way_out}")
     loss.__cause__ = errors[0]
     return loss
+
+
+def refuse_changed_sinks(loss: RecomputableLoss, sinks: Mapping[str, TwoPhaseCommitSink[Any]], batch_id: int) -> None:
+    """Raise if a sink may not lose transactions any more, such as one that delivers at least once now. Upholds: nothing
+    becomes visible before its decision. Records of such a sink have no hashes, and may be visible when written."""
+    for name in loss.lost:
+        if not sinks[name].may_time_out:
+            raise OperatorRequired(
+                f"sink {name!r} has other options than when it lost transactions of batch {batch_id}, which is decided:"
+                " what is written to it now can't be recognized. Nothing was written again. Give it the options that"
+                " it had, such as 'delivery', and start again.",
+                sink=name,
+                batch_id=batch_id,
+            )
 
 
 def hashes_of(batch: pa.RecordBatch) -> pa.Int64Array:
@@ -141,10 +161,10 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
 
 
 _OTHERS = (
-    "The query does not yield the same records twice: it calls something like rand() or current_timestamp(), its source"
-    " has changed, or its number of tasks has. Nothing was written again. Give the query its old number of partitions,"
-    " if that was changed, and start again. Otherwise write the records by other means, then give the transaction up"
-    " with 'twopc abandon'."
+    "The query does not yield the same records twice: it calls something like rand() or current_timestamp(), or there"
+    " was a change of its source, its number of tasks, its outputs, or what the target system takes. Nothing was written"
+    " again. Undo the change if there was one, and start again. Otherwise write the records by other means, then give the"
+    " transaction up with 'twopc abandon --even-if-repairable'."
 )
 
 
