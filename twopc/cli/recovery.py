@@ -21,6 +21,7 @@ from twopc.events import Event, TransactionAborted, TransactionCommitted, Transa
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import check_prefixes, opened
 from twopc.plugins import notify
+from twopc.recompute import is_recomputable
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -189,11 +190,12 @@ class Recovery:
 
     def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
         """Return the transactions of a batch that can't be committed, after ``run`` failed. All others are then
-        committed, or will be written again from their replay copies.
+        committed, or will be written again: from their replay copies, or by a query that computes them again.
 
         Args:
             batch_id: the batch at which ``run`` failed.
-            even_if_repairable: return also those that could be committed if an operator removed a cause.
+            even_if_repairable: return also those that could be committed if an operator removed a cause, and those
+                that a query could compute again.
 
         Raises:
             OperatorRequired: such a cause, without ``even_if_repairable``. All transactions were tried.
@@ -205,19 +207,21 @@ class Recovery:
             if decision.batch_id == batch_id:
                 for name, committables in decision.committables.items():
                     for call in self._sinks[name].commit_calls(batch_id, committables):
-                        found += self._commit(call)
+                        found += self._commit(call, even_if_repairable)
         repairable = [lost.error for lost in found if not isinstance(lost.error, (TransactionLost, OutcomeUnknown))]
         if repairable and not even_if_repairable:
             raise repairable[0]
         return found
 
-    def _commit(self, call: CommitCall) -> list[Lost]:
+    def _commit(self, call: CommitCall, even_if_recomputable: bool) -> list[Lost]:
         sink = self._sinks[call.sink]
         try:
             until_answered(str(call), call.commit)
         except OperatorRequired as error:
             copies = sink.replay_copies
             if isinstance(error, TransactionLost) and copies and all(map(copies.can_replace, call.committables)):
+                return []
+            if is_recomputable(call, error) and not even_if_recomputable:
                 return []
             return [Lost(call.sink, committable, error) for committable in call.committables]
         return []

@@ -31,7 +31,7 @@ from twopc.errors import OperatorRequired, Refused
 @click.option(
     "--even-if-repairable",
     is_flag=True,
-    help="Give up also what could be committed if the cause in the error was removed.",
+    help="Give up also what could be committed if the cause in the error was removed, or computed again.",
 )
 @parameters.sinks_file
 @parameters.replay_copies
