@@ -356,7 +356,7 @@ def _hashed(value: str, of_spark: DataType, depth: int = 0) -> list[str]:
     """Return SQL expressions that are equal for equal values alone, as far as a hash can be.
 
     Spark's hash skips nulls and runs through arrays and structs as if they had no bounds, so by itself it is the same
-    for ``[1], [2, 3]`` and ``[1, 2], [3]``, and for a value in any field.
+    for ``[1], [2, 3]`` and ``[1, 2], [3]``, and for a value in any field. The size of null depends on the session.
     """
     is_null = f"{value} IS NULL"
     match of_spark:
@@ -366,7 +366,7 @@ def _hashed(value: str, of_spark: DataType, depth: int = 0) -> list[str]:
         case ArrayType():
             each = f"each{depth}"
             hashed = f"xxhash64({', '.join(_hashed(each, of_spark.elementType, depth + 1))})"
-            return [f"transform({value}, {each} -> {hashed})", f"size({value})", is_null]
+            return [f"transform({value}, {each} -> {hashed})", f"coalesce(size({value}), -1)", is_null]
     return [value, is_null]
 
 
