@@ -162,9 +162,9 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
 
 _OTHERS = (
     "The query does not yield the same records twice: it calls something like rand() or current_timestamp(), or there"
-    " was a change of its source, its number of tasks, its outputs, or what the target system takes. Nothing was written"
-    " again. Undo the change if there was one, and start again. Otherwise write the records by other means, then give"
-    " the transaction up with 'twopc abandon --even-if-repairable'."
+    " was a change of its source, its number of tasks, its outputs, or what the target system takes. Nothing was"
+    " written again. Undo the change if there was one, and start again. Otherwise write the records by other means,"
+    " then give the transaction up with 'twopc abandon --even-if-repairable'."
 )
 
 
