@@ -37,6 +37,9 @@ _TAKES = "twopc takes "
 _HASHES = "twopc hashes "
 """The column with the hashes of what a sink gets has this name and the sink's."""
 
+_BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"
+"""A number that no value of a record is likely to be."""
+
 # Spark 4.2 asks for the time zone of timestamps. Earlier versions take UTC. A sink can write any.
 _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
@@ -348,26 +351,32 @@ def _hash(columns: Mapping[str, StructField]) -> str:
     """Return the SQL of a record's hash. ``columns`` are those of the frame: to evaluate an expression such as rand()
     again would give another value. Their names count, too: another plan may have exchanged them."""
     names = zlib.crc32("\n".join(field.name for field in columns.values()).encode())
-    values = itertools.chain(*(_hashed(value, field.dataType) for value, field in columns.items()))
-    return f"xxhash64({', '.join([*values, f'{names}L'])})"
+    values = _hashed_apart({value: field.dataType for value, field in columns.items()})
+    return f"xxhash64({', '.join(values)}) ^ {names}L"
 
 
-def _hashed(value: str, of_spark: DataType, depth: int = 0) -> list[str]:
+def _hashed_apart(values: Mapping[str, DataType], depth: int = 0) -> list[str]:
+    """Return the SQL expressions of values beside each other, with a bound between two. Spark's hash skips nulls, so
+    without it, it would be the same for a value in any of them."""
+    hashed = (_hashed(value, of_spark, depth) for value, of_spark in values.items())
+    return [each for one in hashed for each in (_BOUND, *one)][1:]
+
+
+def _hashed(value: str, of_spark: DataType, depth: int) -> list[str]:
     """Return SQL expressions that are equal for equal values alone, as far as a hash can be.
 
-    Spark's hash skips nulls and runs through arrays and structs as if they had no bounds, so by itself it is the same
-    for ``[1], [2, 3]`` and ``[1, 2], [3]``, and for a value in any field. The size of null depends on the session.
+    Spark's hash runs through arrays and structs as if they had no bounds, so by itself it is the same for
+    ``[1], [2, 3]`` and ``[1, 2], [3]``. The size of null depends on the session.
     """
-    is_null = f"{value} IS NULL"
     match of_spark:
         case StructType():
-            fields = (_hashed(f"{value}.{_quoted(field.name)}", field.dataType, depth) for field in of_spark)
-            return [*itertools.chain(*fields), is_null]
+            fields = {f"{value}.{_quoted(field.name)}": field.dataType for field in of_spark}
+            return [*_hashed_apart(fields, depth), f"{value} IS NULL"]
         case ArrayType():
             each = f"each{depth}"
             hashed = f"xxhash64({', '.join(_hashed(each, of_spark.elementType, depth + 1))})"
-            return [f"transform({value}, {each} -> {hashed})", f"coalesce(size({value}), -1)", is_null]
-    return [value, is_null]
+            return [f"transform({value}, {each} -> {hashed})", f"coalesce(size({value}), -1)", f"{value} IS NULL"]
+    return [value]
 
 
 def _quoted(name: str) -> str:
