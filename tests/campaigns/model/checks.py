@@ -25,6 +25,7 @@ class Check:
     see ``twopc.tla``.
 
     Attributes:
+        module: ``twopc``, or ``steps`` for the protocol in smaller steps.
         hole: the defect, which must lead to a counterexample.
         liveness: whether to check that what must happen does happen, instead of that nothing wrong happens.
     """
@@ -41,32 +42,43 @@ class Check:
     falls: int = 0
     hole: str = NO_HOLE
     liveness: bool = False
+    module: str = "twopc"
 
     def __str__(self) -> str:
         """The sizes and the faults."""
         sizes = f"{self.lives} lives, {self.tasks} x {self.sinks} x {self.batches}"
         faults = [name for name in FAULTS if getattr(self, name)]
-        return ", ".join([sizes, *faults, *(["liveness"] if self.liveness else [])])
+        others = [*(["liveness"] if self.liveness else []), *(["smaller steps"] if self.module == "steps" else [])]
+        return ", ".join([sizes, *faults, *others])
 
     def configuration(self) -> str:
         """Return the text of TLC's configuration."""
         tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
-        numbers = ("lives", "batches", "kept", *FAULTS)
         checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS]
         return "\n".join(
             [
-                f"SPECIFICATION {'FairSpec' if self.liveness else 'Spec'}",
+                f"SPECIFICATION {self._specification}",
                 "CONSTANTS",
                 *(f"  {value} = {value}" for value in (*tasks, *sinks)),
                 f"  Tasks = {{{', '.join(tasks)}}}",
                 f"  Sinks = {{{', '.join(sinks)}}}",
-                *(f"  {name.capitalize()} = {getattr(self, name)}" for name in numbers),
-                f'  Hole = "{self.hole}"',
+                *self.numbers(),
                 " ".join(checked),
                 # TLC can't use symmetry where it follows a behavior to its end.
                 *([] if self.liveness else ["SYMMETRY Symmetric"]),
             ]
         )
+
+    @property
+    def _specification(self) -> str:
+        if self.module == "steps":
+            return "StepsSpec"
+        return "FairSpec" if self.liveness else "Spec"
+
+    def numbers(self) -> Sequence[str]:
+        """Return the lines of the configuration that have the numbers and the defect."""
+        names = ("lives", "batches", "kept", *FAULTS)
+        return [*(f"  {name.capitalize()} = {getattr(self, name)}" for name in names), f'  Hole = "{self.hole}"']
 
 
 def _values(letter: str, number: int) -> Sequence[str]:
@@ -106,6 +118,7 @@ FULL: Sequence[Check] = (
     Check(lives=3, kept=0),
     Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
+    Check(kept=9, batches=1, module="steps"),
 )
 """Two lives with two tasks, two sinks and three batches, without faults and with one append without an answer. Then a
 transaction that is rolled back and a checkpoint that falls back, each with one sink; then all faults, and three lives,

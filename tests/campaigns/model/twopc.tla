@@ -63,17 +63,19 @@ Of(names) == names \X Sinks
 NewLife == [pc |-> "new", slot |-> 0, tail |-> Empty, batch |-> 0, reads |-> None, votes |-> {}, due |-> {}, listed |-> {},
             after |-> "idle"]
 
-Init ==
+InitWith(new) ==
     /\ log = <<>>
     /\ pruned = 0
     /\ flying = {}
     /\ offsets = [b \in 1 .. Batches |-> None]
     /\ commits = 0
-    /\ life = [l \in Numbers |-> NewLife]
+    /\ life = [l \in Numbers |-> new]
     /\ attempt = <<>>
     /\ tx = <<>>
     /\ used = <<>>
     /\ left = [rival |-> Rivals, timeout |-> Timeouts, unanswered |-> Unanswered, stale |-> Stale, fall |-> Falls]
+
+Init == InitWith(NewLife)
 
 Goes(l, pc) == life[l].pc = pc
 To(l, changes) == life' = [life EXCEPT ![l] = changes @@ @]
@@ -181,8 +183,8 @@ Reads(b) == IF b = 0 THEN None ELSE offsets[b]
 \* The batch that a life runs next. A start repeats the newest planned batch if the checkpoint has not recorded it.
 Next_(l) == IF life[l].batch > 0 THEN life[l].batch + 1 ELSE IF Newest > commits THEN Newest ELSE Newest + 1
 
-\* Decisions in entries that are still there.
-Kept_(b) == {i \in Decisions : i > pruned /\ log[i].batch = b}
+\* Entries that are still there, and have this batch as the newest decided one: read_decision in twopc/log/commit_log.py.
+Kept_(b) == {i \in DOMAIN log : i > pruned /\ log[i].batch = b}
 
 \* What the log says of a batch that reads `reads` and follows one that read `before`. Upholds invariant 9.
 Recognized(l, b, reads, before) ==
