@@ -94,7 +94,8 @@ def _document(outcomes: Sequence[tuple[Check, Outcome]]) -> dict[str, Any]:
     sound = [(check, outcome) for check, outcome in outcomes if check not in HOLES]
     holes = [(check, outcome) for check, outcome in outcomes if check in HOLES]
     return {
-        "states": sum(outcome.states for _, outcome in sound),
+        "states": sum(outcome.states for check, outcome in sound if not check.seconds),
+        "random_states": sum(outcome.states for check, outcome in sound if check.seconds),
         "violations": sum(outcome.violated is not None for _, outcome in sound),
         "expected_counterexamples": len(holes),
         "found_counterexamples": sum(outcome.violated is not None for _, outcome in holes),
@@ -108,8 +109,9 @@ def _document(outcomes: Sequence[tuple[Check, Outcome]]) -> dict[str, Any]:
 def _end(report: Report, outcomes: Sequence[tuple[Check, Outcome]], traces: Mapping[str, Any]) -> int:
     wrong = [f"{check.hole}: {check}" for check, o in outcomes if (check in HOLES) is not (o.violated is not None)]
     wrong += [f"trace rejected: {rejected.splitlines()[0]}" for rejected in traces["rejected"]]
+    defects = sum(check in HOLES for check, _ in outcomes)
     done = (
-        f"{len(outcomes)} checks, {len(HOLES)} of them with a defect, and {traces['traces_accepted']} traces accepted"
+        f"{len(outcomes)} checks, {defects} of them with a defect; {traces.get('traces_accepted', 0)} traces accepted"
     )
     return report.end(f"{done}; wrong: {', '.join(wrong) or 'none'}", failed=bool(wrong))
 

