@@ -109,10 +109,8 @@ def _document(outcomes: Sequence[tuple[Check, Outcome]]) -> dict[str, Any]:
 def _end(report: Report, outcomes: Sequence[tuple[Check, Outcome]], traces: Mapping[str, Any]) -> int:
     wrong = [f"{check.hole}: {check}" for check, o in outcomes if (check in HOLES) is not (o.violated is not None)]
     wrong += [f"trace rejected: {rejected.splitlines()[0]}" for rejected in traces["rejected"]]
-    defects = sum(check in HOLES for check, _ in outcomes)
-    done = (
-        f"{len(outcomes)} checks, {defects} of them with a defect; {traces.get('traces_accepted', 0)} traces accepted"
-    )
+    defects, accepted = sum(check in HOLES for check, _ in outcomes), traces.get("traces_accepted", 0)
+    done = f"{len(outcomes)} checks, {defects} of them with a defect; {accepted} traces accepted"
     return report.end(f"{done}; wrong: {', '.join(wrong) or 'none'}", failed=bool(wrong))
 
 

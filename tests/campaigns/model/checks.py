@@ -133,7 +133,7 @@ attempt multiplies the states, so it has two batches. Then all faults, three liv
 and all faults within the large ones at random."""
 
 SHORT: Sequence[Check] = (
-    Check(),
+    Check(tasks=2, sinks=2),
     Check(unanswered=1),
     Check(timeouts=1),
     Check(falls=1),

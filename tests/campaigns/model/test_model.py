@@ -16,7 +16,7 @@ from tests.campaigns.simulation.schedule import simulated
 def test_every_promise_holds(check: Check, tmp_path: Path) -> None:
     outcome = run(check, tmp_path / "model", workers=1)
     assert outcome.violated is None
-    assert outcome.states > 1_000
+    assert outcome.states > 100
 
 
 @pytest.mark.parametrize("check", HOLES, ids=lambda check: check.hole)
