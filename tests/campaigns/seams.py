@@ -88,4 +88,6 @@ def _redirected(original: Any, instead: Callable[..., Any], within: frozenset[Co
             return instead(real, *arguments, **named)
         return real(*arguments, **named)
 
+    if inspect.isroutine(real):
+        call.__wrapped__ = real  # type: ignore[attr-defined]  # another seam may be ``called_in`` this function
     return kind(call) if kind else call

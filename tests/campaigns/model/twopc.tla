@@ -22,7 +22,7 @@ CONSTANTS
     Hole        \* the name of a defect, or "none"
 
 None == <<0, 0>>            \* a batch that was not planned
-MaxOffset == Batches + 1    \* records of the source: one batch may read two
+MaxOffset == 2 * Batches + 1  \* records of the source; see Ends
 
 VARIABLES
     log,        \* every entry that was ever appended; entry i is in slot i
@@ -63,20 +63,25 @@ Of(names) == names \X Sinks
 NewLife == [pc |-> "new", slot |-> 0, tail |-> Empty, batch |-> 0, reads |-> None, votes |-> {}, due |-> {}, listed |-> {},
             after |-> "idle"]
 
-Init ==
+InitWith(new) ==
     /\ log = <<>>
     /\ pruned = 0
     /\ flying = {}
     /\ offsets = [b \in 1 .. Batches |-> None]
     /\ commits = 0
-    /\ life = [l \in Numbers |-> NewLife]
+    /\ life = [l \in Numbers |-> new]
     /\ attempt = <<>>
     /\ tx = <<>>
     /\ used = <<>>
     /\ left = [rival |-> Rivals, timeout |-> Timeouts, unanswered |-> Unanswered, stale |-> Stale, fall |-> Falls]
 
+Init == InitWith(NewLife)
+
 Goes(l, pc) == life[l].pc = pc
 To(l, changes) == life' = [life EXCEPT ![l] = changes @@ @]
+\* A life that takes no more steps. What it knew no longer matters, so all such lives are alike.
+Stop(l, pc) ==
+    life' = [life EXCEPT ![l] = [NewLife EXCEPT !.pc = pc, !.batch = IF l = Last THEN life[l].batch ELSE 0]]
 Spend(kind) == left[kind] > 0 /\ left' = [left EXCEPT ![kind] = @ - 1]
 
 --------------------------------------------------------------------------------------
@@ -122,7 +127,7 @@ Commit(l, t) ==
               tx' = [tx EXCEPT ![met] = "committed"] /\ To(l, [due |-> life[l].due \ {t}])
          [] OTHER ->  \* TransactionLost: the query stops loudly. Upholds invariant 2.
               /\ UNCHANGED tx
-              /\ IF Hole = "a lost transaction is passed over" THEN To(l, [due |-> life[l].due \ {t}]) ELSE To(l, [pc |-> "lost"])
+              /\ IF Hole = "a lost transaction is passed over" THEN To(l, [due |-> life[l].due \ {t}]) ELSE Stop(l, "lost")
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, used, left>>
 
 \* A stale coordinator does not know the transaction. That is not final (invariant 10): the commit is repeated, which is
@@ -147,21 +152,20 @@ Undecided(l) == {t \in OpenNow : t[1] \notin life[l].tail.names}
 \* If nothing is open, the sweep is over.
 List(l) ==
     /\ IF ReadFirst THEN Goes(l, "list") ELSE IsCommitted(l) \/ Goes(l, "sweep")
-    /\ IF Undecided(l) = {} THEN To(l, [pc |-> life[l].after])
+    /\ IF Undecided(l) = {} THEN IF life[l].after = "ended" THEN Stop(l, "ended") ELSE To(l, [pc |-> life[l].after])
        ELSE To(l, [pc |-> IF ReadFirst THEN "abort" ELSE "verify", listed |-> Undecided(l)])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 Verify(l) ==
     /\ IF ReadFirst THEN IsCommitted(l) \/ Goes(l, "sweep") ELSE Goes(l, "verify")
-    /\ To(l, [pc |-> CASE ~IsNewest(l) /\ Hole # "a sweep does not read the log again" -> "ended"
-                       [] ReadFirst -> "list"
-                       [] OTHER -> "abort"])
+    /\ IF ~IsNewest(l) /\ Hole # "a sweep does not read the log again"
+       THEN Stop(l, "ended") ELSE To(l, [pc |-> IF ReadFirst THEN "list" ELSE "abort"])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 Abort(l) ==
     /\ Goes(l, "abort")
     /\ tx' = [t \in DOMAIN tx |-> IF t \in life[l].listed /\ Open(t) THEN "aborted" ELSE tx[t]]
-    /\ To(l, [pc |-> life[l].after, listed |-> {}])
+    /\ IF life[l].after = "ended" THEN Stop(l, "ended") ELSE To(l, [pc |-> life[l].after, listed |-> {}])
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, used, left>>
 
 \* Coordinator.rest, in a life that is through: lost attempts may begin after the last sweep, and hold back readers.
@@ -181,8 +185,8 @@ Reads(b) == IF b = 0 THEN None ELSE offsets[b]
 \* The batch that a life runs next. A start repeats the newest planned batch if the checkpoint has not recorded it.
 Next_(l) == IF life[l].batch > 0 THEN life[l].batch + 1 ELSE IF Newest > commits THEN Newest ELSE Newest + 1
 
-\* Decisions in entries that are still there.
-Kept_(b) == {i \in Decisions : i > pruned /\ log[i].batch = b}
+\* Entries that are still there, and have this batch as the newest decided one: read_decision in twopc/log/commit_log.py.
+Kept_(b) == {i \in DOMAIN log : i > pruned /\ log[i].batch = b}
 
 \* What the log says of a batch that reads `reads` and follows one that read `before`. Upholds invariant 9.
 Recognized(l, b, reads, before) ==
@@ -212,7 +216,11 @@ Again(l) ==
     /\ Run(l, b, offsets[b], Reads(b - 1))
     /\ UNCHANGED offsets
 
-\* A new batch reads one or two records more than the one before: the same number may come again with other offsets.
+\* Where a new batch may end. If nothing is left of an earlier plan of the number, no step and no promise depends on how
+\* much it reads, so this is two records. Otherwise it may end before, at, or behind the end of before.
+IsSeen(b) == (\E a \in DOMAIN attempt : a.batch = b) \/ (\E l \in Numbers : life[l].batch = b)
+Ends(b, from) == IF IsSeen(b) THEN {from + 1, from + 2, from + 3} ELSE {from + 2}
+
 Plan(l) ==
     LET b == Next_(l) IN
     /\ Goes(l, "idle") /\ (life[l].batch > 0 \/ Newest <= commits)
@@ -220,21 +228,13 @@ Plan(l) ==
     /\ offsets[b] = None  \* else Spark finds that another query has planned it, and ends
     /\ LET from == IF life[l].batch > 0 THEN life[l].reads[2] ELSE Reads(b - 1)[2]
            before == IF life[l].batch > 0 THEN life[l].reads ELSE Reads(b - 1)
-       IN /\ \E to \in {from + 1, from + 2} :
+       IN /\ \E to \in Ends(b, from) :
                 /\ to <= MaxOffset
                 /\ offsets' = [offsets EXCEPT ![b] = <<from, to>>]
                 /\ Run(l, b, <<from, to>>, before)
 
 --------------------------------------------------------------------------------------
 (* Phase one: task attempts lease a name, and later begin, write and pre-commit: twopc/leases.py, twopc/participant.py *)
-
-\* A speculative attempt, or one after another that was lost.
-Rival(l, t) ==
-    LET a == [life |-> l, batch |-> life[l].batch, task |-> t, n |-> 2] IN
-    /\ Goes(l, "write") /\ a \notin DOMAIN attempt
-    /\ Spend("rival")
-    /\ attempt' = (a :> [pc |-> "started", name |-> 0, reads |-> life[l].reads]) @@ attempt
-    /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, tx, used>>
 
 Locked(t) == {attempt[a].name : a \in {a \in DOMAIN attempt : a.task = t /\ attempt[a].pc = "leased"}}
 
@@ -246,16 +246,28 @@ UsedInOlderRound(a) == {n \in Names : Older(LastUse(a.task, n), Round(a))}
 \* The names before there were leases: they follow from the batch's number, and come back after two batches.
 Recurring(a) == IF a.n = 2 THEN 3 ELSE 1 + (a.batch % 2)
 
-\* Of the names that no living attempt holds, the first that an older round used last, or none. Upholds invariant 11.
+\* The names that an attempt may have: an older round used them last, and no living attempt holds them. Upholds
+\* invariant 11.
+Free(a) ==
+    CASE Hole = "names come back by number" -> {Recurring(a)}
+      [] Hole = "a name is leased twice" -> UsedInOlderRound(a)
+      [] Hole = "a name of a newer round is taken" -> Names \ Locked(a.task)
+      [] OTHER -> UsedInOlderRound(a) \ Locked(a.task)
+
 Lease(a) ==
-    LET names == CASE Hole = "names come back by number" -> {Recurring(a)}
-                   [] Hole = "a name is leased twice" -> UsedInOlderRound(a)
-                   [] Hole = "a name of a newer round is taken" -> Names \ Locked(a.task)
-                   [] OTHER -> UsedInOlderRound(a) \ Locked(a.task)
-    IN
     /\ attempt[a].pc = "started"
-    /\ attempt' = [attempt EXCEPT ![a].pc = "leased", ![a].name = Min(names)]
+    /\ attempt' = [attempt EXCEPT ![a].pc = "leased", ![a].name = Min(Free(a))]
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, tx, used, left>>
+
+\* A speculative attempt, or one after another that was lost. It starts while the batch is written, which changes nothing
+\* until it leases a name, at any later time. So this is one step. Attempts at a task are alike, so the first that leases
+\* a name is called the first.
+Rival(a) ==
+    LET rival == [a EXCEPT !.n = 2] IN
+    /\ a.n = 1 /\ attempt[a].pc # "started" /\ rival \notin DOMAIN attempt
+    /\ Spend("rival")
+    /\ attempt' = (rival :> [pc |-> "leased", name |-> Min(Free(rival)), reads |-> attempt[a].reads]) @@ attempt
+    /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, tx, used>>
 
 \* To begin ends what is open under the name, as Kafka's InitProducerId does. The vote follows in the same step: what can
 \* come between shows as a transaction that is no longer open at the seal.
@@ -300,7 +312,7 @@ Decide(l) ==
          [] SlotIsPruned(l) /\ Hole = "a pruned slot counts" ->
               /\ UNCHANGED <<log, pruned>>
               /\ To(l, [pc |-> "commit", tail |-> Decision(l), due |-> Of(life[l].votes), after |-> "record"])
-         [] OTHER -> UNCHANGED <<log, pruned>> /\ To(l, [pc |-> "ended"])  \* Fenced
+         [] OTHER -> UNCHANGED <<log, pruned>> /\ Stop(l, "ended")  \* Fenced
     /\ UNCHANGED <<flying, offsets, commits, attempt, tx, used, left>>
 
 \* The store gave no answer. The append has happened, or may still happen, or never will. Nothing is committed or aborted on
@@ -312,7 +324,7 @@ DecideUnanswered(l) ==
        \/ flying' = flying \cup {[slot |-> life[l].slot + 1, entry |-> Decision(l)]} /\ UNCHANGED <<log, pruned>>
     /\ IF Hole = "a decision without an answer is rolled back"
        THEN To(l, [pc |-> "abort", listed |-> Of(life[l].votes), after |-> "ended"])
-       ELSE To(l, [pc |-> "ended"])
+       ELSE Stop(l, "ended")
     /\ UNCHANGED <<offsets, commits, attempt, tx, used>>
 
 \* A late put-if-absent: it fails if the slot is taken.
@@ -370,9 +382,9 @@ Steps(l) ==
     \/ \E t \in life[l].due : Commit(l, t)
 
 Next ==
-    \/ \E l \in Numbers : Steps(l) \/ DecideUnanswered(l) \/ Repair(l) \/ (\E t \in Tasks : Rival(l, t))
+    \/ \E l \in Numbers : Steps(l) \/ DecideUnanswered(l) \/ Repair(l)
                           \/ (\E t \in life[l].due : BelieveStale(l, t))
-    \/ \E a \in DOMAIN attempt : Lease(a) \/ Write(a)
+    \/ \E a \in DOMAIN attempt : Lease(a) \/ Rival(a) \/ Write(a)
     \/ \E put \in flying : Land(put)
     \/ \E t \in DOMAIN tx : Timeout(t)
     \/ \E b \in 0 .. Batches : Fall(b)
