@@ -123,6 +123,7 @@ class Campaign:
         for _, fault in due:
             with contextlib.suppress(StopIteration):
                 self._active.append((time.monotonic() + next(fault.steps), fault))
+        self._nemesis.supervise()
         for query in self._queries:
             query.supervise()
         if now - self._shown > LINE_INTERVAL_S:
@@ -161,7 +162,8 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
 
 
 def downloaded() -> tuple[Path, ...]:
-    """Download all jars, as the networks reach no repository. Return those of the console consumer, if there are any."""
+    """Download all jars, as the campaign's network reaches no repository. Return those of the console consumer; none if
+    they could not be downloaded."""
     broker_classpath()
     try:
         return contents.console_jars()
@@ -170,9 +172,10 @@ def downloaded() -> tuple[Path, ...]:
         return ()
 
 
-def jepsen(arguments: argparse.Namespace, folder: Path, postgres: PostgresServer) -> dict[str, Any]:
+def jepsen(
+    arguments: argparse.Namespace, folder: Path, postgres: PostgresServer, console_jars: Sequence[Path]
+) -> dict[str, Any]:
     """Run the campaign. Return the report."""
-    console_jars = downloaded()
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the faults
     network = Network()
     with contextlib.ExitStack() as processes:
@@ -209,20 +212,22 @@ def jepsen(arguments: argparse.Namespace, folder: Path, postgres: PostgresServer
         "stuck_names": campaign.stuck,
         "slowest_recoveries": sorted(campaign.recoveries[1:], reverse=True)[:5],
         "faults_by_kind": dict(sorted(nemesis.faults.items())),
+        "brokers_that_ended": dict(nemesis.ended_by_themselves),
         "queries": found,
     }
 
 
 def main(given: Sequence[str]) -> int:
     """Run the campaign. Return the exit code: 1 on any violation; with a planted defect, 1 if there is none."""
-    enter_namespace(given)
     arguments = parsed_arguments(given)
+    console_jars = downloaded()
+    enter_namespace(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with PostgresServer(max_prepared_transactions=64) as postgres:
-        found = jepsen(arguments, folder, postgres)
+        found = jepsen(arguments, folder, postgres, console_jars)
     report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries",))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import random
 from contextlib import AbstractContextManager
 from typing import Any
 
-from tests.campaigns.seams import Seam, patched
+from tests.campaigns.seams import Seam, nothing, patched
 
 _DOUBLED_IN = 7
-"""Every so many batches, a task writes a record twice."""
+"""Every so many batches, a task writes a record twice or not at all."""
+
+_COMMITTED_BY_TASKS = 0.05
+"""The share of transactions that a task commits."""
 
 
 def _first_record_twice(real: Any, batch: int, task: int, attempt: str, most: int) -> Any:
@@ -24,11 +28,11 @@ def _last_record_lost(real: Any, batch: int, task: int, attempt: str, most: int)
         yield records.slice(0, records.num_rows - (batch % _DOUBLED_IN == 0 and task == 0))
 
 
-def _committed_by_the_task(real: Any, self: Any) -> Any:
+def _sometimes_committed(real: Any, self: Any) -> Any:
     vote = real(self)
-    for name, committable in vote.items():
-        [sealed] = self._sinks[name].seal([committable], 0.0)
-        self._sinks[name].commit(sealed)
+    if random.random() < _COMMITTED_BY_TASKS:  # noqa: S311
+        [sealed] = self._sinks["kafka"].seal([vote["kafka"]], 0.0)
+        self._sinks["kafka"].commit(sealed)
     return vote
 
 
@@ -38,7 +42,8 @@ _COORDINATOR = "twopc.coordinator:Coordinator"
 DEFECTS = {
     "a record is written twice": (Seam(_RECORDS, _first_record_twice),),
     "a record is not written": (Seam(_RECORDS, _last_record_lost),),
-    "a task commits by itself": (Seam("twopc.participant:Participant.pre_commit", _committed_by_the_task),),
+    "a task commits by itself": (Seam("twopc.participant:Participant.pre_commit", _sometimes_committed),),
+    "recovery commits nothing": (Seam(f"{_COORDINATOR}._remember", nothing, f"{_COORDINATOR}._attach"),),
 }
 """Name → seams. The simulation's mutants come on top."""
 

@@ -60,6 +60,14 @@ class Nemesis:
         self._deck: list[str] = []
         self._away = Counter[str]()  # servers, by how many faults keep them down
         self.faults = Counter[str]()
+        self.ended_by_themselves = Counter[str]()
+
+    def supervise(self) -> None:
+        """Start brokers that have ended by themselves, as an orchestrator does."""
+        for name, broker in self._cluster.brokers.items():
+            if not self._away[name] and not broker.is_running:
+                self.ended_by_themselves[name] += 1
+                broker.start()
 
     def draw(self, only: Collection[str] = ()) -> Fault:
         """Return the next fault, one of the kinds in ``only`` if there are any."""
