@@ -57,12 +57,14 @@ class Campaign:
         self._queries, self._nemesis, self._chance = queries, nemesis, chance
         self._active: list[tuple[float, Fault]] = []
         self._began = self._shown = time.monotonic()
+        self._doing = "starting"
         self.recoveries: list[tuple[float, list[str]]] = []
         self.stuck: list[str] = []
 
     def strike(self, seconds: float, only: Sequence[str]) -> None:
         """Strike for so long. Return when all faults are healed and all queries have recovered."""
         until = time.monotonic() + seconds
+        self._doing = "striking"
         while time.monotonic() < until and not self.stuck:
             struck = [self._start(only)]
             while self._chance.random() < OVERLAPPING:
@@ -97,16 +99,23 @@ class Campaign:
 
     def finish(self) -> None:
         """Stop the queries, and wait until all readers have read to the end."""
+        self._doing = "stopping"
         for query in self._queries:
             query.stop()
+        self._close()
+        for query in self._queries:
+            query.recover()
+        self._close()
+        self._doing = "reading to the end"
+        for query in self._queries:
+            query.read_until(contents.ends(query.settings.topic, "read_uncommitted"))
+        self._watch(READING_S, lambda: not any(query.readers_that_read_on() for query in self._queries))
+        for query in self._queries:
+            self.stuck += [f"{reader} of {query.name}" for reader in query.readers_that_read_on()]
+
+    def _close(self) -> None:
         if not self._watch(STUCK_S, lambda: all(query.is_closed for query in self._queries)):
             self.stuck += [f"the end of {query.name}" for query in self._queries if not query.is_closed]
-        for query in self._queries:
-            query.read_until(contents.ends(query.settings.topic))
-        self._watch(READING_S, lambda: not any(query.readers_that_read_on() for query in self._queries))
-        self.stuck += [
-            f"{reader} of {query.name}" for query in self._queries for reader in query.readers_that_read_on()
-        ]
 
     def _watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Supervise for so long, or until something is the case. Return whether it is."""
@@ -133,9 +142,9 @@ class Campaign:
         """Print a line of progress."""
         self._shown = time.monotonic()
         batches = ", ".join(f"{query.name} {query.batches}" for query in self._queries)
-        active = f"; {len(self._active)} faults" if self._active else ""
-        elapsed = f"{self._shown - self._began:4.0f} s  {batches}{active}"
-        console.print(f"{elapsed}{'; strikes: ' if what else ''}{what}", highlight=False, soft_wrap=True)
+        doing = f"{len(self._active)} faults" if self._active else self._doing
+        elapsed = f"{self._shown - self._began:4.0f} s  {batches}; {doing}"
+        console.print(f"{elapsed}{'; next: ' if what else ''}{what}", highlight=False, soft_wrap=True)
 
 
 def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, Any]:
@@ -156,6 +165,7 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         **{kind: sum(each.counts[kind] for each in every) for kind in COUNTS},
         "driver_starts": query.starts,
         "driver_ends": dict(query.ends),
+        "held_back": held_back(query.settings.topic),
         "readers": {name: each.report() for name, each in found.items()},
         "torn_examples": every[-1].examples["torn"],
     }
@@ -170,6 +180,12 @@ def downloaded() -> tuple[Path, ...]:
     except JarsNotAvailable as error:
         console.print(f"Java reads nothing: {error}", highlight=False)
         return ()
+
+
+def held_back(topic: str) -> dict[int, str]:
+    """Return the partitions that a committed reader can't read to the end, and where an open transaction stops it."""
+    committed, written = contents.ends(topic, "read_committed"), contents.ends(topic, "read_uncommitted")
+    return {number: f"{committed[number]} of {end}" for number, end in written.items() if committed[number] < end}
 
 
 def jepsen(

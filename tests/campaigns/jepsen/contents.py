@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import count
@@ -73,8 +72,8 @@ def _sighting(offset: int, value: str) -> Sighting:
     return Sighting(0, offset, NEVER_BEFORE, Record.parse(value))
 
 
-def ends(topic: str) -> dict[int, int]:
-    """Return the offset after the last record of each partition, whether or not it is committed."""
+def ends(topic: str, isolation_level: str) -> dict[int, int]:
+    """Return the offset up to which such a reader can read, for each partition."""
     partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
-    with contextlib.closing(KafkaConsumer(bootstrap_servers=SERVERS.split(","))) as consumer:
+    with KafkaConsumer(bootstrap_servers=SERVERS.split(","), isolation_level=isolation_level) as consumer:
         return {partition.partition: end for partition, end in consumer.end_offsets(partitions).items()}

@@ -93,6 +93,7 @@ class Driver:
             else:
                 self._history.done(self._next_batch)
                 self._next_batch += 1
+        self._coordinator.recover()  # it may be closed after an error
         self._coordinator.close()
 
     def _phase_one(self, round: twopc.Round) -> list[Vote]:

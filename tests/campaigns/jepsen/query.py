@@ -69,6 +69,9 @@ class Query:
         self.batches = 0
         self.starts = 0
         self.ends = Counter[str]()
+        self.is_closed = False
+        """Whether a driver has ended without an error."""
+
         self.away_s = 0.0
         """How long the next driver waits before it starts."""
 
@@ -160,6 +163,7 @@ class Query:
 
     def _ended(self, driver: Process) -> None:
         self.ends[_how(driver.returncode)] += 1
+        self.is_closed |= driver.returncode == 0
         if driver is self._drivers[-1] and driver.returncode:
             self._start_at = time.monotonic() + max(self._pause_s, self.away_s)
             self._pause_s, self.away_s = min(2 * self._pause_s, LONGEST_PAUSE_S), 0.0
@@ -169,10 +173,12 @@ class Query:
         """Tell the driver to end after its batch."""
         self.settings.stop.touch()
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether a driver has ended without an error."""
-        return bool(self.ends["without an error"])
+    def recover(self) -> None:
+        """Kill the tasks, which may outlive their driver, and have a last driver roll back what they had open."""
+        for host in WORKERS:
+            self.kill_worker(host)
+        self._workers.clear()
+        self.is_closed = False
 
     def read_until(self, ends: Mapping[int, int]) -> None:
         """Tell the readers where to end."""
