@@ -201,7 +201,7 @@ def jepsen(
         queries = []
         for kind in arguments.queries:
             given = {"records": arguments.records, "pace_s": arguments.pace, "defect": arguments.mutant}
-            query = Query(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
+            query = KINDS[kind].run_by(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
             cluster.create_topic(query.settings.topic)
             query.create_table()
             processes.callback(query.close)

@@ -22,31 +22,17 @@ from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
 from tests.campaigns.jepsen.workload import TABLE_COLUMNS, Settings
-from tests.support.kills import Process, all_of, kill_each
+from tests.campaigns.storm.query import DAEMON
+from tests.support.kills import Process, all_of, arguments, kill_each
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 """Between two starts of a driver. The pause doubles until a batch is acknowledged."""
 
 
-class Kind(NamedTuple):
-    """How a query writes to Kafka, and whether it keeps replay copies."""
-
-    kafka: Mapping[str, Any]
-    makes_copies: bool
-
-
-# Short, so that a driver that stays away outlasts it.
-_SHORT = {"transaction.timeout.ms": 15_000, "commit.margin.ms": 3000}
-KINDS = {
-    "arrow": Kind({"writer": "arrow", "two.phase.commit": "require"}, makes_copies=False),
-    "arrow-copies": Kind({"writer": "arrow", "two.phase.commit": "off", **_SHORT}, makes_copies=True),
-    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False),
-    "librdkafka-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True),
-}
-
-
 class Query:
     """A query and the supervisor of its processes."""
+
+    program = "tests.campaigns.jepsen.driver"
 
     def __init__(self, name: str, kind: Kind, folder: Path, network: Network, **settings: Any) -> None:
         self.name = name
@@ -96,8 +82,8 @@ class Query:
     def succeed(self) -> None:
         """Start a driver, whatever the one before it does."""
         self.starts += 1
-        command = ("tests.campaigns.jepsen.driver", self._json)
-        self._drivers.append(self._network.start_python(self.host, self.folder / "driver.log", *command))
+        log = self.folder / "driver.log"
+        self._drivers.append(self._network.start_python(self.host, log, self.program, self._json))
 
     def die(self, moment: str) -> None:
         """Have the newest driver kill itself at a moment."""
@@ -204,5 +190,47 @@ class Query:
                 process.wait()
 
 
+class SparkQuery(Query):
+    """A query of Spark, whose tasks run below its driver."""
+
+    program = "tests.campaigns.jepsen.spark_driver"
+
+    def tasks(self) -> list[psutil.Process]:
+        """Return Spark's Python workers and their daemons."""
+        running = [process for driver in self._drivers if driver.poll() is None for process in all_of(driver)]
+        return [process for process in running if DAEMON in arguments(process)]
+
+    def kill_worker(self, host: str) -> None:
+        """Kill the JVM of the newest driver, and its Python workers."""
+        if self.driver:
+            kill_each(all_of(self.driver)[1:])
+
+    def start(self) -> None:
+        for library in LIBRARIES:
+            self._start_reader(library)
+
+
 def _how(returncode: int) -> str:
     return {0: "without an error", -signal.SIGKILL: "killed"}.get(returncode, "with an error")
+
+
+class Kind(NamedTuple):
+    """How a query writes to Kafka, whether it keeps replay copies, and what runs it."""
+
+    kafka: Mapping[str, Any]
+    makes_copies: bool
+    run_by: type[Query] = Query
+
+
+# Short, so that a driver that stays away outlasts it.
+_SHORT = {"transaction.timeout.ms": 15_000, "commit.margin.ms": 3000}
+_WITHOUT_TIMEOUT = {"writer": "arrow", "two.phase.commit": "require"}
+
+KINDS = {
+    "arrow": Kind(_WITHOUT_TIMEOUT, makes_copies=False),
+    "arrow-copies": Kind({"writer": "arrow", "two.phase.commit": "off", **_SHORT}, makes_copies=True),
+    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False),
+    "librdkafka-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True),
+    "spark": Kind(_WITHOUT_TIMEOUT, makes_copies=False, run_by=SparkQuery),
+    "spark-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True, run_by=SparkQuery),
+}
