@@ -34,7 +34,7 @@ from twopc_kafka_broker.errors import JarsNotAvailable
 from twopc_kafka_broker.jars import broker_classpath
 
 FIRST_BATCH_S = 120
-STUCK_S = 180
+STUCK_S = 240
 """After so long without a batch although nothing is struck, a query counts as stuck."""
 
 READING_S = 120
@@ -44,7 +44,7 @@ LINE_INTERVAL_S = 5
 IN_RECOVERY = 1 / 3
 """The share of strikes that do not wait for the recovery from the ones before."""
 
-OVERLAPPING = 0.4
+OVERLAPPING = 0.6
 """The share of strikes that get another one beside them."""
 
 console = Console()
