@@ -155,6 +155,10 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         **{library: check(sent, sightings(query.seen_by(library)), is_ordered=True) for library in READERS},
         "files": check(sent, contents.in_files(query.settings), is_ordered=False),
         "postgres": check(sent, contents.in_postgres(query.settings), is_ordered=False),
+        **{
+            name: check(sent, contents.in_lake(table), is_ordered=False)
+            for name, table in query.settings.lake().items()
+        },
     }
     if console_jars:
         found["java"] = check(sent, contents.by_java(query.settings, console_jars), is_ordered=True)
@@ -165,6 +169,7 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         **{kind: sum(each.counts[kind] for each in every) for kind in COUNTS},
         "driver_starts": query.starts,
         "driver_ends": dict(query.ends),
+        "leftovers": contents.leftovers(query.settings),
         "held_back": held_back(query.settings.topic),
         "readers": {name: each.report() for name, each in found.items()},
         "torn_examples": every[-1].examples["torn"],
@@ -200,10 +205,15 @@ def jepsen(
         cluster.start()
         queries = []
         for kind in arguments.queries:
-            given = {"records": arguments.records, "pace_s": arguments.pace, "defect": arguments.mutant}
+            given = {
+                "records": arguments.records,
+                "pace_s": arguments.pace,
+                "defect": arguments.mutant,
+                "has_lake": arguments.lake,
+            }
             query = KINDS[kind].run_by(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
             cluster.create_topic(query.settings.topic)
-            query.create_table()
+            query.create_tables()
             processes.callback(query.close)
             query.start()
             queries.append(query)
@@ -224,6 +234,7 @@ def jepsen(
         "records": sum(of["records"] for of in found.values()),
         **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
         "stuck": len(campaign.stuck),
+        "leftovers": sum(len(of["leftovers"]) for of in found.values()),
         "longest_recovery_s": max((seconds for seconds, _ in campaign.recoveries[1:]), default=None),
         "stuck_names": campaign.stuck,
         "slowest_recoveries": sorted(campaign.recoveries[1:], reverse=True)[:5],
@@ -247,7 +258,7 @@ def main(given: Sequence[str]) -> int:
     report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries",))
-    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck")})
+    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers")})
     summary = f"{found['faults']} faults, {found['records']} records"
     if arguments.mutant:
         return report.end(
@@ -267,6 +278,7 @@ def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=600, help="how long to strike (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="selects the faults (default: %(default)s)")
     parser.add_argument("--queries", nargs="+", choices=KINDS, default=["arrow", "librdkafka-copies"])
+    parser.add_argument("--lake", action="store_true", help="also write to an Iceberg table and a Delta table")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=(), help="kinds of faults (default: all)")
     parser.add_argument("--records", type=int, default=300, help="the most records per task (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=0.1, help="longest pause of a task, in seconds (default: 0.1)")

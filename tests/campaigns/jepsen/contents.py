@@ -15,6 +15,8 @@ from psycopg import sql
 from tests.campaigns.jepsen.brokers import PARTITIONS, SERVERS
 from tests.campaigns.jepsen.reader import Sighting
 from tests.campaigns.jepsen.workload import Record, Settings
+from tests.campaigns.tables.table import LakeTable
+from tests.support.contents import left_in_files
 from twopc_kafka_broker.jars import KAFKA_VERSION, maven_jars
 from twopc_kafka_broker.java import find_java
 
@@ -41,6 +43,22 @@ def in_postgres(settings: Settings) -> Iterator[Sighting]:
     with psycopg.connect(settings.conninfo) as connection, connection.cursor(name="all") as rows:
         rows.execute(sql.SQL("SELECT value FROM {}").format(table))
         yield from (_sighting(offset, value) for offset, (value,) in enumerate(rows))
+
+
+def in_lake(table: LakeTable) -> Iterator[Sighting]:
+    """Read a lake table with its format's own library."""
+    values = table.read()["value"].to_pylist()
+    yield from (_sighting(offset, value) for offset, value in enumerate(values))
+
+
+def leftovers(settings: Settings) -> list[str]:
+    """Return what transactions have left behind: prepared transactions of any query, pending files, replay copies and
+    notes."""
+    folder = Path(settings.folder)
+    with psycopg.connect(settings.conninfo) as connection:
+        prepared = [gid for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts")]
+    files = [path.name for path in (*left_in_files(folder / "files"), *(folder / "copies").glob("*"))]
+    return [*prepared, *files, *(name for table in settings.lake().values() for name in table.files())]
 
 
 def console_jars() -> tuple[Path, ...]:

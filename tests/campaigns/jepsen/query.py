@@ -21,7 +21,7 @@ from tests.campaigns.jepsen.driver import wish
 from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
-from tests.campaigns.jepsen.workload import TABLE_COLUMNS, Settings
+from tests.campaigns.jepsen.workload import SCHEMA, Settings
 from tests.campaigns.storm.query import DAEMON
 from tests.support.kills import Process, all_of, arguments, kill_each
 
@@ -61,10 +61,12 @@ class Query:
         self.away_s = 0.0
         """How long the next driver waits before it starts."""
 
-    def create_table(self) -> None:
+    def create_tables(self) -> None:
         with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:
             table = sql.Identifier(self.settings.table)
-            connection.execute(sql.SQL("CREATE TABLE {} ({})").format(table, sql.SQL(TABLE_COLUMNS)))
+            connection.execute(sql.SQL("CREATE TABLE {} (key text, value text)").format(table))
+        for lake_table in self.settings.lake().values():
+            lake_table.create(SCHEMA)
 
     # Its processes. -----------------------------------------------------------------------------------------------
 

@@ -12,15 +12,18 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 import twopc
 
+if TYPE_CHECKING:
+    from tests.campaigns.tables.table import LakeTable
+
 TASKS = 3
 FILLER = "x" * 60
-TABLE_COLUMNS = "key text, value text"
+SCHEMA = pa.schema({"key": pa.string(), "value": pa.string()})
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Settings:
         records: the most records that a task writes.
         pace_s: the longest pause of a task between two record batches.
         defect: the planted defect; see ``defects.py``.
+        has_lake: whether the query also writes to an Iceberg table and a Delta table.
     """
 
     folder: str
@@ -43,12 +47,28 @@ class Settings:
     records: int
     pace_s: float
     defect: str
+    has_lake: bool = False
 
     def sinks(self) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
         return {
             "kafka": twopc.create_sink("kafka", {**self.kafka, "topic": self.topic}),
             "files": twopc.create_sink("files", {"path": f"{self.folder}/files"}),
             "postgres": twopc.create_sink("postgres", {"conninfo": self.conninfo, "table": self.table}),
+            **{name: table.sink() for name, table in self.lake().items()},
+        }
+
+    def lake(self) -> dict[str, LakeTable]:
+        """Return the lake tables, by the names of their sinks."""
+        if not self.has_lake:
+            return {}
+        from tests.campaigns.tables.delta import DeltaLakeTable
+        from tests.campaigns.tables.iceberg import IcebergTable
+
+        folder = Path(self.folder)
+        catalog = f"sqlite:///{folder}/catalog.db"
+        return {
+            "iceberg": IcebergTable("jepsen.records", catalog, f"file://{folder}/iceberg", folder),
+            "delta": DeltaLakeTable(f"{folder}/delta"),
         }
 
     @property
