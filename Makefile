@@ -112,6 +112,10 @@ SEED ?= 1
 storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer librdkafka"
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
+.PHONY: jepsen
+jepsen: $(STAMP) ## cut networks, pause and kill around three brokers for SECONDS (600), by SEED (1); a report in build/jepsen
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns jepsen --seed $(SEED) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(ARGS)
+
 .PHONY: prove-stores
 prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
 	$(BIN)/python -m tests.campaigns stores $(ARGS)

@@ -1,0 +1,293 @@
+"""``make jepsen``: three brokers, queries, cut networks and kills; and a checker on the readers' side.
+
+``make jepsen SECONDS=600 SEED=1``; see ``docs/jepsen.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.campaigns.jepsen import contents
+from tests.campaigns.jepsen.brokers import Cluster
+from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
+from tests.campaigns.jepsen.defects import planted
+from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
+from tests.campaigns.jepsen.nemesis import Fault, Nemesis
+from tests.campaigns.jepsen.network import Network, enter_namespace
+from tests.campaigns.jepsen.query import KINDS, Query
+from tests.campaigns.jepsen.reader import READERS, sightings
+from tests.campaigns.report import Report
+from tests.support.postgres_server import PostgresServer
+from twopc_kafka_broker.errors import JarsNotAvailable
+from twopc_kafka_broker.jars import broker_classpath
+
+FIRST_BATCH_S = 120
+STUCK_S = 240
+"""After so long without a batch although nothing is struck, a query counts as stuck."""
+
+READING_S = 120
+"""How long readers may take to the end, when nothing is written any more."""
+
+LINE_INTERVAL_S = 5
+IN_RECOVERY = 1 / 3
+"""The share of strikes that do not wait for the recovery from the ones before."""
+
+OVERLAPPING = 0.6
+"""The share of strikes that get another one beside them."""
+
+console = Console()
+
+
+class Campaign:
+    """Runs the faults, supervises the queries, and measures recovery."""
+
+    def __init__(self, queries: Sequence[Query], nemesis: Nemesis, chance: random.Random) -> None:
+        self._queries, self._nemesis, self._chance = queries, nemesis, chance
+        self._active: list[tuple[float, Fault]] = []
+        self._began = self._shown = time.monotonic()
+        self._doing = "starting"
+        self.recoveries: list[tuple[float, list[str]]] = []
+        self.stuck: list[str] = []
+
+    def strike(self, seconds: float, only: Sequence[str]) -> None:
+        """Strike for so long. Return when all faults are healed and all queries have recovered."""
+        until = time.monotonic() + seconds
+        self._doing = "striking"
+        while time.monotonic() < until and not self.stuck:
+            struck = [self._start(only)]
+            while self._chance.random() < OVERLAPPING:
+                self._watch(self._chance.uniform(0, 3))
+                struck.append(self._start(only))
+            self._watch(float("inf"), lambda: not self._active)
+            if self._chance.random() >= IN_RECOVERY or time.monotonic() >= until:
+                self.recover(struck)
+            self._watch(self._chance.uniform(0, 1.5))
+
+    def _start(self, only: Sequence[str]) -> str:
+        fault = self._nemesis.draw(only)
+        self._show(fault.what)
+        self._active.append((0.0, fault))
+        self._tick()
+        return fault.what
+
+    def recover(self, struck: Sequence[str] = ()) -> None:
+        """Wait until each query has run a batch of which no part was before the last heal."""
+        healed, before = time.monotonic(), [query.batches for query in self._queries]
+
+        def stuck() -> list[str]:
+            pairs = zip(self._queries, before, strict=True)
+            return [query.name for query, batches in pairs if query.batches < batches + 2]
+
+        if self._watch(STUCK_S, lambda: not stuck()):
+            self.recoveries.append((round(time.monotonic() - healed, 1), [*struck]))
+            return
+        self.stuck += stuck()
+        for query in self._queries:
+            query.write_stacks()
+
+    def finish(self) -> None:
+        """Stop the queries, and wait until all readers have read to the end."""
+        self._doing = "stopping"
+        for query in self._queries:
+            query.stop()
+        self._close()
+        for query in self._queries:
+            query.recover()
+        self._close()
+        self._doing = "reading to the end"
+        for query in self._queries:
+            query.read_until(contents.ends(query.settings.topic, "read_uncommitted"))
+        self._watch(READING_S, lambda: not any(query.readers_that_read_on() for query in self._queries))
+        for query in self._queries:
+            self.stuck += [f"{reader} of {query.name}" for reader in query.readers_that_read_on()]
+
+    def _close(self) -> None:
+        if not self._watch(STUCK_S, lambda: all(query.is_closed for query in self._queries)):
+            self.stuck += [f"the end of {query.name}" for query in self._queries if not query.is_closed]
+
+    def _watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Supervise for so long, or until something is the case. Return whether it is."""
+        deadline = time.monotonic() + seconds
+        while not (reached := until()) and time.monotonic() < deadline:
+            self._tick()
+            time.sleep(0.05)
+        return reached
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        due = [each for each in self._active if each[0] <= now]
+        self._active = [each for each in self._active if each[0] > now]
+        for _, fault in due:
+            with contextlib.suppress(StopIteration):
+                self._active.append((time.monotonic() + next(fault.steps), fault))
+        self._nemesis.supervise()
+        for query in self._queries:
+            query.supervise()
+        if now - self._shown > LINE_INTERVAL_S:
+            self._show("")
+
+    def _show(self, what: str) -> None:
+        """Print a line of progress."""
+        self._shown = time.monotonic()
+        batches = ", ".join(f"{query.name} {query.batches}" for query in self._queries)
+        doing = f"{len(self._active)} faults" if self._active else self._doing
+        elapsed = f"{self._shown - self._began:4.0f} s  {batches}; {doing}"
+        console.print(f"{elapsed}{'; next: ' if what else ''}{what}", highlight=False, soft_wrap=True)
+
+
+def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, Any]:
+    """Compare what each reader saw of a query with what was sent."""
+    history = query.settings.history()
+    sent = Sent(history.next_batch(), history.votes(), most)
+    found = {
+        **{library: check(sent, sightings(query.seen_by(library)), is_ordered=True) for library in READERS},
+        "files": check(sent, contents.in_files(query.settings), is_ordered=False),
+        "postgres": check(sent, contents.in_postgres(query.settings), is_ordered=False),
+        **{
+            name: check(sent, contents.in_lake(table), is_ordered=False)
+            for name, table in query.settings.lake().items()
+        },
+    }
+    if console_jars:
+        found["java"] = check(sent, contents.by_java(query.settings, console_jars), is_ordered=True)
+    every: list[Found] = [*found.values(), check_together(found)]
+    return {
+        "batches": sent.batches,
+        "records": sent.records,
+        **{kind: sum(each.counts[kind] for each in every) for kind in COUNTS},
+        "driver_starts": query.starts,
+        "driver_ends": dict(query.ends),
+        "leftovers": contents.leftovers(query.settings),
+        "held_back": held_back(query.settings.topic),
+        "readers": {name: each.report() for name, each in found.items()},
+        "torn_examples": every[-1].examples["torn"],
+    }
+
+
+def downloaded() -> tuple[Path, ...]:
+    """Download all jars, as the campaign's network reaches no repository. Return those of the console consumer; none if
+    they could not be downloaded."""
+    broker_classpath()
+    try:
+        return contents.console_jars()
+    except JarsNotAvailable as error:
+        console.print(f"Java reads nothing: {error}", highlight=False)
+        return ()
+
+
+def held_back(topic: str) -> dict[int, str]:
+    """Return the partitions that a committed reader can't read to the end, and where an open transaction stops it."""
+    committed, written = contents.ends(topic, "read_committed"), contents.ends(topic, "read_uncommitted")
+    return {number: f"{committed[number]} of {end}" for number, end in written.items() if committed[number] < end}
+
+
+def jepsen(
+    arguments: argparse.Namespace, folder: Path, postgres: PostgresServer, console_jars: Sequence[Path]
+) -> dict[str, Any]:
+    """Run the campaign. Return the report."""
+    chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the faults
+    network = Network()
+    with contextlib.ExitStack() as processes:
+        cluster = Cluster(folder, network)
+        processes.callback(cluster.close)
+        cluster.start()
+        queries = []
+        for kind in arguments.queries:
+            given = {
+                "records": arguments.records,
+                "pace_s": arguments.pace,
+                "defect": arguments.mutant,
+                "has_lake": arguments.lake,
+            }
+            query = KINDS[kind].run_by(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
+            cluster.create_topic(query.settings.topic)
+            query.create_tables()
+            processes.callback(query.close)
+            query.start()
+            queries.append(query)
+        nemesis = Nemesis(network, cluster, postgres, queries, chance)
+        campaign = Campaign(queries, nemesis, chance)
+        campaign.recover()
+        if campaign.stuck:
+            raise SystemExit(f"no first batch of {', '.join(campaign.stuck)}; see {folder}")
+        campaign.strike(arguments.seconds, arguments.only)
+        campaign.finish()
+        console.print("comparing")
+        found = {query.name: checked(query, arguments.records, console_jars) for query in queries}
+    return {
+        "seed": arguments.seed,
+        "mutant": arguments.mutant,
+        "seconds": arguments.seconds,
+        "faults": nemesis.faults.total(),
+        "records": sum(of["records"] for of in found.values()),
+        **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
+        "stuck": len(campaign.stuck),
+        "leftovers": sum(len(of["leftovers"]) for of in found.values()),
+        "longest_recovery_s": max((seconds for seconds, _ in campaign.recoveries[1:]), default=None),
+        "stuck_names": campaign.stuck,
+        "slowest_recoveries": sorted(campaign.recoveries[1:], reverse=True)[:5],
+        "faults_by_kind": dict(sorted(nemesis.faults.items())),
+        "brokers_that_ended": dict(nemesis.ended_by_themselves),
+        "queries": found,
+    }
+
+
+def main(given: Sequence[str]) -> int:
+    """Run the campaign. Return the exit code: 1 on any violation; with a planted defect, 1 if there is none."""
+    arguments = parsed_arguments(given)
+    console_jars = downloaded()
+    enter_namespace(given)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
+    folder = Path(arguments.folder).resolve()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    with PostgresServer(max_prepared_transactions=64) as postgres:
+        found = jepsen(arguments, folder, postgres, console_jars)
+    report = Report(folder / "report.json")
+    report.write(found)
+    report.show(hidden=("queries",))
+    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers")})
+    summary = f"{found['faults']} faults, {found['records']} records"
+    if arguments.mutant:
+        return report.end(
+            f"{summary}; the defect was {'found' if wrong.total() else 'not found'}", failed=not wrong.total()
+        )
+    if not wrong.total():
+        return report.end(summary, failed=False)
+    kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.move(folder, kept)
+    return Report(kept / "report.json").end(f"{summary}; {dict(+wrong)}, so the folder is kept", failed=True)
+
+
+def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.campaigns jepsen", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600, help="how long to strike (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="selects the faults (default: %(default)s)")
+    parser.add_argument("--queries", nargs="+", choices=KINDS, default=["arrow", "librdkafka-copies"])
+    parser.add_argument("--lake", action="store_true", help="also write to an Iceberg table and a Delta table")
+    parser.add_argument("--only", nargs="+", choices=FAULTS, default=(), help="kinds of faults (default: all)")
+    parser.add_argument("--records", type=int, default=300, help="the most records per task (default: %(default)s)")
+    parser.add_argument("--pace", type=float, default=0.1, help="longest pause of a task, in seconds (default: 0.1)")
+    parser.add_argument("--mutant", default="", help="a defect to plant, which must be found")
+    parser.add_argument("--folder", default="build/jepsen", help="working folder; emptied first")
+    arguments = parser.parse_args(given)
+    try:
+        with planted(arguments.mutant):
+            pass
+    except LookupError as error:
+        parser.error(str(error))
+    return arguments

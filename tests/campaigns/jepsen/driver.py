@@ -1,0 +1,155 @@
+"""A loop on a ``Coordinator``, as a process: it runs batches until it is told to stop. Its tasks run elsewhere."""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import twopc
+from tests.campaigns.jepsen.defects import planted
+from tests.campaigns.jepsen.network import WORKERS
+from tests.campaigns.jepsen.worker import Answer, Task
+from tests.campaigns.jepsen.workload import TASKS, Settings
+from tests.support.kills import kill_this_process
+from twopc.errors import InDoubt, RoundAborted
+from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.participant import Vote
+from twopc.phases import Phase
+
+ATTEMPTS = 3
+"""How many attempts of one partition may fail before the batch does."""
+
+RIVAL_AFTER_S = 6.0
+"""A task that is slower gets a rival."""
+
+PAUSE_S = 0.2
+"""Between a batch that failed and its repetition."""
+
+MOMENTS = (
+    *(phase.value for phase in Phase if phase is not Phase.CLOSED),
+    TransactionCommitted.__name__,
+    TransactionReplayed.__name__,
+)
+"""The moments at which a driver can kill itself: on entering a phase, or after a commit or a replay."""
+
+
+class TaskFailed(Exception):
+    """An attempt failed, or its worker is gone."""
+
+
+def wish(settings: Settings, pid: int) -> Path:
+    """Return the file that contains the moment at which a driver kills itself."""
+    return Path(settings.folder) / f"die-{pid}"
+
+
+class DiesIfWished:
+    """An observer that kills this process at the moment that its ``wish`` contains."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._wish = wish(settings, os.getpid())
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        moment = event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__
+        if self._wish.exists() and self._wish.read_text(encoding="utf-8") == moment:
+            kill_this_process()
+
+
+class Driver:
+    """Runs the batches of one query."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._history = settings, settings.history()
+        self._sinks = settings.sinks()
+        self._coordinator = twopc.Coordinator(
+            self._sinks,
+            f"{settings.folder}/log",
+            owner=settings.topic,
+            replay_copies=f"{settings.folder}/copies" if settings.makes_copies else None,
+        )
+        self._next_batch = self._history.next_batch()
+        self._threads = ThreadPoolExecutor(256)  # some hang for as long as a worker is paused
+
+    def run(self) -> None:
+        """Run batches until told to stop."""
+        while not self._settings.stop.exists():
+            try:
+                self._coordinator.run(self._next_batch, self._phase_one, reads=self._next_batch)
+            except (RoundAborted, InDoubt):  # after these, ``twopc.errors`` says, the batch is run again
+                traceback.print_exc()
+                time.sleep(PAUSE_S)
+            else:
+                self._history.done(self._next_batch)
+                self._next_batch += 1
+        self._coordinator.recover()  # it may be closed after an error
+        self._coordinator.close()
+
+    def _phase_one(self, round: twopc.Round) -> list[Vote]:
+        serials = itertools.count()
+        tasks = [self._threads.submit(self._partition, round, partition, serials) for partition in range(TASKS)]
+        answers = [task.result() for task in tasks]
+        self._history.voted(round.batch_id, [answer.attempt for answer in answers])
+        return [answer.vote for answer in answers if answer.vote is not None]
+
+    def _partition(self, round: twopc.Round, partition: int, serials: Iterator[int]) -> Answer:
+        """Return the first successful attempt's answer. A failed one is repeated, and a slow one gets a rival."""
+        running: set[Future[Answer]] = set()
+        begun_s = failures = 0.0
+        while True:
+            if not running or (len(running) < 2 and time.monotonic() - begun_s > RIVAL_AFTER_S):
+                task = Task(self._sinks, round, partition, next(serials))
+                running.add(self._threads.submit(self._attempt, task))
+                begun_s = time.monotonic()
+            ended, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in ended:
+                try:
+                    return future.result()
+                except TaskFailed:
+                    failures += 1
+                    if failures >= ATTEMPTS:
+                        raise
+
+    def _attempt(self, task: Task) -> Answer:
+        host = random.choice(WORKERS)  # noqa: S311
+        try:
+            with Client(self._settings.worker(host), "AF_UNIX") as worker:
+                worker.send(tuple(task))
+                answer = Answer(*worker.recv())
+        except (OSError, EOFError) as error:
+            time.sleep(PAUSE_S)
+            raise TaskFailed(f"the worker on {host} is gone: {error!r}") from error
+        if answer.vote is None:
+            raise TaskFailed(answer.error)
+        return answer
+
+
+def main() -> None:
+    settings = Settings(**json.loads(sys.argv[1]))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
+    twopc.register_observer(DiesIfWished(settings))
+    code = 1
+    try:
+        with planted(settings.defect):
+            Driver(settings).run()
+        code = 0
+    except BaseException:  # noqa: BLE001  # whatever it is, the orchestrator starts another driver
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)  # threads that wait for paused workers don't end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,438 @@
+"""The nemesis: faults, drawn by a seed. A seed repeats the faults and their order, but not the machine's timing.
+
+A fault is a generator. It does something, yields how many seconds it waits, and undoes what it did. Each ends within
+bounded time, and may overlap with others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from tests.campaigns.jepsen.brokers import PARTITIONS, TRANSACTIONS, Cluster
+from tests.campaigns.jepsen.driver import MOMENTS
+from tests.campaigns.jepsen.network import BROKERS, CLIENTS, DRIVERS, HOSTS, WORKERS, Link, Network, between, one_way
+from tests.campaigns.jepsen.query import Query
+from tests.support.kills import Process, kill_each
+from tests.support.postgres_server import PostgresServer
+from twopc.events import TransactionCommitted, TransactionReplayed
+from twopc.phases import Phase
+
+Steps = Iterator[float]
+
+LONGEST_S = 20.0
+OUTLASTS_TIMEOUT_S = 19.0
+"""Longer than the transaction timeout of a query with replay copies."""
+
+STOP_TIMEOUT_S = 20.0
+"""How long a broker may take to shut down in good order."""
+
+RATES = ("60kbit", "150kbit", "400kbit")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is struck, and the steps."""
+
+    what: str
+    steps: Steps
+
+
+class Nemesis:
+    """Draws faults from a shuffled deck, so that even a short campaign has many kinds."""
+
+    def __init__(
+        self,
+        network: Network,
+        cluster: Cluster,
+        postgres: PostgresServer,
+        queries: Sequence[Query],
+        chance: random.Random,
+    ) -> None:
+        self._network, self._cluster, self._postgres = network, cluster, postgres
+        self._queries, self._chance = queries, chance
+        self._deck: list[str] = []
+        self._away = Counter[str]()  # servers, by how many faults keep them down
+        self.faults = Counter[str]()
+        self.ended_by_themselves = Counter[str]()
+
+    def supervise(self) -> None:
+        """Start brokers that have ended by themselves, as an orchestrator does."""
+        for name, broker in self._cluster.brokers.items():
+            if not self._away[name] and not broker.is_running:
+                self.ended_by_themselves[name] += 1
+                broker.start()
+
+    def draw(self, only: Collection[str] = ()) -> Fault:
+        """Return the next fault, one of the kinds in ``only`` if there are any."""
+        if not self._deck:
+            self._deck = [kind for kind, often in KINDS.items() if not only or kind in only for _ in range(often)]
+            self._chance.shuffle(self._deck)
+        kind = self._deck.pop()
+        self.faults[kind] += 1
+        make: Callable[[], Fault] = getattr(self, f"_{kind}")
+        return make()
+
+    # Whom. --------------------------------------------------------------------------------------------------------
+
+    def _broker(self) -> str:
+        """Return a broker by its role: it leads a partition, coordinates transactions, or controls the cluster."""
+        partition = self._chance.randrange(PARTITIONS)
+        topic = self._query().settings.topic
+        found = self._chance.choice(
+            (
+                lambda: self._cluster.leader(topic, partition),
+                lambda: self._cluster.leader(TRANSACTIONS, partition),
+                self._cluster.controller,
+                lambda: None,
+            )
+        )()
+        return found or self._chance.choice(BROKERS)
+
+    def _query(self) -> Query:
+        return self._chance.choice(self._queries)
+
+    def _some(self, hosts: Sequence[str]) -> list[str]:
+        return self._chance.sample(hosts, self._chance.randint(1, len(hosts)))
+
+    def _seconds(self, least: float, most: float) -> float:
+        """Return a duration. Short ones are more frequent."""
+        return self._chance.triangular(least, most, least)
+
+    # The network. -------------------------------------------------------------------------------------------------
+
+    def _cut(self, what: str, links: Collection[Link], least_s: float = 3, most_s: float = LONGEST_S) -> Fault:
+        def steps() -> Steps:
+            self._network.cut(links)
+            yield self._seconds(least_s, most_s)
+            self._network.heal(links)
+
+        return Fault(f"cut {what}", steps())
+
+    def _cut_in_a_direction(self, some: Sequence[str], others: Sequence[str]) -> Fault:
+        """Cut both directions or one of them."""
+        here, there = ", ".join(some), ", ".join(others)
+        what, links = self._chance.choice(
+            (
+                (f"{here} and {there}", between(some, others)),
+                (f"{here} to {there}", one_way(some, others)),
+                (f"{there} to {here}", one_way(others, some)),
+            )
+        )
+        return self._cut(what, links)
+
+    def _isolated_broker(self) -> Fault:
+        broker = self._broker()
+        return self._cut(f"{broker} from all", between([broker], HOSTS))
+
+    def _long_isolated_broker(self) -> Fault:
+        broker = self._broker()
+        return self._cut(f"{broker} from all for long", between([broker], HOSTS), 35, 45)
+
+    def _broker_from_brokers(self) -> Fault:
+        broker = self._broker()
+        return self._cut_in_a_direction([broker], [other for other in BROKERS if other != broker])
+
+    def _broker_from_clients(self) -> Fault:
+        return self._cut_in_a_direction([self._broker()], CLIENTS)
+
+    def _mute_or_deaf_broker(self) -> Fault:
+        broker = self._broker()
+        if self._chance.random() < 0.5:
+            return self._cut(f"{broker} to all", one_way([broker], HOSTS))
+        return self._cut(f"all to {broker}", one_way(HOSTS, [broker]))
+
+    def _bridge(self) -> Fault:
+        one, other = self._chance.sample(BROKERS, 2)
+        return self._cut(f"{one} and {other}; the third reaches both", between([one], [other]))
+
+    def _minority(self) -> Fault:
+        here = [self._broker(), *self._some(CLIENTS)]
+        there = [host for host in HOSTS if host not in here]
+        return self._cut(f"{', '.join(here)} from all others", between(here, there))
+
+    def _brokers_apart(self) -> Fault:
+        return self._cut("all brokers from each other", one_way(BROKERS, BROKERS), 3, 12)
+
+    def _drivers_from_brokers(self) -> Fault:
+        return self._cut_in_a_direction(self._some(DRIVERS), BROKERS)
+
+    def _driver_from_broker(self) -> Fault:
+        return self._cut_in_a_direction([self._query().host], [self._broker()])
+
+    def _workers_from_brokers(self) -> Fault:
+        return self._cut_in_a_direction(self._some(WORKERS), BROKERS)
+
+    def _worker_from_broker(self) -> Fault:
+        return self._cut_in_a_direction([self._chance.choice(WORKERS)], [self._broker()])
+
+    def _slow_host(self) -> Fault:
+        host, rate = self._chance.choice((*BROKERS, *DRIVERS, *WORKERS)), self._chance.choice(RATES)
+
+        def steps() -> Steps:
+            self._network.slow(host, rate)
+            yield self._seconds(4, LONGEST_S)
+            self._network.restore(host)
+
+        return Fault(f"slow {host} ({rate})", steps())
+
+    def _flapping_broker(self) -> Fault:
+        broker = self._broker()
+        links = between([broker], HOSTS)
+
+        def steps() -> Steps:
+            for _ in range(self._chance.randint(6, 13)):
+                self._network.cut(links)
+                yield self._seconds(0.1, 0.9)
+                self._network.heal(links)
+                yield self._seconds(0.1, 0.9)
+
+        return Fault(f"flap {broker}", steps())
+
+    # Brokers. -----------------------------------------------------------------------------------------------------
+
+    def _down(self, brokers: Collection[str], longest_s: float) -> Steps:
+        """Kill brokers, and start them later, if no other fault keeps them down."""
+        for name in brokers:
+            self._away[name] += 1
+            self._cluster.brokers[name].kill()
+        yield self._seconds(0, longest_s)
+        for name in brokers:
+            self._back(name)
+        yield self._seconds(0, 6)  # for the start of its Java
+
+    def _back(self, broker: str) -> None:
+        self._away[broker] -= 1
+        if not self._away[broker]:
+            self._cluster.brokers[broker].start()
+
+    def _killed_broker(self) -> Fault:
+        broker = self._broker()
+        return Fault(f"kill {broker}", self._down([broker], 12))
+
+    def _two_killed_brokers(self) -> Fault:
+        brokers = self._chance.sample(BROKERS, 2)
+        return Fault(f"kill {' and '.join(brokers)}", self._down(brokers, 8))
+
+    def _all_killed_brokers(self) -> Fault:
+        return Fault("kill all brokers", self._down(BROKERS, 4))
+
+    def _rolling_restart(self) -> Fault:
+        brokers = self._chance.sample(BROKERS, len(BROKERS))
+
+        def steps() -> Steps:
+            for name in brokers:
+                self._away[name] += 1
+                self._cluster.brokers[name].send(signal.SIGTERM)
+                waited_s = 0.0
+                while self._cluster.brokers[name].is_running and waited_s < STOP_TIMEOUT_S:
+                    waited_s += 0.2
+                    yield 0.2
+                self._cluster.brokers[name].kill()
+                self._back(name)
+                yield self._seconds(5, 10)
+
+        return Fault(f"restart {', '.join(brokers)}", steps())
+
+    def _paused(self, brokers: Sequence[str], longest_s: float) -> Fault:
+        def steps() -> Steps:
+            for name in brokers:
+                self._cluster.brokers[name].send(signal.SIGSTOP)
+            yield self._seconds(2, longest_s)
+            for name in brokers:
+                self._cluster.brokers[name].send(signal.SIGCONT)
+
+        return Fault(f"pause {', '.join(brokers)}", steps())
+
+    def _paused_broker(self) -> Fault:
+        return self._paused([self._broker()], LONGEST_S)
+
+    def _paused_brokers(self) -> Fault:
+        return self._paused(self._chance.sample(BROKERS, self._chance.choice((2, 3))), 12)
+
+    # Drivers. -----------------------------------------------------------------------------------------------------
+
+    def _killed_driver(self) -> Fault:
+        query = self._query()
+
+        def steps() -> Steps:
+            query.kill_driver()
+            yield self._seconds(0, 2)
+
+        return Fault(f"kill the driver of {query.name}", steps())
+
+    def _driver_killed_at_a_moment(self) -> Fault:
+        query, moment = self._query(), self._chance.choice(MOMENTS)
+
+        def steps() -> Steps:
+            if moment in (Phase.RECOVERING.value, TransactionReplayed.__name__):  # a driver that starts comes to these
+                query.kill_driver()
+                yield from self._until_another(query, query.driver)
+            query.die(moment)
+            yield 4
+
+        return Fault(f"kill the driver of {query.name} at {moment}", steps())
+
+    def _driver_that_stays_away(self) -> Fault:
+        """A decided batch waits for longer than the brokers keep a transaction with a timeout."""
+        query = self._query()
+        moment = self._chance.choice((Phase.COMMITTING.value, TransactionCommitted.__name__))
+
+        def steps() -> Steps:
+            query.away_s = self._seconds(OUTLASTS_TIMEOUT_S, OUTLASTS_TIMEOUT_S + 4)
+            query.die(moment)
+            yield from self._until_another(query, query.driver)
+
+        return Fault(f"kill the driver of {query.name} at {moment}, away for long", steps())
+
+    def _until_another(self, query: Query, driver: Process | None) -> Steps:
+        """Wait for at most 30 s until another driver has started."""
+        for _ in range(150):
+            if query.driver and query.driver is not driver:
+                return
+            yield 0.2
+
+    def _paused_driver(self) -> Fault:
+        query = self._query()
+
+        def steps() -> Steps:
+            if driver := query.driver:
+                driver.send_signal(signal.SIGSTOP)
+                yield self._seconds(1, LONGEST_S)
+                driver.send_signal(signal.SIGCONT)
+
+        return Fault(f"pause the driver of {query.name}", steps())
+
+    def _driver_replaced_while_paused(self) -> Fault:
+        query = self._query()
+
+        def steps() -> Steps:
+            yield self._seconds(0, 1)  # at any moment of a batch
+            if driver := query.driver:
+                driver.send_signal(signal.SIGSTOP)
+                query.succeed()
+                yield self._seconds(2, 12)
+                driver.send_signal(signal.SIGCONT)
+                yield 3
+
+        return Fault(f"pause the driver of {query.name}, replaced meanwhile", steps())
+
+    def _driver_replaced_while_cut_off(self) -> Fault:
+        query = self._query()
+        host = query.host
+        links = self._chance.choice((between([host], BROKERS), one_way([host], BROKERS), one_way(BROKERS, [host])))
+
+        def steps() -> Steps:
+            self._network.cut(links)
+            yield self._seconds(0, 4)
+            query.succeed()
+            yield self._seconds(3, 14)
+            self._network.heal(links)
+
+        return Fault(f"cut {host} and brokers, driver of {query.name} replaced meanwhile", steps())
+
+    def _several_drivers(self) -> Fault:
+        query = self._query()
+
+        def steps() -> Steps:
+            for _ in range(self._chance.randint(1, 6)):
+                query.succeed()
+                yield self._seconds(0.2, 3)
+
+        return Fault(f"several drivers of {query.name}", steps())
+
+    # Workers and their tasks. ---------------------------------------------------------------------------------------
+
+    def _killed_tasks(self) -> Fault:
+        query = self._query()
+
+        def steps() -> Steps:
+            for _ in range(self._chance.randint(1, 4)):
+                kill_each(self._some_tasks(query))
+                yield self._seconds(0.2, 1.5)
+
+        return Fault(f"kill tasks of {query.name}", steps())
+
+    def _killed_workers(self) -> Fault:
+        query, hosts = self._query(), self._some(WORKERS)
+
+        def steps() -> Steps:
+            for host in hosts:
+                query.kill_worker(host)
+            yield self._seconds(0, 2)
+
+        return Fault(f"kill {', '.join(hosts)} of {query.name}", steps())
+
+    def _paused_tasks(self) -> Fault:
+        query = self._query()
+
+        def steps() -> Steps:
+            tasks = self._some_tasks(query)
+            for task in tasks:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    task.suspend()
+            yield self._seconds(2, LONGEST_S)
+            for task in tasks:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    task.resume()
+
+        return Fault(f"pause tasks of {query.name}", steps())
+
+    def _some_tasks(self, query: Query) -> list[psutil.Process]:
+        tasks = query.tasks()
+        return self._chance.sample(tasks, self._chance.randint(min(1, len(tasks)), len(tasks)))
+
+    # PostgreSQL. ----------------------------------------------------------------------------------------------------
+
+    def _killed_postgres(self) -> Fault:
+        def steps() -> Steps:
+            self._away["PostgreSQL"] += 1
+            self._postgres.kill()
+            yield self._seconds(0, 8)
+            self._away["PostgreSQL"] -= 1
+            if not self._away["PostgreSQL"]:
+                self._postgres.start()
+
+        return Fault("kill PostgreSQL", steps())
+
+
+KINDS = {
+    "isolated_broker": 2,
+    "long_isolated_broker": 1,
+    "broker_from_brokers": 2,
+    "broker_from_clients": 1,
+    "mute_or_deaf_broker": 2,
+    "bridge": 1,
+    "minority": 2,
+    "brokers_apart": 1,
+    "drivers_from_brokers": 2,
+    "driver_from_broker": 1,
+    "workers_from_brokers": 1,
+    "worker_from_broker": 1,
+    "slow_host": 2,
+    "flapping_broker": 1,
+    "killed_broker": 2,
+    "two_killed_brokers": 1,
+    "all_killed_brokers": 1,
+    "rolling_restart": 1,
+    "paused_broker": 2,
+    "paused_brokers": 1,
+    "killed_driver": 1,
+    "driver_killed_at_a_moment": 4,
+    "driver_that_stays_away": 1,
+    "paused_driver": 1,
+    "driver_replaced_while_paused": 2,
+    "driver_replaced_while_cut_off": 2,
+    "several_drivers": 1,
+    "killed_tasks": 1,
+    "killed_workers": 1,
+    "paused_tasks": 1,
+    "killed_postgres": 1,
+}
+"""The kinds of faults, and how often each is in the deck."""

@@ -1,0 +1,238 @@
+"""One query: the processes of its driver, its workers and its readers, each started again when it is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from tests.campaigns.jepsen.brokers import SERVERS
+from tests.campaigns.jepsen.driver import wish
+from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
+from tests.campaigns.jepsen.reader import READERS as LIBRARIES
+from tests.campaigns.jepsen.reader import UNTIL
+from tests.campaigns.jepsen.workload import SCHEMA, Settings
+from tests.campaigns.storm.query import DAEMON
+from tests.support.kills import Process, all_of, arguments, kill_each
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
+"""Between two starts of a driver. The pause doubles until a batch is acknowledged."""
+
+
+class Query:
+    """A query and the supervisor of its processes."""
+
+    program = "tests.campaigns.jepsen.driver"
+
+    def __init__(self, name: str, kind: Kind, folder: Path, network: Network, **settings: Any) -> None:
+        self.name = name
+        self._network = network
+        self.folder = folder / name
+        self.folder.mkdir()
+        self.settings = Settings(
+            folder=str(self.folder),
+            topic=name,
+            kafka={"bootstrap.servers": SERVERS, "transactional.id.prefix": name, **kind.kafka},
+            makes_copies=kind.makes_copies,
+            **settings,
+        )
+        self._history = self.settings.history()
+        self._drivers: list[Process] = []
+        self._workers: dict[str, Process] = {}
+        self._readers: dict[str, Process] = {}
+        self._start_at = 0.0
+        self._pause_s = FIRST_PAUSE_S
+        self.batches = 0
+        self.starts = 0
+        self.ends = Counter[str]()
+        self.is_closed = False
+        """Whether a driver has ended without an error."""
+
+        self.away_s = 0.0
+        """How long the next driver waits before it starts."""
+
+    def create_tables(self) -> None:
+        with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:
+            table = sql.Identifier(self.settings.table)
+            connection.execute(sql.SQL("CREATE TABLE {} (key text, value text)").format(table))
+        for lake_table in self.settings.lake().values():
+            lake_table.create(SCHEMA)
+
+    # Its processes. -----------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        """The host of the newest driver. Each driver runs on another one than its predecessor."""
+        return DRIVERS[self.starts % len(DRIVERS)]
+
+    @property
+    def driver(self) -> Process | None:
+        """The newest driver, if it runs."""
+        newest = self._drivers[-1] if self._drivers else None
+        return newest if newest and newest.poll() is None else None
+
+    def succeed(self) -> None:
+        """Start a driver, whatever the one before it does."""
+        self.starts += 1
+        log = self.folder / "driver.log"
+        self._drivers.append(self._network.start_python(self.host, log, self.program, self._json))
+
+    def die(self, moment: str) -> None:
+        """Have the newest driver kill itself at a moment."""
+        if self.driver:
+            wish(self.settings, self.driver.pid).write_text(moment, encoding="utf-8")
+
+    def kill_driver(self) -> None:
+        if self.driver:
+            self.driver.kill()
+
+    def tasks(self) -> list[psutil.Process]:
+        """Return the processes that run tasks."""
+        found: list[psutil.Process] = []
+        for worker in self._workers.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(worker.pid).children() if worker.poll() is None else []
+        return found
+
+    def kill_worker(self, host: str) -> None:
+        """Kill a worker and its tasks."""
+        if self._workers[host].poll() is None:
+            kill_each(all_of(self._workers[host]))
+
+    def start(self) -> None:
+        """Start workers and readers. ``supervise`` starts the driver."""
+        for host in WORKERS:
+            self._start_worker(host)
+        for library in LIBRARIES:
+            self._start_reader(library)
+
+    def _start_worker(self, host: str) -> None:
+        command = ("tests.campaigns.jepsen.worker", self._json, host)
+        self._workers[host] = self._network.start_python(host, self.folder / f"{host}.log", *command)
+
+    def _start_reader(self, library: str) -> None:
+        command = ("tests.campaigns.jepsen.reader", library, self.settings.topic, str(self.seen_by(library)))
+        self._readers[library] = self._network.start_python(READERS, self.folder / f"{library}.log", *command)
+
+    @property
+    def _json(self) -> str:
+        return json.dumps(asdict(self.settings))
+
+    def seen_by(self, library: str) -> Path:
+        """Return the file of what a reader saw."""
+        return self.folder / f"{library}.txt"
+
+    # The supervisor. ----------------------------------------------------------------------------------------------
+
+    def supervise(self) -> None:
+        """Count the batches, and start what is gone again: a driver after a pause, as an orchestrator does."""
+        if (batches := self._history.next_batch()) > self.batches:
+            self.batches, self._pause_s = batches, FIRST_PAUSE_S
+        for driver in [each for each in self._drivers if each.poll() is not None]:
+            self._ended(driver)
+        if not self.is_closed and not self.driver and time.monotonic() >= self._start_at:
+            self.succeed()
+        for host, worker in self._workers.items():
+            if worker.poll() is not None:
+                self._start_worker(host)
+        for library, reader in self._readers.items():
+            if reader.poll():  # one that came to the end returns 0
+                self._start_reader(library)
+
+    def _ended(self, driver: Process) -> None:
+        self.ends[_how(driver.returncode)] += 1
+        self.is_closed |= driver.returncode == 0
+        if driver is self._drivers[-1] and driver.returncode:
+            self._start_at = time.monotonic() + max(self._pause_s, self.away_s)
+            self._pause_s, self.away_s = min(2 * self._pause_s, LONGEST_PAUSE_S), 0.0
+        self._drivers.remove(driver)
+
+    def stop(self) -> None:
+        """Tell the driver to end after its batch."""
+        self.settings.stop.touch()
+
+    def recover(self) -> None:
+        """Kill the tasks, which may outlive their driver, and have a last driver roll back what they had open."""
+        for host in WORKERS:
+            self.kill_worker(host)
+        self._workers.clear()
+        self.is_closed = False
+
+    def read_until(self, ends: Mapping[int, int]) -> None:
+        """Tell the readers where to end."""
+        aside = self.folder / "until"
+        aside.write_text(json.dumps(ends), encoding="utf-8")
+        aside.rename(self.folder / UNTIL)
+
+    def readers_that_read_on(self) -> list[str]:
+        return [library for library, reader in self._readers.items() if reader.poll() is None]
+
+    def write_stacks(self) -> None:
+        """Have drivers and tasks write what they do into their logs, to show why they are stuck."""
+        for driver in self._drivers:
+            driver.send_signal(signal.SIGUSR1)
+        for task in self.tasks():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                task.send_signal(signal.SIGUSR1)
+
+    def close(self) -> None:
+        for process in [*self._drivers, *self._workers.values(), *self._readers.values()]:
+            if process.poll() is None:
+                kill_each(all_of(process))
+                process.wait()
+
+
+class SparkQuery(Query):
+    """A query of Spark, whose tasks run below its driver."""
+
+    program = "tests.campaigns.jepsen.spark_driver"
+
+    def tasks(self) -> list[psutil.Process]:
+        """Return Spark's Python workers and their daemons."""
+        running = [process for driver in self._drivers if driver.poll() is None for process in all_of(driver)]
+        return [process for process in running if DAEMON in arguments(process)]
+
+    def kill_worker(self, host: str) -> None:
+        """Kill the JVM of the newest driver, and its Python workers."""
+        if self.driver:
+            kill_each(all_of(self.driver)[1:])
+
+    def start(self) -> None:
+        for library in LIBRARIES:
+            self._start_reader(library)
+
+
+def _how(returncode: int) -> str:
+    return {0: "without an error", -signal.SIGKILL: "killed"}.get(returncode, "with an error")
+
+
+class Kind(NamedTuple):
+    """How a query writes to Kafka, whether it keeps replay copies, and what runs it."""
+
+    kafka: Mapping[str, Any]
+    makes_copies: bool
+    run_by: type[Query] = Query
+
+
+# Short, so that a driver that stays away outlasts it.
+_SHORT = {"transaction.timeout.ms": 15_000, "commit.margin.ms": 3000}
+_WITHOUT_TIMEOUT = {"writer": "arrow", "two.phase.commit": "require"}
+
+KINDS = {
+    "arrow": Kind(_WITHOUT_TIMEOUT, makes_copies=False),
+    "arrow-copies": Kind({"writer": "arrow", "two.phase.commit": "off", **_SHORT}, makes_copies=True),
+    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False),
+    "librdkafka-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True),
+    "spark": Kind(_WITHOUT_TIMEOUT, makes_copies=False, run_by=SparkQuery),
+    "spark-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True, run_by=SparkQuery),
+}

@@ -1,0 +1,108 @@
+"""The checker finds what a reader must not see, and each kind of defect by its own count."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
+from tests.campaigns.jepsen.reader import Sighting
+from tests.campaigns.jepsen.workload import TASKS, Record, Votes, size
+
+MOST = 5
+BATCHES = 3
+VOTED_AT = 10.0
+SENT = Sent(
+    BATCHES, [Votes(batch, (f"{batch}a", f"{batch}b", f"{batch}c"), VOTED_AT) for batch in range(BATCHES)], MOST
+)
+
+
+def seen(batches: int = BATCHES, at: float = VOTED_AT + 1) -> list[Sighting]:
+    """What a reader should see: the tasks write to one partition, one after the other."""
+    records = [
+        Record(batch, task, number, f"{batch}{'abc'[task]}")
+        for batch in range(batches)
+        for task in range(TASKS)
+        for number in range(size(batch, task, MOST))
+    ]
+    return [Sighting(0, offset, at, record) for offset, record in enumerate(records)]
+
+
+def counts(found: Found) -> dict[str, int]:
+    return {kind: found.counts[kind] for kind in COUNTS if found.counts[kind]}
+
+
+def renumbered(sightings: list[Sighting]) -> list[Sighting]:
+    return [sighting._replace(offset=offset) for offset, sighting in enumerate(sightings)]
+
+
+def test_what_was_sent_is_right() -> None:
+    found = check(SENT, seen(), is_ordered=True)
+    assert not counts(found)
+    assert found.records == SENT.records
+
+
+def test_a_record_that_is_missing_is_lost_and_its_batch_torn() -> None:
+    assert counts(check(SENT, seen()[1:], is_ordered=True)) == {"lost": 1, "torn": 1}
+
+
+def test_a_batch_that_is_missing_is_lost_and_not_torn() -> None:
+    of_last_batch = sum(size(BATCHES - 1, task, MOST) for task in range(TASKS))
+    assert counts(check(SENT, seen(BATCHES - 1), is_ordered=True)) == {"lost": of_last_batch}
+
+
+def test_a_batch_that_was_not_acknowledged_may_be_missing() -> None:
+    sent = Sent(BATCHES - 1, SENT.votes, MOST)
+    assert not counts(check(sent, seen(BATCHES - 1), is_ordered=True))
+
+
+def test_a_part_of_a_batch_that_was_not_acknowledged_is_torn() -> None:
+    sent = Sent(BATCHES - 1, SENT.votes, MOST)
+    assert counts(check(sent, seen()[:-1], is_ordered=True)) == {"torn": 1}
+
+
+def test_a_record_that_comes_twice_is_a_duplicate() -> None:
+    once = seen()
+    assert counts(check(SENT, renumbered([*once, once[-1]]), is_ordered=False)) == {"duplicates": 1}
+
+
+def test_a_batch_of_two_attempts_is_doubled_and_torn() -> None:
+    other = [each._replace(record=each.record._replace(attempt="2x")) for each in seen() if each.record.batch == 2]
+    sent = Sent(BATCHES, [*SENT.votes, Votes(2, ("2x", "2x", "2x"), VOTED_AT)], MOST)
+    found = check(sent, renumbered([*seen(), *other]), is_ordered=False)
+    assert counts(found) == {"duplicates": len(other), "torn": 1}
+
+
+def test_a_record_of_an_attempt_that_did_not_vote_is_an_aborted_read() -> None:
+    lost_attempt = seen()[-1]._replace(record=seen()[-1].record._replace(attempt="gone"))
+    assert counts(check(SENT, [*seen()[:-1], lost_attempt], is_ordered=True)) == {"aborted_reads": 1, "torn": 1}
+
+
+def test_a_record_seen_before_its_batch_had_voted_is_an_aborted_read() -> None:
+    assert counts(check(SENT, seen(at=VOTED_AT - 1), is_ordered=True)) == {"aborted_reads": SENT.records}
+
+
+@pytest.mark.parametrize("places", [(0, 1), (0, -1)], ids=["within a task", "between batches"])
+def test_records_that_changed_places_are_reordered(places: tuple[int, int]) -> None:
+    swapped, (one, other) = seen(), places
+    swapped[one], swapped[other] = swapped[other], swapped[one]
+    assert counts(check(SENT, renumbered(swapped), is_ordered=True)).keys() == {"reordered"}
+
+
+def test_a_reader_that_goes_back_is_reordered() -> None:
+    twice = [*seen(), seen()[-1]]
+    assert counts(check(SENT, twice, is_ordered=True)) == {"duplicates": 1, "reordered": 1}
+
+
+def test_a_batch_that_one_target_system_lacks_is_torn() -> None:
+    both = {"kafka": check(SENT, seen(), is_ordered=True), "files": check(SENT, seen(2), is_ordered=False)}
+    assert counts(check_together(both)) == {"torn": 1}
+
+
+def test_a_batch_whose_attempts_differ_between_target_systems_is_torn() -> None:
+    sent = Sent(BATCHES, [*SENT.votes, Votes(2, ("2x", "2x", "2x"), VOTED_AT)], MOST)
+    other = [
+        each._replace(record=each.record._replace(attempt="2x")) if each.record.batch == 2 else each for each in seen()
+    ]
+    both = {"kafka": check(sent, seen(), is_ordered=True), "files": check(sent, other, is_ordered=False)}
+    assert [counts(each) for each in both.values()] == [{}, {}]
+    assert counts(check_together(both)) == {"torn": 1}

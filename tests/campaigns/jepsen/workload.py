@@ -1,0 +1,173 @@
+"""What a query writes: batches whose records follow from their numbers, and the history of what was written.
+
+Each record names its batch, its task, its number within the task, and the attempt that wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+import twopc
+
+if TYPE_CHECKING:
+    from tests.campaigns.tables.table import LakeTable
+
+TASKS = 3
+FILLER = "x" * 60
+SCHEMA = pa.schema({"key": pa.string(), "value": pa.string()})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One query's settings, passed as JSON in the first argument of its processes.
+
+    Attributes:
+        kafka: options of the Kafka sink.
+        makes_copies: whether there are replay copies, for a sink with a short timeout.
+        records: the most records that a task writes.
+        pace_s: the longest pause of a task between two record batches.
+        defect: the planted defect; see ``defects.py``.
+        has_lake: whether the query also writes to an Iceberg table and a Delta table.
+    """
+
+    folder: str
+    topic: str
+    kafka: Mapping[str, Any]
+    makes_copies: bool
+    conninfo: str
+    records: int
+    pace_s: float
+    defect: str
+    has_lake: bool = False
+
+    def sinks(self) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
+        return {
+            "kafka": twopc.create_sink("kafka", {**self.kafka, "topic": self.topic}),
+            "files": twopc.create_sink("files", {"path": f"{self.folder}/files"}),
+            "postgres": twopc.create_sink("postgres", {"conninfo": self.conninfo, "table": self.table}),
+            **{name: table.sink() for name, table in self.lake().items()},
+        }
+
+    def lake(self) -> dict[str, LakeTable]:
+        """Return the lake tables, by the names of their sinks."""
+        if not self.has_lake:
+            return {}
+        from tests.campaigns.tables.delta import DeltaLakeTable
+        from tests.campaigns.tables.iceberg import IcebergTable
+
+        folder = Path(self.folder)
+        catalog = f"sqlite:///{folder}/catalog.db"
+        return {
+            "iceberg": IcebergTable("jepsen.records", catalog, f"file://{folder}/iceberg", folder),
+            "delta": DeltaLakeTable(f"{folder}/delta"),
+        }
+
+    @property
+    def table(self) -> str:
+        return self.topic.replace("-", "_")
+
+    @property
+    def stop(self) -> Path:
+        """The file whose existence ends the query after a batch."""
+        return Path(self.folder) / "stop"
+
+    def worker(self, host: str) -> str:
+        """Return the socket where the worker of a host accepts tasks."""
+        return f"{self.folder}/{host}.socket"
+
+    def history(self) -> History:
+        return History(Path(self.folder))
+
+
+class Record(NamedTuple):
+    """One record, without its filler."""
+
+    batch: int
+    task: int
+    number: int
+    attempt: str
+
+    @classmethod
+    def parse(cls, value: str) -> Record:
+        batch, task, number, attempt, _ = value.split(":")
+        return cls(int(batch), int(task), int(number), attempt)
+
+    @property
+    def value(self) -> str:
+        """The record as it is written."""
+        return f"{self.batch}:{self.task}:{self.number}:{self.attempt}:{FILLER}"
+
+
+def size(batch: int, task: int, most: int) -> int:
+    """Return how many records a task writes: different numbers, none of them 0."""
+    return 1 + (most // 3 + batch * 131 + task * 37) % most
+
+
+def record_batches(batch: int, task: int, attempt: str, most: int) -> Iterator[pa.RecordBatch]:
+    """Yield the records of one attempt, in one to four record batches."""
+    total = size(batch, task, most)
+    step = -(-total // (1 + (batch + task) % 4))
+    for start in range(0, total, step):
+        numbers = range(start, min(total, start + step))
+        values = [Record(batch, task, number, attempt).value for number in numbers]
+        yield pa.record_batch({"key": [str((batch + number) % 97) for number in numbers], "value": values})
+
+
+def new_attempt() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+class Votes(NamedTuple):
+    """What one run of a batch may make visible: the successful attempts, by task, and when the last one had voted."""
+
+    batch: int
+    attempts: tuple[str, ...]
+    at: float
+
+
+class History:
+    """Two files in a query's folder. Each line is one write, so a kill leaves whole lines.
+
+    Times are those of the system's monotonic clock, which all processes share.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._votes, self._done = folder / "votes.jsonl", folder / "done"
+
+    def voted(self, batch: int, attempts: Sequence[str]) -> None:
+        """Record the attempts that a coordinator may decide from now on."""
+        _append(self._votes, json.dumps([batch, list(attempts), time.monotonic()]))
+
+    def votes(self) -> list[Votes]:
+        lines = self._votes.read_text(encoding="utf-8").splitlines() if self._votes.exists() else []
+        return [Votes(batch, tuple(attempts), at) for batch, attempts, at in map(json.loads, lines)]
+
+    def done(self, batch: int) -> None:
+        """Record that a batch was acknowledged."""
+        _append(self._done, str(batch))
+
+    def next_batch(self) -> int:
+        """Return the number of acknowledged batches. A driver that wakes up late may acknowledge an old one last."""
+        if not self._done.exists():
+            return 0
+        with self._done.open("rb") as lines:
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1000))
+            whole = b"\n" + lines.read()
+        return max(int(line) for line in whole.split(b"\n")[2 if len(whole) > 1000 else 1 : -1]) + 1
+
+
+def _append(path: Path, line: str) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(file, f"{line}\n".encode())
+    finally:
+        os.close(file)
