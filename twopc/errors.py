@@ -79,10 +79,14 @@ class TwoPhaseCommitError(Exception):
         return _LINK.sub("", str(next(iter(self.args), "")))
 
     @property
+    def kind(self) -> str:
+        """The name of the error's class in this module. A subclass defined elsewhere has the name of its base."""
+        return next(base.__name__ for base in type(self).__mro__ if base.__module__ == __name__)
+
+    @property
     def link(self) -> str:
-        """Where the catalog describes this error. A subclass defined elsewhere has the section of its base."""
-        kind = next(base for base in type(self).__mro__ if base.__module__ == __name__)
-        return f"{CATALOG}#{kind.__name__.lower()}"
+        """Where the catalog describes this error."""
+        return f"{CATALOG}#{self.kind.lower()}"
 
     def __str__(self) -> str:
         message = self.message

@@ -290,6 +290,7 @@ def test_what_the_query_can_compute_again_is_given_up_only_if_the_operator_says_
     for expected in ([other["transaction_id"]], []):
         done = run("abandon", shop.log, *give_up)
         assert (done.code, given_up(done)) == (4, expected)
+        assert done.json["error"]["kind"] == "TransactionLost"
         assert "can be computed again" in done.json["error"]["message"]
     done = run("abandon", shop.log, *give_up, "--even-if-repairable")
     assert (done.code, given_up(done)) == (0, [computable["transaction_id"]])

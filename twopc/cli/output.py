@@ -14,6 +14,7 @@ from rich.text import Text
 
 from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
+from twopc.errors import TwoPhaseCommitError
 
 Document: TypeAlias = "dict[str, Any]"
 
@@ -40,7 +41,8 @@ class Report:
             message += " -- this is a defect of twopc or of a plugin, please report it"
         if self.opened and self.code is not ExitCode.OPERATOR_REQUIRED:
             message += " The log was opened before, which fenced older drivers; running the command again is safe."
-        self.document["error"] = {"kind": type(error).__name__, "message": redact(message)}
+        kind = error.kind if isinstance(error, TwoPhaseCommitError) else type(error).__name__
+        self.document["error"] = {"kind": kind, "message": redact(message)}
 
     def show(self, as_json: bool, draw: Callable[[Console, Document], None]) -> None:
         """Print the results to standard output, and an error to standard error as well."""

@@ -70,7 +70,7 @@ class Lost:
     error: OperatorRequired
 
     def to_json(self) -> dict[str, JsonValue]:
-        reason: dict[str, JsonValue] = {"kind": type(self.error).__name__, "reason": str(self.error)}
+        reason: dict[str, JsonValue] = {"kind": self.error.kind, "reason": str(self.error)}
         return _row(self.sink, self.committable) | reason
 
 

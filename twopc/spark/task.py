@@ -199,10 +199,10 @@ def refusals_to_driver() -> Iterator[None]:
     try:
         yield
     except errors.Refused as refused:
-        # A user's sink may raise an error of its own class, which the driver may not have.
-        kind = next(base.__name__ for base in type(refused).__mro__ if base.__module__ == errors.__name__)
         attributes = {name: value for name, value in vars(refused).items() if not name.startswith("__")}
-        raise TaskRefused(json.dumps([kind, str(next(iter(refused.args), "")), attributes], default=str)) from refused
+        # A user's sink may raise an error of its own class, which the driver may not have.
+        refusal = [refused.kind, str(next(iter(refused.args), "")), attributes]
+        raise TaskRefused(json.dumps(refusal, default=str)) from refused
 
 
 @contextlib.contextmanager
