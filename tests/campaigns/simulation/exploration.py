@@ -19,6 +19,7 @@ SMALL = (
     Scenario(sinks="kf", batches=2, partitions=(2, 1), end_txn_version=4, rests=True),
     Scenario(sinks="kf", stage=True, late_begin=True),
     Scenario(sinks="kk", batches=2, partitions=(2, 2, 1), recompute=True),
+    Scenario(sinks="pk", batches=2, partitions=(1,), recompute=True),
     Scenario(sinks="ff", log="disk", batches=2, entries_kept=1, syncs_checkpoint=False),
     Scenario(sinks="kft", batches=2, partitions=(2, 1), rests=True),
     Scenario(sinks="tt", stage=True, batches=2),

@@ -461,7 +461,8 @@ _OPTIONS = parse_options({"bootstrap.servers": "simulated:9092", "topic": TOPIC,
 class SimulatedKafkaSink(KafkaSink):
     """The real sink, connected to the model."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, commits_last: bool = False) -> None:
+        self.commits_last = commits_last
         self._options = _OPTIONS
         self.prefix = _OPTIONS.prefix
         self._broker = broker

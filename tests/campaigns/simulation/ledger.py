@@ -172,6 +172,8 @@ class Ledger:
                 raise Violation(Promise.COMMITTED_IN_ORDER, f"{key} is committed before an earlier batch")
             if undone := self._tables.undone(lambda batch: batch < self._batch_of[key]):
                 raise Violation(Promise.COMMITTED_IN_ORDER, f"{key} is committed before {undone}")
+            if commits_last(_sink_of(key)) and (ahead_of := self._undone_in_others(self._batch_of[key])):
+                raise Violation(Promise.PROGRESS_LAST, f"{key} is committed before {ahead_of}")
         if fate in (Fate.ABORTED, Fate.REPLACED) and is_decided:
             raise Violation(Promise.DECIDED_IS_KEPT, f"{key} is decided, but {fate.value}")
 
@@ -186,18 +188,14 @@ class Ledger:
             raise Violation(Promise.COMMITTED_IN_ORDER, f"batch {newest} of a table is committed before an earlier one")
 
     def batch_is_complete(self, sink: str, batch_id: int) -> None:
-        """A sink's ``complete`` is called when every sink has committed the batch and the sink's own part is visible.
-        The first calls for successive batches come in order."""
-        undone: list[object] = [
-            key for key, batch in self._batch_of.items() if batch <= batch_id and not self._is_committed(key)
-        ]
+        """A sink's ``complete`` is called when every sink has committed the batch, except those that commit last, and
+        the sink's own part is visible. The first calls for successive batches come in order."""
+        undone = self._undone_in_others(batch_id)
         undone += [
             key
             for key, batch in self._batch_of.items()
             if batch <= batch_id and _sink_of(key) == sink and not self._written[key].is_visible
         ]
-        undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
-        undone += self._tables.undone(lambda batch: batch <= batch_id)
         if undone:
             raise Violation(
                 Promise.COMPLETE_WHEN_COMMITTED,
@@ -210,6 +208,16 @@ class Ledger:
                 f"batch {batch_id} is reported complete in sink {sink} after batch {newest}",
             )
         self._completed[sink] = max(newest, batch_id)
+
+    def _undone_in_others(self, batch_id: int) -> list[object]:
+        """Return what is not committed of the batches up to this one, in sinks that do not commit last."""
+        undone: list[object] = [
+            key
+            for key, batch in self._batch_of.items()
+            if batch <= batch_id and not commits_last(_sink_of(key)) and not self._is_committed(key)
+        ]
+        undone += [name for name in self._uncommitted_files() if self._staged.get(name, batch_id + 1) <= batch_id]
+        return undone + self._tables.undone(lambda batch: batch <= batch_id)
 
     def _is_committed(self, key: DecidedKey) -> bool:
         return self._written[key].fate is Fate.COMMITTED
@@ -258,7 +266,9 @@ class Ledger:
             lost.append(self._first_unresolved)
         last = min(lost, default=self.decided_batch or 0)
         undone = [
-            key for key, written in self._written.items() if written.fate is Fate.OPEN and self._batch_of[key] <= last
+            key
+            for key, written in self._written.items()
+            if written.fate is Fate.OPEN and self._batch_of[key] <= last - commits_last(_sink_of(key))
         ]
         undone_files = [name for name in self._uncommitted_files() if self._staged.get(name, last + 1) <= last]
         undone_in_tables = self._tables.undone_after_a_stop(last)
@@ -379,6 +389,10 @@ def _ended(by: Actor | None, at: int, before: int) -> bool:
 
 _ROLLED_BACK = (Fate.ABORTED, Fate.REPLACED, Fate.TIMED_OUT)
 _NOT_ENDED = ("Ongoing", "PrepareCommit", "PrepareAbort")
+
+
+def commits_last(sink: str) -> bool:
+    return sink.endswith("p")
 
 
 def _sink_of(key: DecidedKey) -> str:

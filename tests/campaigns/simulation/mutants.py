@@ -86,6 +86,7 @@ WHOLES = Scenario(sinks="t", partitions=(1,), rows_a_batch=1, batches=2)
 TORN = replace(WHOLE, stage=True)
 JOINT = replace(WHOLES, sinks="tt", joint=True)
 RECOMPUTED = Scenario(sinks="k", partitions=(1, 2), rows_a_batch=2, recompute=True)
+PROGRESS = Scenario(sinks="pk", partitions=(1,), rows_a_batch=1, recompute=True)
 
 
 # Replacements, each with one defect. The first argument is the real function. -----------------------------------------
@@ -130,6 +131,17 @@ def _decided_or_aborted(real: Any, self: Coordinator, decision: Decision, reads:
 def _newest_first(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
     for due in sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}, reverse=True):
         self._commit_batch(due, list(self._sinks.values()), recovered)
+
+
+def _beside_the_others(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
+    for due in sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}):
+        self._commit_batch(due, [sink for sink in self._sinks.values() if due in sink.pending], recovered)
+
+
+def _where_it_was_completed(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
+    for due in sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}):
+        for last in (False, True):
+            self._commit_batch(due, [sink for sink in self._sinks.values() if sink.commits_last is last], recovered)
 
 
 def _not_while(*phases: Phase) -> Callable[..., Any]:
@@ -455,6 +467,17 @@ MUTANTS = (
     Mutant(
         "a decided batch is written again",
         (Seam("twopc.coordinator:recognize", lambda real, *arguments: real(*arguments) and False),),
+    ),
+    Mutant(
+        "progress is committed beside the data",
+        (Seam(f"{COORDINATOR}._commit_through", _beside_the_others),),
+        (PROGRESS,),
+    ),
+    Mutant(
+        "a batch whose progress was lost is committed again where it was completed",
+        (Seam(f"{COORDINATOR}._commit_through", _where_it_was_completed),),
+        (PROGRESS,),
+        in_pairs=(*DEAD, Fault.TIME_OUT),
     ),
     Mutant(
         "phase two is left out",

@@ -16,6 +16,7 @@ class Promise(Enum):
     AMENDED_WHEN_LOST = "an amendment replaces only transactions that the target system rolled back"
     COMMITTED_WHEN_DECIDED = "nothing is committed or visible before its decision is durable"
     COMMITTED_IN_ORDER = "batches are committed in order"
+    PROGRESS_LAST = "a sink that commits last is never ahead of the others"
     WHOLE_BATCHES = "a reader of a sink that commits whole batches never sees a part of a batch"
     RESOLVED_WHEN_COMMITTED = "batches that the log records as committed are committed"
     RESOLVED_AT_REST = "the log of a query at rest records every batch as committed"

@@ -17,7 +17,7 @@ import orjson
 from tests.campaigns.simulation.checkpoint import Checkpoint
 from tests.campaigns.simulation.disk import Disk, Folder, OperatingSystem
 from tests.campaigns.simulation.kafka_model import Broker, SimulatedKafkaSink
-from tests.campaigns.simulation.ledger import FolderAsLog, Ledger
+from tests.campaigns.simulation.ledger import FolderAsLog, Ledger, commits_last
 from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
@@ -58,7 +58,8 @@ class Scenario:
     """The setting that a schedule disturbs. Scenario and schedule determine a run.
 
     Attributes:
-        sinks: one letter per sink: ``k`` for Kafka, ``f`` for files, ``t`` for a table that commits whole batches.
+        sinks: one letter per sink: ``k`` for Kafka, ``f`` for files, ``t`` for a table that commits whole batches,
+            ``p`` for progress in Kafka, which commits last.
         log: ``object store`` or ``disk``.
         batches: the batches of the first run. Each later run adds one, and so does the last, undisturbed restart.
         partitions: the number of partitions, for successive incarnations in turn.
@@ -278,6 +279,8 @@ def run_seed(seed: int) -> tuple[Scenario, Result]:
         scenario = replace(scenario, sinks=WITH_TABLES[sinks], joint=turn % 2 == 1)
     if seed % 7 == 6:
         scenario = replace(scenario, recompute=True, stage=False)
+    if seed % 11 == 7:
+        scenario = replace(scenario, sinks="p" + scenario.sinks)
     budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
     return scenario, _run(scenario, Drawn(rng, budget, gap), traced=False)
 
@@ -485,7 +488,7 @@ def _leave_begins_under_way(scenario: Scenario, spark: Spark, broker: Broker) ->
     tail = entries.opened(None, "query")
     coordinator._store.put_if_absent(0, entries.serialise(tail))
     for name, sink in sinks.items():
-        if name.endswith("k"):
+        if name[-1] in "kp":
             sink.bind(name, tail.log_id)
             leased = sink.transactional_ids.lease(Round(1, 0)).name
             spark.world.later(STEPS_AT_MOST, functools.partial(broker.init, leased))
@@ -499,8 +502,8 @@ def _sinks_of(
     scenario: Scenario, broker: Broker, disk: Disk, tables: Mapping[str, Table]
 ) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     def made(name: str) -> TwoPhaseCommitSink[Any]:
-        if name.endswith("k"):
-            return SimulatedKafkaSink(broker)
+        if name[-1] in "kp":
+            return SimulatedKafkaSink(broker, commits_last=commits_last(name))
         if name in tables:
             return SimulatedTableSink(tables[name], broker.on_complete, scenario.joint)
         return SimulatedFileSink(broker, disk, name)
