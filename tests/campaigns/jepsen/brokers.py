@@ -16,9 +16,9 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from tests.campaigns.jepsen.network import BROKERS, Network, address
+from tests.campaigns.jepsen.network import BROKERS, READERS, Network, address
 from tests.support.broker_properties import WITHOUT_TIMEOUT
-from tests.support.kills import Process
+from tests.support.kills import Process, kill_all_of
 from twopc_kafka_broker.jars import broker_classpath
 from twopc_kafka_broker.java import find_java
 
@@ -119,6 +119,8 @@ class Cluster:
 
     def __init__(self, folder: Path, network: Network) -> None:
         self.brokers = {name: Broker(name, folder / name, network) for name in BROKERS}
+        self._network, self._log = network, folder / "transaction-version.log"
+        self._setting: Process | None = None
         self._admin = AdminClient({"bootstrap.servers": SERVERS, "log_level": 0, "socket.timeout.ms": 5000})
 
     def start(self) -> None:
@@ -157,6 +159,17 @@ class Cluster:
         _, number = max(broker.voted_for() for broker in self.brokers.values())
         return BROKERS[number - 1] if number else None
 
+    def set_transaction_version(self, version: int) -> None:
+        """Have a process change the version. It ends when the cluster has it, which may take until a fault is over."""
+        self._end_setting()
+        arguments = ("tests.campaigns.jepsen.transaction_version", SERVERS, str(version))
+        self._setting = self._network.start_python(READERS, self._log, *arguments)
+
+    def _end_setting(self) -> None:
+        if self._setting is not None:
+            kill_all_of(self._setting)
+
     def close(self) -> None:
+        self._end_setting()
         for broker in self.brokers.values():
             broker.kill()

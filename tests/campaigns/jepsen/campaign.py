@@ -10,10 +10,12 @@ import contextlib
 import random
 import shutil
 import signal
+import statistics
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,47 @@ OVERLAPPING = 0.6
 console = Console()
 
 
+@dataclass(frozen=True)
+class Recovery:
+    """One recovery.
+
+    Attributes:
+        seconds: the time from the last heal until each query had run two more batches.
+        without_batch_s: the longest that a query had no batch since the first strike.
+        struck: the faults since the recovery before.
+    """
+
+    seconds: float
+    without_batch_s: float
+    struck: Sequence[Fault]
+
+    def report(self) -> dict[str, Any]:
+        """Return the recovery as JSON."""
+        struck = [fault.what for fault in self.struck]
+        return {"seconds": self.seconds, "without_batch_s": self.without_batch_s, "struck": struck}
+
+
+class Pauses:
+    """Measures the longest time that a query has had no batch."""
+
+    def __init__(self, queries: Sequence[Query]) -> None:
+        self._queries = queries
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what was before."""
+        self.longest_s = 0.0
+        self._since = [(query.batches, time.monotonic()) for query in self._queries]
+
+    def look(self) -> None:
+        """Look for new batches."""
+        now = time.monotonic()
+        for number, (query, (batches, since)) in enumerate(zip(self._queries, self._since, strict=True)):
+            self.longest_s = max(self.longest_s, now - since)
+            if query.batches != batches:
+                self._since[number] = (query.batches, now)
+
+
 class Campaign:
     """Runs the faults, supervises the queries, and measures recovery."""
 
@@ -58,7 +101,9 @@ class Campaign:
         self._active: list[tuple[float, Fault]] = []
         self._began = self._shown = time.monotonic()
         self._doing = "starting"
-        self.recoveries: list[tuple[float, list[str]]] = []
+        self._pauses = Pauses(queries)
+        self._struck: list[Fault] = []
+        self.recoveries: list[Recovery] = []
         self.stuck: list[str] = []
 
     def strike(self, seconds: float, only: Sequence[str]) -> None:
@@ -66,23 +111,25 @@ class Campaign:
         until = time.monotonic() + seconds
         self._doing = "striking"
         while time.monotonic() < until and not self.stuck:
-            struck = [self._start(only)]
+            self._start(only)
             while self._chance.random() < OVERLAPPING:
                 self._watch(self._chance.uniform(0, 3))
-                struck.append(self._start(only))
+                self._start(only)
             self._watch(float("inf"), lambda: not self._active)
             if self._chance.random() >= IN_RECOVERY or time.monotonic() >= until:
-                self.recover(struck)
+                self.recover()
             self._watch(self._chance.uniform(0, 1.5))
 
-    def _start(self, only: Sequence[str]) -> str:
+    def _start(self, only: Sequence[str]) -> None:
+        if not self._struck:
+            self._pauses.begin()
         fault = self._nemesis.draw(only)
         self._show(fault.what)
+        self._struck.append(fault)
         self._active.append((0.0, fault))
         self._tick()
-        return fault.what
 
-    def recover(self, struck: Sequence[str] = ()) -> None:
+    def recover(self) -> None:
         """Wait until each query has run a batch of which no part was before the last heal."""
         healed, before = time.monotonic(), [query.batches for query in self._queries]
 
@@ -91,7 +138,9 @@ class Campaign:
             return [query.name for query, batches in pairs if query.batches < batches + 2]
 
         if self._watch(STUCK_S, lambda: not stuck()):
-            self.recoveries.append((round(time.monotonic() - healed, 1), [*struck]))
+            seconds = round(time.monotonic() - healed, 1)
+            self.recoveries.append(Recovery(seconds, round(self._pauses.longest_s, 1), self._struck))
+            self._struck = []
             return
         self.stuck += stuck()
         for query in self._queries:
@@ -135,6 +184,7 @@ class Campaign:
         self._nemesis.supervise()
         for query in self._queries:
             query.supervise()
+        self._pauses.look()
         if now - self._shown > LINE_INTERVAL_S:
             self._show("")
 
@@ -145,6 +195,19 @@ class Campaign:
         doing = f"{len(self._active)} faults" if self._active else self._doing
         elapsed = f"{self._shown - self._began:4.0f} s  {batches}; {doing}"
         console.print(f"{elapsed}{'; next: ' if what else ''}{what}", highlight=False, soft_wrap=True)
+
+
+def unavailable(recoveries: Sequence[Recovery]) -> dict[str, dict[str, float]]:
+    """Return, for each kind of fault that struck alone, how often that was, and the median and the longest of the
+    longest times that a query had no batch."""
+    alone: dict[str, list[float]] = defaultdict(list)
+    for recovery in recoveries:
+        if len(recovery.struck) == 1:
+            alone[recovery.struck[0].kind].append(recovery.without_batch_s)
+    return {
+        kind: {"times": len(found), "median_s": statistics.median(found), "longest_s": max(found)}
+        for kind, found in sorted(alone.items())
+    }
 
 
 def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, Any]:
@@ -235,9 +298,12 @@ def jepsen(
         **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
         "stuck": len(campaign.stuck),
         "leftovers": sum(len(of["leftovers"]) for of in found.values()),
-        "longest_recovery_s": max((seconds for seconds, _ in campaign.recoveries[1:]), default=None),
+        "longest_recovery_s": max((each.seconds for each in campaign.recoveries[1:]), default=None),
         "stuck_names": campaign.stuck,
-        "slowest_recoveries": sorted(campaign.recoveries[1:], reverse=True)[:5],
+        "slowest_recoveries": [
+            each.report() for each in sorted(campaign.recoveries[1:], key=lambda each: -each.seconds)[:5]
+        ],
+        "unavailable_alone": unavailable(campaign.recoveries[1:]),
         "faults_by_kind": dict(sorted(nemesis.faults.items())),
         "brokers_that_ended": dict(nemesis.ended_by_themselves),
         "queries": found,

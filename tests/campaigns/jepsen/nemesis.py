@@ -11,7 +11,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -38,10 +38,11 @@ RATES = ("60kbit", "150kbit", "400kbit")
 
 @dataclass(frozen=True)
 class Fault:
-    """What is struck, and the steps."""
+    """What is struck, the steps, and the name of its kind."""
 
     what: str
     steps: Steps
+    kind: str = ""
 
 
 class Nemesis:
@@ -77,7 +78,7 @@ class Nemesis:
         kind = self._deck.pop()
         self.faults[kind] += 1
         make: Callable[[], Fault] = getattr(self, f"_{kind}")
-        return make()
+        return replace(make(), kind=kind)
 
     # Whom. --------------------------------------------------------------------------------------------------------
 
@@ -256,6 +257,14 @@ class Nemesis:
     def _paused_brokers(self) -> Fault:
         return self._paused(self._chance.sample(BROKERS, self._chance.choice((2, 3))), 12)
 
+    def _lowered_version(self) -> Fault:
+        def steps() -> Steps:
+            self._cluster.set_transaction_version(1)
+            yield self._seconds(3, LONGEST_S)
+            self._cluster.set_transaction_version(2)
+
+        return Fault("transaction.version 1", steps())
+
     # Drivers. -----------------------------------------------------------------------------------------------------
 
     def _killed_driver(self) -> Fault:
@@ -421,6 +430,7 @@ KINDS = {
     "two_killed_brokers": 1,
     "all_killed_brokers": 1,
     "rolling_restart": 1,
+    "lowered_version": 1,
     "paused_broker": 2,
     "paused_brokers": 1,
     "killed_driver": 1,

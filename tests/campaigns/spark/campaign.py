@@ -25,6 +25,7 @@ from tests.campaigns.spark.standalone import Standalone
 from tests.campaigns.spark.ways import WAYS, Way
 from tests.campaigns.storm.query import end_jvm
 from tests.support.environments import NotHere, made, own
+from tests.support.postgres_server import PostgresServer
 from tests.support.progress_lines import ProgressLines
 from tests.support.spark_session import session
 from twopc_kafka_broker import JarsNotAvailable, KafkaBroker
@@ -79,9 +80,13 @@ def main(arguments: Sequence[str]) -> int:
     (folder / "report.json").unlink(missing_ok=True)
     report, outcomes = Report(given.folder / "report.json"), dict[str, Any]()
     columns = (*ProgressLines.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[found]}"))
-    with KafkaBroker(work / "broker") as broker, ProgressLines(*columns, console=console) as progress:
+    with (
+        KafkaBroker(work / "broker") as broker,
+        PostgresServer(max_prepared_transactions=20) as postgres,
+        ProgressLines(*columns, console=console) as progress,
+    ):
         environment = own()
-        bench = Bench(work, broker, expected(work, environment.jars), environment)
+        bench = Bench(work, broker, postgres, expected(work, environment.jars), environment)
 
         def report_on(name: str) -> None:
             way = WAYS[name]

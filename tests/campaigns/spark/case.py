@@ -14,11 +14,13 @@ from pathlib import Path
 
 import confluent_kafka
 
+from tests.campaigns.spark import refusing
 from tests.campaigns.spark.contents import Contents, compare
 from tests.campaigns.spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
 from tests.campaigns.spark.plans import PLANS, batches
 from tests.support.environments import Environment
 from tests.support.kills import bound, kill_all_of
+from tests.support.postgres_server import PostgresServer
 from twopc_kafka_broker import KafkaBroker
 
 DRIVER_AT_MOST_S = 240
@@ -57,10 +59,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Bench:
-    """The broker, folder and environment that all cases share."""
+    """The servers, folder and environment that all cases share."""
 
     folder: Path
     broker: KafkaBroker
+    postgres: PostgresServer
     expected: Mapping[str, Contents]
     environment: Environment
     master: str = "local[2]"
@@ -108,7 +111,7 @@ class Bench:
             self._feed_topic(f"{name}-source")
         else:
             feed_folder(folder / "source")
-        return Job(
+        job = Job(
             api=case.api,
             plan=case.plan,
             folder=str(folder),
@@ -120,8 +123,12 @@ class Bench:
             master=self.master,
             classes=str(self.folder / "classes.jsa"),
             backends=str(Path("tests/spark/backends").resolve()),
+            conninfo=self.postgres.conninfo,
             settings=dict(case.settings),
         )
+        if PLANS[case.plan].has_bad:
+            refusing.create(job)
+        return job
 
     def _feed_topic(self, topic: str) -> None:
         producer = confluent_kafka.Producer({"bootstrap.servers": self.broker.bootstrap_servers, "log_level": 0})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.campaigns.spark import refusing
 from tests.campaigns.spark.job import TO_KAFKA, Job
 from tests.campaigns.spark.plans import PLANS, SCHEMA, is_bad
 from tests.support.contents import Difference, difference, in_files, in_topic, left_in_files
@@ -54,14 +55,18 @@ def _compare(job: Job, expected: Contents) -> Found:
     if plan.output_mode == "update":
         found += Difference(0, len(values) - len(set(values)))  # successive updates of a key differ
         values = _last_of_each_key(values)
-    refused = [value for value in expected.elements() if plan.has_bad and is_bad(json.loads(value))]
-    found += difference((expected - Counter(refused)).elements(), values)
-    found += difference(refused, [_as_json(json.loads(row["row"])) for row in in_files(folder / "bad")])
+    refused = Counter({v: times for v, times in expected.items() if plan.has_bad and is_bad(json.loads(v))})
+    targets = {"kafka": values, **(refusing.contents(job) if plan.has_bad else {})}
+    for there in targets.values():
+        found += difference((expected - refused).elements(), there)
+    bad = [(row["sink"], _as_json(json.loads(row["row"]))) for row in in_files(folder / "bad")]
+    found += difference(((sink, value) for sink in targets for value in refused.elements()), bad)
     if job.writes_files:
         found += difference(expected.elements(), map(_as_json, in_files(folder / "parquet")))
     ongoing = control_of({"bootstrap_servers": [job.servers]}).list_ongoing(f"{job.target}.")
     left = [file for each in ("parquet", "bad") for file in left_in_files(folder / each)]
-    return Found(found.lost, found.duplicates, len(ongoing) + len(left))
+    of_others = refusing.left(job) if plan.has_bad else 0
+    return Found(found.lost, found.duplicates, len(ongoing) + len(left) + of_others)
 
 
 def _last_of_each_key(values: Iterable[str]) -> list[str]:

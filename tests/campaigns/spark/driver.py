@@ -120,6 +120,10 @@ def run_stream(spark: SparkSession, job: Job) -> None:
         sinks: dict[str, Any] = {"kafka": Output(twopc.create_sink("faulty-kafka", kafka(job)), columns)}
         if job.writes_files:
             sinks["files"] = twopc.create_sink("faulty-files", files(job))
+        if plan.has_bad:
+            from tests.campaigns.spark import refusing  # other environments have Kafka and files alone
+
+            sinks.update(refusing.outputs(job))
         write = foreach_batch(
             sinks,
             log=f"{job.folder}/log",

@@ -26,6 +26,7 @@ class Job:
         plan: the name of its computation.
         source, target: the topics. Source files are in ``folder/source``.
         records: the number of records in the source.
+        conninfo: the connection string of a PostgreSQL server.
         parallelism: the number of partitions of the output, if the plan leaves it open.
         strikes: kind, step and batch of each strike; at most one per step.
         jars: the jars of the Kafka source, as a class path.
@@ -44,6 +45,7 @@ class Job:
     jars: str
     classes: str
     backends: str
+    conninfo: str
     parallelism: int = 2
     strikes: Sequence[tuple[str, str, int]] = ()
     master: str = "local[2]"

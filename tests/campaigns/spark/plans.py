@@ -22,7 +22,7 @@ BATCHES = 6
 A_BATCH = 16
 DELAY = "1 minute"
 IS_BAD = "id % 7 = 3"
-"""The condition in SQL of records that a query with bad ones makes unfit for Kafka."""
+"""The condition in SQL of records that a query with bad ones makes unfit for its sinks."""
 
 END = "TIMESTAMP '2026-01-01 13:00:00'"
 """The time of the last records, which advance the watermark so that all earlier windows are emitted. They are excluded
@@ -40,7 +40,8 @@ class Plan:
         drops_late: whether the query has a watermark. There is none in batch, so the late records are removed there.
         to_files: whether the result also goes to Parquet, in the same decision.
         is_lost: whether Kafka rolls back what a killed driver has left open, decided or not.
-        has_bad: whether Kafka refuses the records that ``IS_BAD`` holds for, which go to a folder of their own.
+        has_bad: whether a sink of every backend gets the result, too, and each of them refuses the records that
+            ``IS_BAD`` holds for, which go to a folder of their own.
     """
 
     compute: Callable[[DataFrame], DataFrame]

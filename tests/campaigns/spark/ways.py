@@ -129,7 +129,7 @@ WAYS: Mapping[str, Way] = {
     ),
     "cluster": Way(
         [
-            Case("enriched", _LOSSES, settings=_SPECULATION),
+            Case("bad_records", _LOSSES, settings=_SPECULATION),
             Case("aggregation", _kills(("commit", 3)), settings=_DYNAMIC_ALLOCATION),
         ],
         on_cluster=True,

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka.protocol.admin import UpdateFeaturesRequest
 
+from tests.campaigns.jepsen.transaction_version import request
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import OperatorRequired, Retriable
 from twopc_kafka import ending
@@ -22,8 +22,6 @@ from twopc_kafka.client.control import Control, control_of
 from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.kafka
-
-UPGRADE, UNSAFE_DOWNGRADE = 1, 3
 
 
 class Cluster:
@@ -37,20 +35,9 @@ class Cluster:
         """On return all that the tests' sinks ask know it: they share a connection."""
         control = control_of({"bootstrap_servers": [self.broker.bootstrap_servers]})
         if version != self.version:
-            kind = UPGRADE if version > self.version else UNSAFE_DOWNGRADE
-            key = UpdateFeaturesRequest.FeatureUpdateKey(
-                feature="transaction.version",
-                max_version_level=version,
-                upgrade_type=kind,
-                allow_downgrade=kind == UNSAFE_DOWNGRADE,
-            )
-
-            async def update() -> Any:
-                return await control.send(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[key]))
-
-            answers: list[Any] = []
-            wait.repeated(lambda: answers.append(control.run(update)))
-            assert answers[0].error_code == 0
+            codes: list[int] = []
+            wait.repeated(lambda: codes.append(request(control, version, raises=version > self.version)))
+            assert codes[0] == 0
             self.version = version
         wait.until(f"transaction.version is {version}", lambda: control.transaction_version == version)
 

@@ -1,0 +1,87 @@
+"""Targets of every backend but Kafka, each of which refuses bad records for a reason of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+import twopc
+from tests.campaigns.spark.job import Job
+from tests.campaigns.spark.plans import IS_BAD
+from tests.campaigns.tables.delta import DeltaLakeTable
+from tests.campaigns.tables.iceberg import IcebergTable
+from tests.support.contents import in_files, left_in_files
+from twopc.spark import Output
+
+if TYPE_CHECKING:
+    from tests.campaigns.tables.table import LakeTable
+
+WITHOUT_VALUE = [f"IF({IS_BAD}, NULL, to_json(struct(*))) AS value"]
+"""The tables' column takes no null."""
+
+WITHOUT_FOLDER = ["to_json(struct(*)) AS value", f"IF({IS_BAD}, char(0), 'good') AS folder"]
+"""No folder can be named after a NUL."""
+
+SCHEMA = pa.schema([pa.field("value", pa.string(), nullable=False)])
+
+
+def outputs(job: Job) -> Mapping[str, Output]:
+    """Return an output for each target."""
+    of_folder = {"path": str(_folder(job)), "format": "parquet", "partition_by": "folder"}
+    of_table = {"conninfo": job.conninfo, "table": _postgres_table(job)}
+    return {
+        "folders": Output(twopc.create_sink("files", of_folder), WITHOUT_FOLDER),
+        "postgres": Output(twopc.create_sink("postgres", of_table), WITHOUT_VALUE),
+        **{name: Output(table.sink(), WITHOUT_VALUE) for name, table in _lake_tables(job).items()},
+    }
+
+
+def create(job: Job) -> None:
+    """Create the tables."""
+    for table in _lake_tables(job).values():
+        table.create(SCHEMA)
+    _ask(job, "CREATE TABLE {} (value text NOT NULL)")
+
+
+def contents(job: Job) -> Mapping[str, list[str]]:
+    """Return the values in each target."""
+    return {
+        "folders": [row["value"] for row in in_files(_folder(job) / "folder=good")],
+        "postgres": [value for (value,) in _ask(job, "SELECT value FROM {}")],
+        **{name: table.read().column("value").to_pylist() for name, table in _lake_tables(job).items()},
+    }
+
+
+def left(job: Job) -> int:
+    """Return how many transactions are not ended, and how many of their files are left."""
+    prepared = _ask(job, "SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%.postgres.%'")
+    files = [*left_in_files(_folder(job)), *(each for table in _lake_tables(job).values() for each in table.files())]
+    return len(prepared) + len(files)
+
+
+def _folder(job: Job) -> Path:
+    return Path(job.folder) / "folders"
+
+
+def _lake_tables(job: Job) -> Mapping[str, LakeTable]:
+    folder = Path(job.folder)
+    catalog = f"sqlite:///{folder}/catalog.db"
+    return {
+        "delta": DeltaLakeTable(str(folder / "delta")),
+        "iceberg": IcebergTable("spark.records", catalog, f"file://{folder}/iceberg", folder),
+    }
+
+
+def _postgres_table(job: Job) -> str:
+    return job.target.replace("-", "_")
+
+
+def _ask(job: Job, statement: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(job.conninfo, autocommit=True) as connection:
+        cursor = connection.execute(sql.SQL(statement).format(sql.Identifier(_postgres_table(job))))
+        return cursor.fetchall() if cursor.description else []
