@@ -36,18 +36,18 @@ class Flink:
     command: Sequence[str]
 
     @classmethod
-    def set_up(cls) -> Flink:
-        """Download and compile. Raises PeerMissing if the Java that runs Spark has no compiler."""
+    def set_up(cls, program: Path = HERE / "FlinkCopy.java") -> Flink:
+        """Download, and compile a program. Raises PeerMissing if the Java that runs Spark has no compiler."""
         parts = [f"org.apache.flink:flink-{part}:{FLINK_VERSION}" for part in _FLINK_PARTS]
         connector = f"org.apache.flink:flink-connector-kafka:{FLINK_CONNECTOR_VERSION}"
         jars = maven_jars(f"flink-{FLINK_VERSION}", *parts, connector)
-        java, classes = find_java(SPARK_MODULES), BUILD / "flink"
+        java, classes = find_java(SPARK_MODULES), (BUILD / "flink").resolve()
         compiler = java.executable.with_name("javac")
         if not compiler.exists():
             raise PeerMissing(f"{compiler} does not exist: install a JDK to compare with Flink")
         path = ":".join(str(jar) for jar in jars)
-        subprocess.run([compiler, "-cp", path, "-d", classes, HERE / "FlinkCopy.java"], check=True)
-        return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", "FlinkCopy"))
+        subprocess.run([compiler, "-cp", path, "-d", classes, program], check=True)
+        return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", program.stem))
 
     def copy(self, servers: str, source: str, target: str, records: int) -> float:  # unused: the source is bounded
         """Return the seconds of the job, including its start."""

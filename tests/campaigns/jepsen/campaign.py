@@ -25,10 +25,13 @@ from tests.campaigns.jepsen import contents
 from tests.campaigns.jepsen.brokers import Cluster
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.defects import planted
+from tests.campaigns.jepsen.flink import FLINK, compared, compiled
+from tests.campaigns.jepsen.flink import KIND as OF_FLINK
 from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
 from tests.campaigns.jepsen.nemesis import Fault, Nemesis
 from tests.campaigns.jepsen.network import Network, enter_namespace
-from tests.campaigns.jepsen.query import KINDS, Query
+from tests.campaigns.jepsen.query import KINDS as OURS
+from tests.campaigns.jepsen.query import Query
 from tests.campaigns.jepsen.reader import READERS, sightings
 from tests.campaigns.report import Report
 from tests.support.postgres_server import PostgresServer
@@ -49,7 +52,13 @@ IN_RECOVERY = 1 / 3
 OVERLAPPING = 0.6
 """The share of strikes that get another one beside them."""
 
+KINDS = {**OURS, FLINK: OF_FLINK}
+
 console = Console()
+
+
+Times = dict[str, float]
+"""Seconds, by query."""
 
 
 @dataclass(frozen=True)
@@ -57,23 +66,23 @@ class Recovery:
     """One recovery.
 
     Attributes:
-        seconds: the time from the last heal until each query had run two more batches.
-        without_batch_s: the longest that a query had no batch since the first strike.
+        seconds: the time from the last heal until a query had run two more batches.
+        unavailable_s: the longest since the first strike that a committed reader saw no new record of a query.
         struck: the faults since the recovery before.
     """
 
-    seconds: float
-    without_batch_s: float
+    seconds: Times
+    unavailable_s: Times
     struck: Sequence[Fault]
 
     def report(self) -> dict[str, Any]:
         """Return the recovery as JSON."""
         struck = [fault.what for fault in self.struck]
-        return {"seconds": self.seconds, "without_batch_s": self.without_batch_s, "struck": struck}
+        return {"seconds": self.seconds, "unavailable_s": self.unavailable_s, "struck": struck}
 
 
 class Pauses:
-    """Measures the longest time that a query has had no batch."""
+    """Measures the longest time that a committed reader has seen no new record of a query."""
 
     def __init__(self, queries: Sequence[Query]) -> None:
         self._queries = queries
@@ -81,16 +90,18 @@ class Pauses:
 
     def begin(self) -> None:
         """Forget what was before."""
-        self.longest_s = 0.0
-        self._since = [(query.batches, time.monotonic()) for query in self._queries]
+        now = time.monotonic()
+        self._since = {query.name: (query.visible, now) for query in self._queries}
+        self.longest_s = dict.fromkeys(self._since, 0.0)
 
     def look(self) -> None:
-        """Look for new batches."""
+        """Look for new records."""
         now = time.monotonic()
-        for number, (query, (batches, since)) in enumerate(zip(self._queries, self._since, strict=True)):
-            self.longest_s = max(self.longest_s, now - since)
-            if query.batches != batches:
-                self._since[number] = (query.batches, now)
+        for query in self._queries:
+            before, since = self._since[query.name]
+            self.longest_s[query.name] = max(self.longest_s[query.name], round(now - since, 1))
+            if query.visible != before:
+                self._since[query.name] = (query.visible, now)
 
 
 class Campaign:
@@ -101,6 +112,7 @@ class Campaign:
         self._active: list[tuple[float, Fault]] = []
         self._began = self._shown = time.monotonic()
         self._doing = "starting"
+        self._ours = [query for query in queries if query.is_ours]
         self._pauses = Pauses(queries)
         self._struck: list[Fault] = []
         self.recoveries: list[Recovery] = []
@@ -131,20 +143,21 @@ class Campaign:
 
     def recover(self) -> None:
         """Wait until each query has run a batch of which no part was before the last heal."""
-        healed, before = time.monotonic(), [query.batches for query in self._queries]
+        healed, before = time.monotonic(), {query.name: query.batches for query in self._queries}
+        seconds: Times = {}
 
-        def stuck() -> list[str]:
-            pairs = zip(self._queries, before, strict=True)
-            return [query.name for query, batches in pairs if query.batches < batches + 2]
+        def has_recovered() -> bool:
+            for query in self._queries:
+                if query.batches >= before[query.name] + 2:
+                    seconds.setdefault(query.name, round(time.monotonic() - healed, 1))
+            return len(seconds) == len(self._queries)
 
-        if self._watch(STUCK_S, lambda: not stuck()):
-            seconds = round(time.monotonic() - healed, 1)
-            self.recoveries.append(Recovery(seconds, round(self._pauses.longest_s, 1), self._struck))
-            self._struck = []
-            return
-        self.stuck += stuck()
-        for query in self._queries:
-            query.write_stacks()
+        if not self._watch(STUCK_S, has_recovered):
+            self.stuck += [query.name for query in self._ours if query.name not in seconds]
+            for query in self._queries:
+                query.write_stacks()
+        self.recoveries.append(Recovery(seconds, self._pauses.longest_s, self._struck))
+        self._struck = []
 
     def finish(self) -> None:
         """Stop the queries, and wait until all readers have read to the end."""
@@ -160,11 +173,11 @@ class Campaign:
             query.read_until(contents.ends(query.settings.topic, "read_uncommitted"))
         self._watch(READING_S, lambda: not any(query.readers_that_read_on() for query in self._queries))
         for query in self._queries:
-            self.stuck += [f"{reader} of {query.name}" for reader in query.readers_that_read_on()]
+            self.stuck += [f"{reader} of {query.name}" for reader in query.readers_that_read_on() if query.is_ours]
 
     def _close(self) -> None:
         if not self._watch(STUCK_S, lambda: all(query.is_closed for query in self._queries)):
-            self.stuck += [f"the end of {query.name}" for query in self._queries if not query.is_closed]
+            self.stuck += [f"the end of {query.name}" for query in self._ours if not query.is_closed]
 
     def _watch(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Supervise for so long, or until something is the case. Return whether it is."""
@@ -197,17 +210,25 @@ class Campaign:
         console.print(f"{elapsed}{'; next: ' if what else ''}{what}", highlight=False, soft_wrap=True)
 
 
-def unavailable(recoveries: Sequence[Recovery]) -> dict[str, dict[str, float]]:
-    """Return, for each kind of fault that struck alone, how often that was, and the median and the longest of the
-    longest times that a query had no batch."""
+def recovered(recoveries: Sequence[Recovery], query: str) -> dict[str, Any]:
+    """Return how long a query took to recover, and for each kind of fault that struck alone, how long it was
+    unavailable."""
     alone: dict[str, list[float]] = defaultdict(list)
     for recovery in recoveries:
         if len(recovery.struck) == 1:
-            alone[recovery.struck[0].kind].append(recovery.without_batch_s)
+            alone[recovery.struck[0].kind].append(recovery.unavailable_s[query])
     return {
-        kind: {"times": len(found), "median_s": statistics.median(found), "longest_s": max(found)}
-        for kind, found in sorted(alone.items())
+        "recovery_s": _of([each.seconds.get(query, STUCK_S) for each in recoveries]),
+        "unavailable_s": _of([each.unavailable_s[query] for each in recoveries]),
+        "unavailable_alone_s": {kind: _of(found) for kind, found in sorted(alone.items())},
     }
+
+
+def _of(seconds: Sequence[float]) -> dict[str, float] | None:
+    """Return how many there are, their median and the longest."""
+    if not seconds:
+        return None
+    return {"times": len(seconds), "median": round(statistics.median(seconds), 1), "longest": max(seconds)}
 
 
 def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, Any]:
@@ -233,7 +254,6 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         "driver_starts": query.starts,
         "driver_ends": dict(query.ends),
         "leftovers": contents.leftovers(query.settings),
-        "held_back": held_back(query.settings.topic),
         "readers": {name: each.report() for name, each in found.items()},
         "torn_examples": every[-1].examples["torn"],
     }
@@ -248,6 +268,10 @@ def downloaded() -> tuple[Path, ...]:
     except JarsNotAvailable as error:
         console.print(f"Java reads nothing: {error}", highlight=False)
         return ()
+
+
+def _seconds(recovery: Recovery) -> float:
+    return max(recovery.seconds.values(), default=STUCK_S)
 
 
 def held_back(topic: str) -> dict[int, str]:
@@ -288,7 +312,17 @@ def jepsen(
         campaign.strike(arguments.seconds, arguments.only)
         campaign.finish()
         console.print("comparing")
-        found = {query.name: checked(query, arguments.records, console_jars) for query in queries}
+        after_first = campaign.recoveries[1:]
+        times = {query.name: recovered(after_first, query.name) for query in queries}
+        held = {query.name: held_back(query.settings.topic) for query in queries}
+        of_flink = {
+            q.name: {**compared(q), "held_back": held[q.name], **times[q.name]} for q in queries if not q.is_ours
+        }
+        ours = [query for query in queries if query.is_ours]
+        found = {
+            q.name: {**checked(q, arguments.records, console_jars), "held_back": held[q.name], **times[q.name]}
+            for q in ours
+        }
     return {
         "seed": arguments.seed,
         "mutant": arguments.mutant,
@@ -298,15 +332,13 @@ def jepsen(
         **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
         "stuck": len(campaign.stuck),
         "leftovers": sum(len(of["leftovers"]) for of in found.values()),
-        "longest_recovery_s": max((each.seconds for each in campaign.recoveries[1:]), default=None),
+        "longest_recovery_s": max((each.seconds[query.name] for each in after_first for query in ours), default=None),
         "stuck_names": campaign.stuck,
-        "slowest_recoveries": [
-            each.report() for each in sorted(campaign.recoveries[1:], key=lambda each: -each.seconds)[:5]
-        ],
-        "unavailable_alone": unavailable(campaign.recoveries[1:]),
+        "slowest_recoveries": [each.report() for each in sorted(after_first, key=_seconds, reverse=True)[:5]],
         "faults_by_kind": dict(sorted(nemesis.faults.items())),
         "brokers_that_ended": dict(nemesis.ended_by_themselves),
         "queries": found,
+        **of_flink,
     }
 
 
@@ -314,6 +346,8 @@ def main(given: Sequence[str]) -> int:
     """Run the campaign. Return the exit code: 1 on any violation; with a planted defect, 1 if there is none."""
     arguments = parsed_arguments(given)
     console_jars = downloaded()
+    if FLINK in arguments.queries:
+        compiled()
     enter_namespace(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
     folder = Path(arguments.folder).resolve()
@@ -323,7 +357,7 @@ def main(given: Sequence[str]) -> int:
         found = jepsen(arguments, folder, postgres, console_jars)
     report = Report(folder / "report.json")
     report.write(found)
-    report.show(hidden=("queries",))
+    report.show(hidden=("queries", "slowest_recoveries"))
     wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers")})
     summary = f"{found['faults']} faults, {found['records']} records"
     if arguments.mutant:
@@ -351,6 +385,8 @@ def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mutant", default="", help="a defect to plant, which must be found")
     parser.add_argument("--folder", default="build/jepsen", help="working folder; emptied first")
     arguments = parser.parse_args(given)
+    if arguments.queries == [FLINK]:
+        parser.error("flink runs beside another query")
     try:
         with planted(arguments.mutant):
             pass

@@ -99,6 +99,9 @@ class Nemesis:
     def _query(self) -> Query:
         return self._chance.choice(self._queries)
 
+    def _one_of_ours(self) -> Query:
+        return self._chance.choice([query for query in self._queries if query.is_ours])
+
     def _some(self, hosts: Sequence[str]) -> list[str]:
         return self._chance.sample(hosts, self._chance.randint(1, len(hosts)))
 
@@ -319,7 +322,7 @@ class Nemesis:
         return Fault(f"pause the driver of {query.name}", steps())
 
     def _driver_replaced_while_paused(self) -> Fault:
-        query = self._query()
+        query = self._one_of_ours()
 
         def steps() -> Steps:
             yield self._seconds(0, 1)  # at any moment of a batch
@@ -333,7 +336,7 @@ class Nemesis:
         return Fault(f"pause the driver of {query.name}, replaced meanwhile", steps())
 
     def _driver_replaced_while_cut_off(self) -> Fault:
-        query = self._query()
+        query = self._one_of_ours()
         host = query.host
         links = self._chance.choice((between([host], BROKERS), one_way([host], BROKERS), one_way(BROKERS, [host])))
 
@@ -347,7 +350,7 @@ class Nemesis:
         return Fault(f"cut {host} and brokers, driver of {query.name} replaced meanwhile", steps())
 
     def _several_drivers(self) -> Fault:
-        query = self._query()
+        query = self._one_of_ours()
 
         def steps() -> Steps:
             for _ in range(self._chance.randint(1, 6)):

@@ -33,6 +33,8 @@ class Query:
     """A query and the supervisor of its processes."""
 
     program = "tests.campaigns.jepsen.driver"
+    is_ours = True
+    """Whether it is tested, and not there for comparison. A driver of ours may start while the one before it runs."""
 
     def __init__(self, name: str, kind: Kind, folder: Path, network: Network, **settings: Any) -> None:
         self.name = name
@@ -132,11 +134,17 @@ class Query:
         """Return the file of what a reader saw."""
         return self.folder / f"{library}.txt"
 
+    @property
+    def visible(self) -> int:
+        """Return a number that changes when a committed reader sees another record."""
+        seen = self.seen_by("librdkafka")
+        return seen.stat().st_size if seen.exists() else 0
+
     # The supervisor. ----------------------------------------------------------------------------------------------
 
     def supervise(self) -> None:
         """Count the batches, and start what is gone again: a driver after a pause, as an orchestrator does."""
-        if (batches := self._history.next_batch()) > self.batches:
+        if (batches := self.acknowledged()) > self.batches:
             self.batches, self._pause_s = batches, FIRST_PAUSE_S
         for driver in [each for each in self._drivers if each.poll() is not None]:
             self._ended(driver)
@@ -148,6 +156,10 @@ class Query:
         for library, reader in self._readers.items():
             if reader.poll():  # one that came to the end returns 0
                 self._start_reader(library)
+
+    def acknowledged(self) -> int:
+        """Return the number of acknowledged batches."""
+        return self._history.next_batch()
 
     def _ended(self, driver: Process) -> None:
         self.ends[_how(driver.returncode)] += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
+from tests.campaigns.jepsen.flink import A_RANGE, difference_from_ranges
 from tests.campaigns.jepsen.reader import Sighting
 from tests.campaigns.jepsen.workload import TASKS, Record, Votes, size
 
@@ -106,3 +107,11 @@ def test_a_batch_whose_attempts_differ_between_target_systems_is_torn() -> None:
     both = {"kafka": check(sent, seen(), is_ordered=True), "files": check(sent, other, is_ordered=False)}
     assert [counts(each) for each in both.values()] == [{}, {}]
     assert counts(check_together(both)) == {"torn": 1}
+
+
+def test_gaps_and_repetitions_in_the_numbers_of_flink_are_found() -> None:
+    """Each of the source's tasks begins at a multiple of ``A_RANGE``."""
+    whole = [0, 1, 2, A_RANGE, A_RANGE + 1]
+    assert difference_from_ranges(whole) == {"records": 5, "lost": 0, "duplicates": 0}
+    assert difference_from_ranges([*whole, 1, A_RANGE]) == {"records": 5, "lost": 0, "duplicates": 2}
+    assert difference_from_ranges([0, 2, A_RANGE + 1]) == {"records": 3, "lost": 2, "duplicates": 0}
