@@ -14,6 +14,7 @@ from rich.text import Text
 
 from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
+from twopc.cli.waiting import NoAnswer
 from twopc.errors import TwoPhaseCommitError
 
 Document: TypeAlias = "dict[str, Any]"
@@ -41,8 +42,7 @@ class Report:
             message += " -- this is a defect of twopc or of a plugin, please report it"
         if self.opened and self.code is not ExitCode.OPERATOR_REQUIRED:
             message += " The log was opened before, which fenced older drivers; running the command again is safe."
-        kind = error.kind if isinstance(error, TwoPhaseCommitError) else type(error).__name__
-        self.document["error"] = {"kind": kind, "message": redact(message)}
+        self.document["error"] = {"kind": _kind(error), "message": redact(message)}
 
     def show(self, as_json: bool, draw: Callable[[Console, Document], None]) -> None:
         """Print the results to standard output, and an error to standard error as well."""
@@ -54,6 +54,13 @@ class Report:
                 sys.stdout.flush()
                 say(f"{error['kind']}: {error['message']}")
         sys.stdout.flush()
+
+
+def _kind(error: BaseException) -> str:
+    """Return the error's class in the catalog, or the name of a class that is not in it."""
+    if isinstance(error, TwoPhaseCommitError) and not isinstance(error, NoAnswer):
+        return error.kind
+    return type(error).__name__
 
 
 def say(text: str) -> None:
