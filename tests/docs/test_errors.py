@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
 
-from tests.support.pages import DOCS
+from tests.support.pages import DOCS, site_script
 from twopc import errors
 
 PAGE = (DOCS / "errors.md").read_text(encoding="utf-8")
@@ -19,12 +18,7 @@ CLASSES = [
 
 
 def test_the_page_has_what_the_classes_have() -> None:
-    spec = importlib.util.spec_from_file_location("errors_page", DOCS / "site" / "errors.py")
-    assert spec
-    assert spec.loader
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.filled(PAGE) == PAGE, "run: python docs/site/errors.py"
+    assert site_script("errors").filled(PAGE) == PAGE, "run: python docs/site/errors.py"
 
 
 def test_every_class_has_a_section_in_the_order_of_the_module() -> None:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from typing import Any
 
 import pytest
 
-from tests.support.pages import DOCS
+from tests.support.pages import DOCS, site_script
 
 
 @pytest.fixture
 def script() -> Any:
-    spec = importlib.util.spec_from_file_location("runs", DOCS / "site" / "runs.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return site_script("runs")
 
 
 def test_the_page_has_what_the_reports_have(script: Any) -> None:

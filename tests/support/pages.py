@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -24,6 +26,16 @@ def installations(page: Path) -> list[str]:
     """Return what the page installs of this project: the arguments of each ``pip install``."""
     lines = re.findall(r"pip install ([^`\n#&]+)", page.read_text(encoding="utf-8"))
     return [line.strip() for line in lines if "twopc" in line]
+
+
+def site_script(name: str) -> Any:
+    """Return a script of the site, which is in no package, as a module."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / "site" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_files(page: Path, folder: Path) -> list[str]:

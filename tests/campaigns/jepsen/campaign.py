@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Console
 
+from tests.benchmarks.peers import PeerMissing
 from tests.campaigns.jepsen import contents
 from tests.campaigns.jepsen.brokers import Cluster
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
@@ -38,7 +39,6 @@ from tests.support.postgres_server import PostgresServer
 from twopc_kafka_broker.errors import JarsNotAvailable
 from twopc_kafka_broker.jars import broker_classpath
 
-FIRST_BATCH_S = 120
 STUCK_S = 240
 """After so long without a batch although nothing is struck, a query counts as stuck."""
 
@@ -66,7 +66,7 @@ class Recovery:
     """One recovery.
 
     Attributes:
-        seconds: the time from the last heal until a query had run two more batches.
+        seconds: the time from the last heal until a query had run two more batches, and ``STUCK_S`` if it had not.
         unavailable_s: the longest since the first strike that a committed reader saw no new record of a query.
         struck: the faults since the recovery before.
     """
@@ -156,6 +156,7 @@ class Campaign:
             self.stuck += [query.name for query in self._ours if query.name not in seconds]
             for query in self._queries:
                 query.write_stacks()
+        seconds = {**dict.fromkeys(before, STUCK_S), **seconds}
         self.recoveries.append(Recovery(seconds, self._pauses.longest_s, self._struck))
         self._struck = []
 
@@ -210,6 +211,10 @@ class Campaign:
         console.print(f"{elapsed}{'; next: ' if what else ''}{what}", highlight=False, soft_wrap=True)
 
 
+def _slowest_s(recovery: Recovery) -> float:
+    return max(recovery.seconds.values())
+
+
 def recovered(recoveries: Sequence[Recovery], query: str) -> dict[str, Any]:
     """Return how long a query took to recover, and for each kind of fault that struck alone, how long it was
     unavailable."""
@@ -218,7 +223,7 @@ def recovered(recoveries: Sequence[Recovery], query: str) -> dict[str, Any]:
         if len(recovery.struck) == 1:
             alone[recovery.struck[0].kind].append(recovery.unavailable_s[query])
     return {
-        "recovery_s": _of([each.seconds.get(query, STUCK_S) for each in recoveries]),
+        "recovery_s": _of([each.seconds[query] for each in recoveries]),
         "unavailable_s": _of([each.unavailable_s[query] for each in recoveries]),
         "unavailable_alone_s": {kind: _of(found) for kind, found in sorted(alone.items())},
     }
@@ -270,10 +275,6 @@ def downloaded() -> tuple[Path, ...]:
         return ()
 
 
-def _seconds(recovery: Recovery) -> float:
-    return max(recovery.seconds.values(), default=STUCK_S)
-
-
 def held_back(topic: str) -> dict[int, str]:
     """Return the partitions that a committed reader can't read to the end, and where an open transaction stops it."""
     committed, written = contents.ends(topic, "read_committed"), contents.ends(topic, "read_uncommitted")
@@ -313,16 +314,15 @@ def jepsen(
         campaign.finish()
         console.print("comparing")
         after_first = campaign.recoveries[1:]
-        times = {query.name: recovered(after_first, query.name) for query in queries}
-        held = {query.name: held_back(query.settings.topic) for query in queries}
-        of_flink = {
-            q.name: {**compared(q), "held_back": held[q.name], **times[q.name]} for q in queries if not q.is_ours
+        results = {
+            query.name: {
+                **(checked(query, arguments.records, console_jars) if query.is_ours else compared(query)),
+                "held_back": held_back(query.settings.topic),
+                **recovered(after_first, query.name),
+            }
+            for query in queries
         }
-        ours = [query for query in queries if query.is_ours]
-        found = {
-            q.name: {**checked(q, arguments.records, console_jars), "held_back": held[q.name], **times[q.name]}
-            for q in ours
-        }
+    found = {query.name: results.pop(query.name) for query in queries if query.is_ours}
     return {
         "seed": arguments.seed,
         "mutant": arguments.mutant,
@@ -332,13 +332,13 @@ def jepsen(
         **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
         "stuck": len(campaign.stuck),
         "leftovers": sum(len(of["leftovers"]) for of in found.values()),
-        "longest_recovery_s": max((each.seconds[query.name] for each in after_first for query in ours), default=None),
+        "longest_recovery_s": max((each.seconds[name] for each in after_first for name in found), default=None),
         "stuck_names": campaign.stuck,
-        "slowest_recoveries": [each.report() for each in sorted(after_first, key=_seconds, reverse=True)[:5]],
+        "slowest_recoveries": [each.report() for each in sorted(after_first, key=_slowest_s, reverse=True)[:5]],
         "faults_by_kind": dict(sorted(nemesis.faults.items())),
         "brokers_that_ended": dict(nemesis.ended_by_themselves),
         "queries": found,
-        **of_flink,
+        **results,  # of Flink
     }
 
 
@@ -347,7 +347,10 @@ def main(given: Sequence[str]) -> int:
     arguments = parsed_arguments(given)
     console_jars = downloaded()
     if FLINK in arguments.queries:
-        compiled()
+        try:
+            compiled()
+        except PeerMissing as error:
+            raise SystemExit(str(error)) from None
     enter_namespace(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
     folder = Path(arguments.folder).resolve()

@@ -38,6 +38,7 @@ class FlinkQuery(Query):
     """A job of Flink and the supervisor of its process. Its batches are its checkpoints."""
 
     is_ours = False
+    worker_hosts = ()
 
     def create_tables(self) -> None:
         """Do nothing: the job writes to Kafka alone."""
@@ -63,10 +64,6 @@ class FlinkQuery(Query):
 
     def kill_worker(self, host: str) -> None:
         self.kill_driver()
-
-    def start(self) -> None:
-        for library in READERS:
-            self._start_reader(library)
 
     def recover(self) -> None:
         """Do nothing: the job has stopped with a savepoint."""

@@ -7,7 +7,7 @@ import json
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +33,9 @@ class Query:
     """A query and the supervisor of its processes."""
 
     program = "tests.campaigns.jepsen.driver"
+    worker_hosts: Sequence[str] = WORKERS
+    """Where its tasks run, if not below its driver."""
+
     is_ours = True
     """Whether it is tested, and not there for comparison. A driver of ours may start while the one before it runs."""
 
@@ -113,7 +116,7 @@ class Query:
 
     def start(self) -> None:
         """Start workers and readers. ``supervise`` starts the driver."""
-        for host in WORKERS:
+        for host in self.worker_hosts:
             self._start_worker(host)
         for library in LIBRARIES:
             self._start_reader(library)
@@ -208,6 +211,7 @@ class SparkQuery(Query):
     """A query of Spark, whose tasks run below its driver."""
 
     program = "tests.campaigns.jepsen.spark_driver"
+    worker_hosts = ()
 
     def tasks(self) -> list[psutil.Process]:
         """Return Spark's Python workers and their daemons."""
@@ -218,10 +222,6 @@ class SparkQuery(Query):
         """Kill the JVM of the newest driver, and its Python workers."""
         if self.driver:
             kill_each(all_of(self.driver)[1:])
-
-    def start(self) -> None:
-        for library in LIBRARIES:
-            self._start_reader(library)
 
 
 def _how(returncode: int) -> str:

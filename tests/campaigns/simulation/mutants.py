@@ -128,18 +128,22 @@ def _decided_or_aborted(real: Any, self: Coordinator, decision: Decision, reads:
         self._roll_back(decision.round, error)
 
 
+def _due(self: Coordinator, batch_id: int) -> list[int]:
+    return sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)})
+
+
 def _newest_first(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}, reverse=True):
+    for due in reversed(_due(self, batch_id)):
         self._commit_batch(due, list(self._sinks.values()), recovered)
 
 
 def _beside_the_others(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}):
+    for due in _due(self, batch_id):
         self._commit_batch(due, [sink for sink in self._sinks.values() if due in sink.pending], recovered)
 
 
 def _where_it_was_completed(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}):
+    for due in _due(self, batch_id):
         for last in (False, True):
             self._commit_batch(due, [sink for sink in self._sinks.values() if sink.commits_last is last], recovered)
 
