@@ -126,9 +126,7 @@ class Bench:
             conninfo=self.postgres.conninfo,
             settings=dict(case.settings),
         )
-        if PLANS[case.plan].has_bad:
-            refusing.create(job)
-        return job
+        return refusing.created(job) if PLANS[case.plan].has_bad else job
 
     def _feed_topic(self, topic: str) -> None:
         producer = confluent_kafka.Producer({"bootstrap.servers": self.broker.bootstrap_servers, "log_level": 0})

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 import twopc
 from tests.campaigns.spark.job import Job
 from tests.campaigns.spark.plans import IS_BAD
 from tests.campaigns.tables.delta import DeltaLakeTable
 from tests.campaigns.tables.iceberg import IcebergTable
-from tests.support.contents import in_files, left_in_files
+from tests.support.contents import in_files, in_table, left_in_files
 from twopc.spark import Output
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ SCHEMA = pa.schema([pa.field("value", pa.string(), nullable=False)])
 def outputs(job: Job) -> Mapping[str, Output]:
     """Return an output for each target."""
     of_folder = {"path": str(_folder(job)), "format": "parquet", "partition_by": "folder"}
-    of_table = {"conninfo": job.conninfo, "table": _postgres_table(job)}
+    of_table = {"conninfo": job.conninfo, "table": "records"}
     return {
         "folders": Output(twopc.create_sink("files", of_folder), WITHOUT_FOLDER),
         "postgres": Output(twopc.create_sink("postgres", of_table), WITHOUT_VALUE),
@@ -41,25 +43,30 @@ def outputs(job: Job) -> Mapping[str, Output]:
     }
 
 
-def create(job: Job) -> None:
-    """Create the tables."""
+def created(job: Job) -> Job:
+    """Create the tables. Return the job with a database of its own, as prepared transactions are the server's."""
     for table in _lake_tables(job).values():
         table.create(SCHEMA)
-    _ask(job, "CREATE TABLE {} (value text NOT NULL)")
+    with psycopg.connect(job.conninfo, autocommit=True) as server:
+        server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(job.target)))
+    job = replace(job, conninfo=make_conninfo(job.conninfo, dbname=job.target))
+    with psycopg.connect(job.conninfo, autocommit=True) as database:
+        database.execute("CREATE TABLE records (value text NOT NULL)")
+    return job
 
 
 def contents(job: Job) -> Mapping[str, list[str]]:
     """Return the values in each target."""
     return {
         "folders": [row["value"] for row in in_files(_folder(job) / "folder=good")],
-        "postgres": [value for (value,) in _ask(job, "SELECT value FROM {}")],
+        "postgres": [value for (value,) in in_table(job.conninfo, "SELECT value FROM records")],
         **{name: table.read().column("value").to_pylist() for name, table in _lake_tables(job).items()},
     }
 
 
 def left(job: Job) -> int:
     """Return how many transactions are not ended, and how many of their files are left."""
-    prepared = _ask(job, "SELECT gid FROM pg_prepared_xacts WHERE gid LIKE '%.postgres.%'")
+    prepared = in_table(job.conninfo, "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
     files = [*left_in_files(_folder(job)), *(each for table in _lake_tables(job).values() for each in table.files())]
     return len(prepared) + len(files)
 
@@ -75,13 +82,3 @@ def _lake_tables(job: Job) -> Mapping[str, LakeTable]:
         "delta": DeltaLakeTable(str(folder / "delta")),
         "iceberg": IcebergTable("spark.records", catalog, f"file://{folder}/iceberg", folder),
     }
-
-
-def _postgres_table(job: Job) -> str:
-    return job.target.replace("-", "_")
-
-
-def _ask(job: Job, statement: str) -> list[tuple[Any, ...]]:
-    with psycopg.connect(job.conninfo, autocommit=True) as connection:
-        cursor = connection.execute(sql.SQL(statement).format(sql.Identifier(_postgres_table(job))))
-        return cursor.fetchall() if cursor.description else []
