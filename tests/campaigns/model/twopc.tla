@@ -276,7 +276,7 @@ Write(a) ==
         same == {t \in OpenNow : t[1].task = a.task /\ attempt[t[1]].name = attempt[a].name}
     IN
     /\ attempt[a].pc = "leased"
-    /\ tx' = [t \in {a} \X Sinks |-> "open"] @@ [t \in DOMAIN tx |-> IF t \in same THEN "fenced" ELSE tx[t]]
+    /\ tx' = [t \in {a} \X Sinks |-> "open"] @@ [t \in DOMAIN tx |-> IF t \in same THEN "aborted" ELSE tx[t]]
     /\ attempt' = [attempt EXCEPT ![a].pc = "voted"]
     /\ used' = (name :> IF Older(LastUse(a.task, name[2]), Round(a)) THEN Round(a) ELSE LastUse(a.task, name[2])) @@ used
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, left>>
@@ -445,6 +445,24 @@ Fair ==
     /\ WF_vars(Repair(Last))
     /\ WF_vars(\E a \in DOMAIN attempt : a.life = Last /\ (Lease(a) \/ Write(a)))
 FairSpec == Spec /\ Fair
+
+(* What no step and no promise depends on any more. TLC takes states that differ only in this for one. *)
+
+Ended(a, statuses) == attempt[a].pc = "voted" /\ \A s \in Sinks : tx[<<a, s>>] \notin statuses
+MayHaveRival(a) == left.rival > 0 /\ a.n = 1
+
+\* Rounds in which a name may still be leased, or older ones. A name that only rounds before these have used is like new.
+ToCome ==
+    {Round(a) : a \in {a \in DOMAIN attempt : attempt[a].pc = "started" \/ MayHaveRival(a)}}
+    \cup {<<l, IF Goes(l, "refused") THEN 1 ELSE life[l].batch + 1>> : l \in {l \in Numbers : life[l].pc \notin {"ended", "lost"}}}
+
+Relevant == <<
+    log, pruned, flying, offsets, commits, tx, left,
+    [l \in Numbers |-> [life[l] EXCEPT !.listed = {t \in @ : Open(t)}]],
+    [a \in DOMAIN attempt |->
+        [attempt[a] EXCEPT !.name = IF Ended(a, {"open"}) THEN 0 ELSE @,
+                           !.reads = IF Ended(a, {"open", "committed"}) /\ ~MayHaveRival(a) THEN None ELSE @]],
+    [n \in {n \in DOMAIN used : \E r \in ToCome : ~Older(used[n], r)} |-> used[n]] >>
 
 Symmetric == Permutations(Tasks) \cup Permutations(Sinks)
 ======================================================================================
