@@ -7,12 +7,16 @@ import org.apache.flink.connector.base.DeliveryGuarantee;
 import org.apache.flink.connector.kafka.sink.KafkaRecordSerializationSchema;
 import org.apache.flink.connector.kafka.sink.KafkaSink;
 import org.apache.flink.connector.kafka.source.KafkaSource;
+import org.apache.flink.connector.kafka.source.KafkaSourceBuilder;
 import org.apache.flink.connector.kafka.source.enumerator.initializer.OffsetsInitializer;
 import org.apache.flink.connector.kafka.source.reader.deserializer.KafkaRecordDeserializationSchema;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** Copies a topic with Flink's KafkaSink, exactly once. Prints the milliseconds that the job took. */
+/**
+ * Copies a topic with Flink's KafkaSink, exactly once, with a checkpoint every so many milliseconds. With a fifth argument
+ * it goes on until it is killed; else it ends with the records that are there, and prints the milliseconds that it took.
+ */
 public class FlinkCopy {
     /** A class rather than a lambda, because Flink needs the type, which a lambda does not carry. */
     private static class AsItIs implements SerializationSchema<byte[]> {
@@ -24,17 +28,18 @@ public class FlinkCopy {
 
     public static void main(String[] arguments) throws Exception {
         String servers = arguments[0], source = arguments[1], target = arguments[2];
-        Configuration settings = Configuration.fromMap(Map.of("execution.checkpointing.interval", "1 s"));
+        Configuration settings = Configuration.fromMap(Map.of("execution.checkpointing.interval", arguments[3] + " ms"));
         StreamExecutionEnvironment flink = StreamExecutionEnvironment.createLocalEnvironment(2, settings);
         flink.getConfig().enableObjectReuse();
-        KafkaSource<byte[]> from = KafkaSource.<byte[]>builder()
+        KafkaSourceBuilder<byte[]> from = KafkaSource.<byte[]>builder()
                 .setBootstrapServers(servers)
                 .setTopics(source)
                 .setStartingOffsets(OffsetsInitializer.earliest())
-                .setBounded(OffsetsInitializer.latest())
                 .setProperty("isolation.level", "read_committed")
-                .setDeserializer(KafkaRecordDeserializationSchema.valueOnly(ByteArrayDeserializer.class))
-                .build();
+                .setDeserializer(KafkaRecordDeserializationSchema.valueOnly(ByteArrayDeserializer.class));
+        if (arguments.length == 4) {
+            from.setBounded(OffsetsInitializer.latest());
+        }
         Properties producer = new Properties();
         producer.setProperty("transaction.timeout.ms", "600000");
         KafkaSink<byte[]> to = KafkaSink.<byte[]>builder()
@@ -47,7 +52,7 @@ public class FlinkCopy {
                         .setValueSerializationSchema(new AsItIs())
                         .build())
                 .build();
-        flink.fromSource(from, WatermarkStrategy.noWatermarks(), source).sinkTo(to);
+        flink.fromSource(from.build(), WatermarkStrategy.noWatermarks(), source).sinkTo(to);
         long started = System.nanoTime();
         flink.execute();
         System.out.println((System.nanoTime() - started) / 1_000_000);

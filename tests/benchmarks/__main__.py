@@ -13,11 +13,12 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, lake, memory, pipeline, plots, protocol, routing, staging, writer
+from tests.benchmarks import files, lake, latency, memory, pipeline, plots, protocol, routing, staging, writer
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
     "pipeline": pipeline.run,
+    "latency": latency.run,
     "writer": writer.run,
     "protocol": protocol.run,
     "memory": memory.run,

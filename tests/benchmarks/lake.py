@@ -159,8 +159,9 @@ def _with_kafka(root: Path, quick: bool) -> list[Row]:
         fill(broker, load, root)
         spark = session(root)
         machine = Machine(spark, broker, root, contestants)
-        rates = in_turns({name: functools.partial(machine.rate, load, name) for name in contestants}, 2 if quick else 5)
+        turns = in_turns({name: functools.partial(machine.turn, load, name) for name in contestants}, 2 if quick else 5)
         spark.stop()
+    rates = {name: [turn.rate for turn in of_turns] for name, of_turns in turns.items()}
     slowest = [min(alone) for alone in zip(*(rates[name] for name in (KAFKA, ICEBERG, DELTA)), strict=True)]
     what = "Kafka, Iceberg and Delta, over the slowest alone"
     return [

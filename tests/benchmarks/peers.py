@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.benchmarks.cpu import JVM, PYTHON
 from twopc_kafka_broker import SPARK_MODULES, find_java
 from twopc_kafka_broker.jars import maven_jars
 
@@ -31,9 +33,10 @@ class PeerMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flink:
-    """Flink's KafkaSink, exactly once, with a checkpoint per second, in a mini cluster of one process."""
+    """Flink's KafkaSink, exactly once, in a mini cluster of one process."""
 
     command: Sequence[str]
+    part = JVM
 
     @classmethod
     def set_up(cls, program: Path = HERE / "FlinkCopy.java") -> Flink:
@@ -50,8 +53,18 @@ class Flink:
         return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", program.stem))
 
     def copy(self, servers: str, source: str, target: str, records: int) -> float:  # unused: the source is bounded
-        """Return the seconds of the job, including its start."""
-        return int(_told(self.command, servers, source, target)) / 1000
+        """Return the seconds of the job, including its start, with a checkpoint per second."""
+        return int(_told(self.command, servers, source, target, "1000")) / 1000
+
+    @contextlib.contextmanager
+    def running(self, servers: str, interval_ms: int, source: str, target: str) -> Iterator[None]:
+        """Copy what comes while the context is open, with a checkpoint every ``interval_ms``."""
+        job = (*self.command, servers, source, target, str(interval_ms), "unbounded")
+        with subprocess.Popen(job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            try:
+                yield
+            finally:
+                process.kill()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,7 @@ class Quix:
     """Quix Streams, exactly once."""
 
     command: Sequence[str]
+    part = PYTHON
 
     @classmethod
     def set_up(cls) -> Quix:

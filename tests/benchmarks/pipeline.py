@@ -12,8 +12,8 @@ import shutil
 import statistics
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ import pyspark
 from confluent_kafka.admin import AdminClient
 
 import twopc
-from tests.benchmarks.cpu import cpu_of
+from tests.benchmarks.cpu import BROKER, JVM, PYTHON, cpu_of
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import Flink, PeerMissing, Quix
 from tests.support.spark_home import set_java_and_python
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 RECORD_BYTES = 100
-SMALL_BATCH = 1_000
-SMALL_TURNS_TO_WARM_UP = 3
-"""Uncounted turns of 60 batches each. Such a query runs for days, and the JVM compiles code in its first minutes."""
-
 QUIX_RECORDS = 300_000
 
 FAST_READING = {"kafka.max.poll.records": "10000"}
@@ -48,10 +44,11 @@ FAST_READING = {"kafka.max.poll.records": "10000"}
 
 SPARK, NOOP, OURS, ARROW, AT_LEAST_ONCE = "spark", "noop", "librdkafka", "arrow", "at-least-once"
 FILES, BOTH, FLINK, QUIX = "parquet", "kafka-and-parquet", "flink", "quix"
+DEFAULT_READS = "arrow-default-reads"
 
 
 def run(quick: bool) -> list[Row]:
-    """Return the throughputs and the times of a small batch, with their ratios."""
+    """Return the throughputs and their ratios."""
     with (
         tempfile.TemporaryDirectory() as folder,
         # Delete topics at once, because each turn leaves one per contestant.
@@ -59,35 +56,31 @@ def run(quick: bool) -> list[Row]:
     ):
         large = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
         short = Load("short", large.records // 4, large.a_batch)
-        small = Load("small", SMALL_BATCH * (20 if quick else 60), SMALL_BATCH)
-        for load in (large, short, small):
+        for load in (large, short):
             fill(broker, load, Path(folder))
         spark = session(Path(folder))
         machine, turns = Machine(spark, broker, Path(folder), CONTESTANTS), 2 if quick else 5
-        on_spark: dict[str, Callable[[], float]] = {
-            name: functools.partial(machine.rate, large, name) for name in CONTESTANTS
+        on_spark: dict[str, Callable[[], Turn]] = {
+            name: functools.partial(machine.turn, large, name) for name in CONTESTANTS
         }
-        rates = in_turns({**on_spark, **_peers(machine, large, short, quick)}, turns)
-        smalls = {name: functools.partial(machine.batch_s, small, name) for name in (SPARK, OURS, ARROW)}
-        in_turns(smalls, 0 if quick else SMALL_TURNS_TO_WARM_UP)
-        times = in_turns(smalls, turns)
+        of_all = in_turns({**on_spark, **_peers(machine, large, short, quick)}, turns)
         spark.stop()
-    return [*_throughput(rates), *_small_batches(times)]
+    return [*_throughput({name: [turn.rate for turn in of_turns] for name, of_turns in of_all.items()}), *cpu(of_all)]
 
 
-def _peers(machine: Machine, large: Load, short: Load, quick: bool) -> dict[str, Callable[[], float]]:
-    """Return the peers without Spark that can be set up here: name → a function that measures records/s."""
+def _peers(machine: Machine, large: Load, short: Load, quick: bool) -> dict[str, Callable[[], Turn]]:
+    """Return the peers without Spark that can be set up here."""
 
-    def flink(peer: Flink) -> float:
+    def flink(peer: Flink) -> Turn:
         # Subtract a shorter job, to exclude the start.
-        more_s = machine.copy(peer, large, large.records) - machine.copy(peer, short, short.records)
-        return (large.records - short.records) / more_s
+        whole, start = machine.copy(peer, large, large.records), machine.copy(peer, short, short.records)
+        cpu_s = {part: s - start.cpu_s[part] for part, s in whole.cpu_s.items()}
+        return Copy(large.records - short.records, whole.seconds - start.seconds, cpu_s).turn()
 
-    def quix(peer: Quix) -> float:
-        records = QUIX_RECORDS // (3 if quick else 1)
-        return records / machine.copy(peer, large, records)
+    def quix(peer: Quix) -> Turn:
+        return machine.copy(peer, large, QUIX_RECORDS // (3 if quick else 1)).turn()
 
-    peers: dict[str, Callable[[], float]] = {}
+    peers: dict[str, Callable[[], Turn]] = {}
     if not quick:  # a quick run is too short to exclude the start
         with told_if_missing():
             peers[FLINK] = functools.partial(flink, Flink.set_up())
@@ -112,22 +105,25 @@ def _throughput(rates: dict[str, list[float]]) -> list[Row]:
         ratio("exactly once (Arrow), over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
         ratio("exactly once (librdkafka), over at-least-once", rates, OURS, AT_LEAST_ONCE, "exactly_vs_at_least_once"),
         ratio("exactly once (librdkafka), over the noop sink", rates, OURS, NOOP, "noop_limit"),
+        ratio("exactly once (Arrow), over the noop sink", rates, ARROW, NOOP, "pipeline_arrow_vs_noop"),
         ratio("Kafka and Parquet, over the slower alone", rates | {FILES: slower}, BOTH, FILES, "multi_vs_slower"),
     ]
     if FLINK in rates:
         ratios.append(ratio("exactly once (librdkafka), over Flink", rates, OURS, FLINK, "kafka_vs_flink"))
         ratios.append(ratio("exactly once (Arrow), over Flink", rates, ARROW, FLINK, "pipeline_arrow_vs_flink"))
+        what, key = "the same, both with Kafka's default reads", "pipeline_arrow_vs_flink_default_reads"
+        ratios.append(ratio(what, rates, DEFAULT_READS, FLINK, key))
     if QUIX in rates:
         ratios.append(ratio("exactly once (librdkafka), over Quix Streams", rates, OURS, QUIX, "kafka_vs_quix"))
     return [*(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()), *ratios]
 
 
-def _small_batches(seconds: dict[str, list[float]]) -> list[Row]:
-    what = f"batch of {SMALL_BATCH} records"
+def cpu(of_all: Mapping[str, Sequence[Turn]]) -> list[Row]:
+    """Return the CPU time per record of each contestant, by the part that used it."""
     return [
-        *(Row(f"{what}, {name}", "ms", tuple(s * 1000 for s in of_turns)) for name, of_turns in seconds.items()),
-        ratio(f"{what}: time with librdkafka, over Spark's own sink", seconds, OURS, SPARK, "small_batch_vs_spark"),
-        ratio(f"{what}: time with Arrow, over Spark's own sink", seconds, ARROW, SPARK, "small_batch_arrow_vs_spark"),
+        Row(f"{name}, CPU of {part}", "µs/record", tuple(turn.cpu_us[part] for turn in of_turns))
+        for name, of_turns in of_all.items()
+        for part in of_turns[0].cpu_us
     ]
 
 
@@ -184,14 +180,25 @@ class Turn:
     """A contestant's result.
 
     Attributes:
-        batch_s: the seconds of a steady batch.
-        rate: the records per second in a steady batch.
-        cpu_us: the CPU time per record of the whole turn, by the part that used it; see ``cpu``.
+        rate: the records per second, in a steady batch if there are batches.
+        cpu_us: the CPU time per record of the whole turn, by the part that used it; see ``cpu_of``.
     """
 
-    batch_s: float
     rate: float
     cpu_us: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a peer took to copy ``records``. ``cpu_s``: see ``cpu_of``."""
+
+    records: int
+    seconds: float
+    cpu_s: Mapping[str, float]
+
+    def turn(self) -> Turn:
+        """Return this as the result of a turn."""
+        return Turn(self.records / self.seconds, {part: s / self.records * 1e6 for part, s in self.cpu_s.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +216,9 @@ class Machine:
         self.broker.create_topic(target, PARTITIONS)
         name = f"{self.folder}/{target}"
         writes = self.contestants[contestant]
-        writer, written = writes.start(self, self._source(load), target, name)
+        writer, written = writes.start(
+            self, self.source(load.source, maxOffsetsPerTrigger=str(load.a_batch)), target, name
+        )
         assert self.broker.pid is not None
         with cpu_of(self.broker.pid) as used_s:
             query = writer.option("checkpointLocation", f"{name}/checkpoint").trigger(availableNow=True).start()
@@ -221,43 +230,39 @@ class Machine:
         for output in writes.outputs.values():
             self._check(contestant, output.count(name), load.records)
         shutil.rmtree(name)
-        self._delete(target)
+        self.delete(target)
         full: list[float] = [
             progress["durationMs"]["triggerExecution"] / 1000
             for progress in query.recentProgress
             if progress["numInputRows"] >= load.a_batch * 0.9
         ]
         batch_s = statistics.median(full[1:])
-        return Turn(batch_s, load.a_batch / batch_s, {part: s / load.records * 1e6 for part, s in used_s.items()})
+        return Turn(load.a_batch / batch_s, {part: s / load.records * 1e6 for part, s in used_s.items()})
 
-    def rate(self, load: Load, contestant: str) -> float:
-        """Return the records per second in a steady batch."""
-        return self.turn(load, contestant).rate
-
-    def batch_s(self, load: Load, contestant: str) -> float:
-        """Return the seconds of a steady batch."""
-        return self.turn(load, contestant).batch_s
-
-    def copy(self, peer: Flink | Quix, load: Load, records: int) -> float:
-        """Return the seconds that a peer takes. Checks that the output is complete."""
+    def copy(self, peer: Flink | Quix, load: Load, records: int) -> Copy:
+        """Return what a peer takes. Checks that the output is complete."""
         name = type(peer).__name__
         target = f"{name}-{uuid.uuid4().hex[:8]}"
         self.broker.create_topic(target, PARTITIONS)
-        seconds = peer.copy(self.broker.bootstrap_servers, load.source, target, records)
+        assert self.broker.pid is not None
+        with cpu_of(self.broker.pid) as used_s:
+            seconds = peer.copy(self.broker.bootstrap_servers, load.source, target, records)
         self._check(name, self._count(target), records)
-        self._delete(target)
-        return seconds
+        self.delete(target)
+        # The CPU time of a process that has ended counts as this one's, which only waits.
+        return Copy(records, seconds, {BROKER: used_s[BROKER], peer.part: used_s[JVM] + used_s[PYTHON]})
 
     def _check(self, contestant: str, found: int, records: int) -> None:
         if found != records:
             raise SystemExit(f"{contestant} wrote {found} of {records} records")
 
-    def _delete(self, topic: str) -> None:
+    def delete(self, topic: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
         admin.delete_topics([topic])[topic].result()
 
-    def _source(self, load: Load) -> DataFrame:
-        options = self._reader(load.source) | FAST_READING | {"maxOffsetsPerTrigger": str(load.a_batch)}
+    def source(self, topic: str, **options: str) -> DataFrame:
+        """Return a stream of a topic's values, from the first on. ``options``: of Spark's Kafka source."""
+        options = self._reader(topic) | options
         return self.spark.readStream.format("kafka").options(**options).load().select("value")
 
     def _count(self, topic: str) -> int:
@@ -282,11 +287,13 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """What starts a query from a frame, a topic and a folder; and where its records can be counted."""
+    """What starts a query from a frame, a topic and a folder; where its records can be counted; and with which options
+    Spark's Kafka source reads."""
 
     start: Callable[[Machine, DataFrame, str, str], tuple[DataStreamWriter, ForeachBatch | None]]
     topic: bool = True
     outputs: Mapping[str, Output] = field(default_factory=dict)
+    reads: Mapping[str, str] = field(default_factory=lambda: FAST_READING)
 
 
 def _spark(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
@@ -314,7 +321,7 @@ def ours(kafka: Mapping[str, str] | None, **outputs: Output) -> Contestant:
     return Contestant(start, kafka is not None, outputs)
 
 
-_PARQUET = Output(
+PARQUET = Output(
     sink=lambda folder: twopc.create_sink("files", {"path": f"{folder}/parquet"}),
     count=lambda folder: int(ds.dataset(f"{folder}/parquet").count_rows()),
 )
@@ -324,7 +331,8 @@ CONTESTANTS: dict[str, Contestant] = {
     NOOP: Contestant(_noop, topic=False),
     OURS: ours({"writer": "librdkafka"}),
     ARROW: ours({"writer": "arrow"}),
+    DEFAULT_READS: replace(ours({"writer": "arrow"}), reads={}),
     AT_LEAST_ONCE: ours({"delivery": "at-least-once"}),
-    FILES: ours(None, parquet=_PARQUET),
-    BOTH: ours({"writer": "librdkafka"}, parquet=_PARQUET),
+    FILES: ours(None, parquet=PARQUET),
+    BOTH: ours({"writer": "librdkafka"}, parquet=PARQUET),
 }

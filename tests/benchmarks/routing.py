@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import twopc
-from tests.benchmarks.cpu import BROKER, JVM, PYTHON
 from tests.benchmarks.measuring import Row, in_turns, ratio
-from tests.benchmarks.pipeline import Contestant, Load, Machine, fill, session
+from tests.benchmarks.pipeline import Contestant, Load, Machine, cpu, fill, session
 from twopc.spark import ForeachBatch, Output, foreach_batch
 from twopc_kafka_broker import KafkaBroker
 
@@ -49,11 +48,7 @@ def run(quick: bool) -> list[Row]:
     cpu_us = {name: [sum(turn.cpu_us.values()) for turn in of_turns] for name, of_turns in turns.items()}
     return [
         *(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()),
-        *(
-            Row(f"{name}, CPU of {part}", "µs/record", tuple(turn.cpu_us[part] for turn in of_turns))
-            for name, of_turns in turns.items()
-            for part in (BROKER, JVM, PYTHON)
-        ),
+        *cpu(turns),
         ratio("two outputs that share the rows, over one", rates, SHARED, ONE, "routed_vs_one"),
         ratio("one with recompute=True, over one without", rates, HASHED, ONE, "recompute_cost"),
         ratio("CPU of one output, over that of two that share the rows", cpu_us, ONE, SHARED, "routed_vs_one_cpu"),
