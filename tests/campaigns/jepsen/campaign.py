@@ -29,7 +29,7 @@ from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.flink import FLINK, compared, compiled
 from tests.campaigns.jepsen.flink import KIND as OF_FLINK
 from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
-from tests.campaigns.jepsen.nemesis import Fault, Nemesis
+from tests.campaigns.jepsen.nemesis import Fault, Nemesis, deck
 from tests.campaigns.jepsen.network import Network, enter_namespace
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
@@ -107,8 +107,9 @@ class Pauses:
 class Campaign:
     """Runs the faults, supervises the queries, and measures recovery."""
 
-    def __init__(self, queries: Sequence[Query], nemesis: Nemesis, chance: random.Random) -> None:
+    def __init__(self, queries: Sequence[Query], nemesis: Nemesis, chance: random.Random, alone: bool) -> None:
         self._queries, self._nemesis, self._chance = queries, nemesis, chance
+        self._overlapping, self._in_recovery = (0.0, 0.0) if alone else (OVERLAPPING, IN_RECOVERY)
         self._active: list[tuple[float, Fault]] = []
         self._began = self._shown = time.monotonic()
         self._doing = "starting"
@@ -118,24 +119,24 @@ class Campaign:
         self.recoveries: list[Recovery] = []
         self.stuck: list[str] = []
 
-    def strike(self, seconds: float, only: Sequence[str]) -> None:
+    def strike(self, seconds: float) -> None:
         """Strike for so long. Return when all faults are healed and all queries have recovered."""
         until = time.monotonic() + seconds
         self._doing = "striking"
         while time.monotonic() < until and not self.stuck:
-            self._start(only)
-            while self._chance.random() < OVERLAPPING:
+            self._start()
+            while self._chance.random() < self._overlapping:
                 self._watch(self._chance.uniform(0, 3))
-                self._start(only)
+                self._start()
             self._watch(float("inf"), lambda: not self._active)
-            if self._chance.random() >= IN_RECOVERY or time.monotonic() >= until:
+            if self._chance.random() >= self._in_recovery or time.monotonic() >= until:
                 self.recover()
             self._watch(self._chance.uniform(0, 1.5))
 
-    def _start(self, only: Sequence[str]) -> None:
+    def _start(self) -> None:
         if not self._struck:
             self._pauses.begin()
-        fault = self._nemesis.draw(only)
+        fault = self._nemesis.draw()
         self._show(fault.what)
         self._struck.append(fault)
         self._active.append((0.0, fault))
@@ -216,16 +217,21 @@ def _slowest_s(recovery: Recovery) -> float:
 
 
 def recovered(recoveries: Sequence[Recovery], query: str) -> dict[str, Any]:
-    """Return how long a query took to recover, and for each kind of fault that struck alone, how long it was
-    unavailable."""
-    alone: dict[str, list[float]] = defaultdict(list)
+    """Return how long a query was unavailable and took to recover, and the same for each kind of fault that struck
+    alone."""
+    alone: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in recoveries:
         if len(recovery.struck) == 1:
-            alone[recovery.struck[0].kind].append(recovery.unavailable_s[query])
+            alone[recovery.struck[0].kind].append(recovery)
     return {
         "recovery_s": _of([each.seconds[query] for each in recoveries]),
         "unavailable_s": _of([each.unavailable_s[query] for each in recoveries]),
-        "unavailable_alone_s": {kind: _of(found) for kind, found in sorted(alone.items())},
+        "unavailable_alone_s": {
+            kind: _of([each.unavailable_s[query] for each in found]) for kind, found in sorted(alone.items())
+        },
+        "recovery_alone_s": {
+            kind: _of([each.seconds[query] for each in found]) for kind, found in sorted(alone.items())
+        },
     }
 
 
@@ -305,12 +311,12 @@ def jepsen(
             processes.callback(query.close)
             query.start()
             queries.append(query)
-        nemesis = Nemesis(network, cluster, postgres, queries, chance)
-        campaign = Campaign(queries, nemesis, chance)
+        nemesis = Nemesis(network, cluster, postgres, queries, chance, deck(arguments.only, arguments.alone))
+        campaign = Campaign(queries, nemesis, chance, arguments.alone)
         campaign.recover()
         if campaign.stuck:
             raise SystemExit(f"no first batch of {', '.join(campaign.stuck)}; see {folder}")
-        campaign.strike(arguments.seconds, arguments.only)
+        campaign.strike(arguments.seconds)
         campaign.finish()
         console.print("comparing")
         after_first = campaign.recoveries[1:]
@@ -327,6 +333,7 @@ def jepsen(
         "seed": arguments.seed,
         "mutant": arguments.mutant,
         "seconds": arguments.seconds,
+        "alone": arguments.alone,
         "faults": nemesis.faults.total(),
         "records": sum(of["records"] for of in found.values()),
         **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
@@ -383,6 +390,7 @@ def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--queries", nargs="+", choices=KINDS, default=["arrow", "librdkafka-copies"])
     parser.add_argument("--lake", action="store_true", help="also write to an Iceberg table and a Delta table")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=(), help="kinds of faults (default: all)")
+    parser.add_argument("--alone", action="store_true", help="strike each kind equally often, one fault at a time")
     parser.add_argument("--records", type=int, default=300, help="the most records per task (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=0.1, help="longest pause of a task, in seconds (default: 0.1)")
     parser.add_argument("--mutant", default="", help="a defect to plant, which must be found")

@@ -55,10 +55,11 @@ class Nemesis:
         postgres: PostgresServer,
         queries: Sequence[Query],
         chance: random.Random,
+        deck: Sequence[str],
     ) -> None:
         self._network, self._cluster, self._postgres = network, cluster, postgres
         self._queries, self._chance = queries, chance
-        self._deck: list[str] = []
+        self._full_deck, self._deck = deck, list[str]()
         self._away = Counter[str]()  # servers, by how many faults keep them down
         self.faults = Counter[str]()
         self.ended_by_themselves = Counter[str]()
@@ -70,11 +71,10 @@ class Nemesis:
                 self.ended_by_themselves[name] += 1
                 broker.start()
 
-    def draw(self, only: Collection[str] = ()) -> Fault:
-        """Return the next fault, one of the kinds in ``only`` if there are any."""
+    def draw(self) -> Fault:
+        """Return the next fault."""
         if not self._deck:
-            self._deck = [kind for kind, often in KINDS.items() if not only or kind in only for _ in range(often)]
-            self._chance.shuffle(self._deck)
+            self._deck = self._chance.sample(self._full_deck, len(self._full_deck))
         kind = self._deck.pop()
         self.faults[kind] += 1
         make: Callable[[], Fault] = getattr(self, f"_{kind}")
@@ -449,3 +449,8 @@ KINDS = {
     "killed_postgres": 1,
 }
 """The kinds of faults, and how often each is in the deck."""
+
+
+def deck(only: Collection[str], alone: bool) -> list[str]:
+    """Return the kinds to draw from: those in ``only``, or all; and each once if faults are to strike alone."""
+    return [kind for kind, often in KINDS.items() if not only or kind in only for _ in range(1 if alone else often)]

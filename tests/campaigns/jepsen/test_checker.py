@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from tests.campaigns.jepsen.campaign import Recovery, recovered
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.flink import A_RANGE, difference_from_ranges
+from tests.campaigns.jepsen.nemesis import KINDS, Fault, deck
 from tests.campaigns.jepsen.reader import Sighting
 from tests.campaigns.jepsen.workload import TASKS, Record, Votes, size
 
@@ -115,3 +119,22 @@ def test_gaps_and_repetitions_in_the_numbers_of_flink_are_found() -> None:
     assert difference_from_ranges(whole) == {"records": 5, "lost": 0, "duplicates": 0}
     assert difference_from_ranges([*whole, 1, A_RANGE]) == {"records": 5, "lost": 0, "duplicates": 2}
     assert difference_from_ranges([0, 2, A_RANGE + 1]) == {"records": 3, "lost": 2, "duplicates": 0}
+
+
+def test_the_times_of_a_fault_that_struck_alone_are_kept_by_its_kind() -> None:
+    one, other = Fault("cut", iter(()), "bridge"), Fault("kill", iter(()), "killed_broker")
+    recoveries = [
+        Recovery({"arrow": 1.0}, {"arrow": 2.0}, [one]),
+        Recovery({"arrow": 9.0}, {"arrow": 9.0}, [one, other]),
+        Recovery({"arrow": 3.0}, {"arrow": 4.0}, [one]),
+    ]
+    found = recovered(recoveries, "arrow")
+    assert found["recovery_alone_s"] == {"bridge": {"times": 2, "median": 2.0, "longest": 3.0}}
+    assert found["unavailable_alone_s"] == {"bridge": {"times": 2, "median": 3.0, "longest": 4.0}}
+    assert found["recovery_s"]["times"] == 3
+
+
+def test_a_deck_for_faults_alone_has_each_kind_once() -> None:
+    assert Counter(deck((), alone=True)) == dict.fromkeys(KINDS, 1)
+    assert Counter(deck((), alone=False)) == KINDS
+    assert deck(["bridge"], alone=True) == ["bridge"]
