@@ -29,7 +29,7 @@ from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.flink import FLINK, compared, compiled
 from tests.campaigns.jepsen.flink import KIND as OF_FLINK
 from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
-from tests.campaigns.jepsen.nemesis import Fault, Nemesis, deck
+from tests.campaigns.jepsen.nemesis import Fault, Nemesis, deck, left_out
 from tests.campaigns.jepsen.network import Network, enter_namespace
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
@@ -264,6 +264,9 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         **{kind: sum(each.counts[kind] for each in every) for kind in COUNTS},
         "driver_starts": query.starts,
         "driver_ends": dict(query.ends),
+        "checkpoint_lost": dict(query.checkpoint.lost),
+        "checkpoint_repairs": dict(query.checkpoint.repairs),
+        "recognized": history.recognitions,
         "leftovers": contents.leftovers(query.settings),
         "readers": {name: each.report() for name, each in found.items()},
         "torn_examples": every[-1].examples["torn"],
@@ -311,7 +314,11 @@ def jepsen(
             processes.callback(query.close)
             query.start()
             queries.append(query)
-        nemesis = Nemesis(network, cluster, postgres, queries, chance, deck(arguments.only, arguments.alone))
+        missing = left_out(queries)
+        kinds = [kind for kind in arguments.only or FAULTS if kind not in missing]
+        if not kinds:
+            raise SystemExit(f"no kind of fault can strike: {missing}")
+        nemesis = Nemesis(network, cluster, postgres, queries, chance, deck(kinds, arguments.alone))
         campaign = Campaign(queries, nemesis, chance, arguments.alone)
         campaign.recover()
         if campaign.stuck:
@@ -343,6 +350,7 @@ def jepsen(
         "stuck_names": campaign.stuck,
         "slowest_recoveries": [each.report() for each in sorted(after_first, key=_slowest_s, reverse=True)[:5]],
         "faults_by_kind": dict(sorted(nemesis.faults.items())),
+        "kinds_left_out": {kind: why for kind, why in missing.items() if kind in (arguments.only or FAULTS)},
         "brokers_that_ended": dict(nemesis.ended_by_themselves),
         "queries": found,
         **results,  # of Flink

@@ -36,6 +36,10 @@ def _sometimes_committed(real: Any, self: Any) -> Any:
     return vote
 
 
+def _never(real: Any, *arguments: Any) -> bool:
+    return False
+
+
 _RECORDS = "tests.campaigns.jepsen.workload:record_batches"
 _COORDINATOR = "twopc.coordinator:Coordinator"
 
@@ -43,6 +47,7 @@ DEFECTS = {
     "a record is written twice": (Seam(_RECORDS, _first_record_twice),),
     "a record is not written": (Seam(_RECORDS, _last_record_lost),),
     "a task commits by itself": (Seam("twopc.participant:Participant.pre_commit", _sometimes_committed),),
+    "a decided batch is not recognized": (Seam("twopc.coordinator:recognize", _never),),
     "recovery commits nothing": (Seam(f"{_COORDINATOR}._remember", nothing, f"{_COORDINATOR}._attach"),),
 }
 """Name → seams. The simulation's mutants come on top."""

@@ -37,7 +37,7 @@ def compiled() -> Flink:
 class FlinkQuery(Query):
     """A job of Flink and the supervisor of its process. Its batches are its checkpoints."""
 
-    is_ours = False
+    is_ours = is_loop = False
     worker_hosts = ()
 
     def create_tables(self) -> None:

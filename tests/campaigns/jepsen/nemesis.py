@@ -359,6 +359,30 @@ class Nemesis:
 
         return Fault(f"several drivers of {query.name}", steps())
 
+    def _checkpoint_that_falls_back(self) -> Fault:
+        query = self._one_of_ours()
+        loss = self._chance.choice(query.losses)
+
+        def steps() -> Steps:
+            query.kill_drivers()
+            query.checkpoint.lose(loss)
+            yield from self._until_another(query, query.driver)
+
+        return Fault(f"kill the drivers of {query.name}, whose checkpoint loses: {loss.value}", steps())
+
+    def _checkpoint_that_falls_back_beside_a_driver(self) -> Fault:
+        """Another driver begins before the batch of the one that runs. Loops only: Spark's checkpoint loses files in a
+        power cut, which no driver survives."""
+        query = self._chance.choice([query for query in self._queries if query.is_loop])
+        loss = self._chance.choice(query.losses)
+
+        def steps() -> Steps:
+            query.checkpoint.lose(loss)
+            query.succeed()
+            yield self._seconds(1, 6)
+
+        return Fault(f"another driver of {query.name}, whose checkpoint loses: {loss.value}", steps())
+
     # Workers and their tasks. ---------------------------------------------------------------------------------------
 
     def _killed_tasks(self) -> Fault:
@@ -443,6 +467,8 @@ KINDS = {
     "driver_replaced_while_paused": 2,
     "driver_replaced_while_cut_off": 2,
     "several_drivers": 1,
+    "checkpoint_that_falls_back": 2,
+    "checkpoint_that_falls_back_beside_a_driver": 1,
     "killed_tasks": 1,
     "killed_workers": 1,
     "paused_tasks": 1,
@@ -451,6 +477,14 @@ KINDS = {
 """The kinds of faults, and how often each is in the deck."""
 
 
-def deck(only: Collection[str], alone: bool) -> list[str]:
-    """Return the kinds to draw from: those in ``only``, or all; and each once if faults are to strike alone."""
-    return [kind for kind, often in KINDS.items() if not only or kind in only for _ in range(1 if alone else often)]
+def left_out(queries: Sequence[Query]) -> dict[str, str]:
+    """Return the kinds that can't be had here, and why."""
+    found = {}
+    if not any(query.is_loop for query in queries):
+        found["checkpoint_that_falls_back_beside_a_driver"] = "it strikes queries that are loops, and there is none"
+    return found
+
+
+def deck(kinds: Collection[str], alone: bool) -> list[str]:
+    """Return these kinds, each as often as it is drawn: once if faults are to strike alone."""
+    return [kind for kind in kinds for _ in range(1 if alone else KINDS[kind])]

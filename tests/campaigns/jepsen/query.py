@@ -21,9 +21,10 @@ from tests.campaigns.jepsen.driver import wish
 from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
-from tests.campaigns.jepsen.workload import SCHEMA, Settings
+from tests.campaigns.jepsen.workload import SCHEMA, LoopCheckpoint, Settings
 from tests.campaigns.storm.query import DAEMON
-from tests.support.kills import Process, all_of, arguments, kill_each
+from tests.support.kills import Process, all_of, arguments, kill_all_of, kill_each
+from tests.support.spark_checkpoint import Checkpoint, Loss
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 """Between two starts of a driver. The pause doubles until a batch is acknowledged."""
@@ -35,6 +36,12 @@ class Query:
     program = "tests.campaigns.jepsen.driver"
     worker_hosts: Sequence[str] = WORKERS
     """Where its tasks run, if not below its driver."""
+
+    losses: Sequence[Loss] = (Loss.ONE_BATCH, Loss.TWO_BATCHES)
+    """What its checkpoint can lose."""
+
+    is_loop = True
+    """Whether its driver is a loop on a ``Coordinator``."""
 
     is_ours = True
     """Whether it is tested, and not there for comparison. A driver of ours may start while the one before it runs."""
@@ -52,6 +59,7 @@ class Query:
             **settings,
         )
         self._history = self.settings.history()
+        self.checkpoint = self._checkpoint()
         self._drivers: list[Process] = []
         self._workers: dict[str, Process] = {}
         self._readers: dict[str, Process] = {}
@@ -65,6 +73,9 @@ class Query:
 
         self.away_s = 0.0
         """How long the next driver waits before it starts."""
+
+    def _checkpoint(self) -> LoopCheckpoint | Checkpoint:
+        return self.settings.checkpoint()
 
     def create_tables(self) -> None:
         with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:
@@ -100,6 +111,11 @@ class Query:
     def kill_driver(self) -> None:
         if self.driver:
             self.driver.kill()
+
+    def kill_drivers(self) -> None:
+        """Kill every driver, and all processes below it. Return when they are gone."""
+        for driver in self._drivers:
+            kill_all_of(driver)
 
     def tasks(self) -> list[psutil.Process]:
         """Return the processes that run tasks."""
@@ -167,6 +183,8 @@ class Query:
     def _ended(self, driver: Process) -> None:
         self.ends[_how(driver.returncode)] += 1
         self.is_closed |= driver.returncode == 0
+        if self.checkpoint.is_damaged and driver.returncode > 0:
+            self.checkpoint.repair()
         if driver is self._drivers[-1] and driver.returncode:
             self._start_at = time.monotonic() + max(self._pause_s, self.away_s)
             self._pause_s, self.away_s = min(2 * self._pause_s, LONGEST_PAUSE_S), 0.0
@@ -212,6 +230,11 @@ class SparkQuery(Query):
 
     program = "tests.campaigns.jepsen.spark_driver"
     worker_hosts = ()
+    losses = tuple(Loss)
+    is_loop = False
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.folder / "checkpoint", self.folder / "log")
 
     def tasks(self) -> list[psutil.Process]:
         """Return Spark's Python workers and their daemons."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,8 @@ from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_tog
 from tests.campaigns.jepsen.flink import A_RANGE, difference_from_ranges
 from tests.campaigns.jepsen.nemesis import KINDS, Fault, deck
 from tests.campaigns.jepsen.reader import Sighting
-from tests.campaigns.jepsen.workload import TASKS, Record, Votes, size
+from tests.campaigns.jepsen.workload import TASKS, History, LoopCheckpoint, Record, Votes, size
+from tests.support.spark_checkpoint import Loss
 
 MOST = 5
 BATCHES = 3
@@ -135,6 +137,16 @@ def test_the_times_of_a_fault_that_struck_alone_are_kept_by_its_kind() -> None:
 
 
 def test_a_deck_for_faults_alone_has_each_kind_once() -> None:
-    assert Counter(deck((), alone=True)) == dict.fromkeys(KINDS, 1)
-    assert Counter(deck((), alone=False)) == KINDS
-    assert deck(["bridge"], alone=True) == ["bridge"]
+    assert Counter(deck(KINDS, alone=True)) == dict.fromkeys(KINDS, 1)
+    assert Counter(deck(KINDS, alone=False)) == KINDS
+
+
+def test_the_checkpoint_of_a_loop_falls_back_and_its_history_does_not(tmp_path: Path) -> None:
+    checkpoint, history = LoopCheckpoint(tmp_path), History(tmp_path)
+    assert checkpoint.next_batch() == 0
+    assert not checkpoint.lose(Loss.ONE_BATCH)
+    for batch in range(300):
+        history.done(batch)
+        checkpoint.advance(batch + 1)
+    assert checkpoint.lose(Loss.TWO_BATCHES)
+    assert (checkpoint.next_batch(), history.next_batch()) == (298, 300)

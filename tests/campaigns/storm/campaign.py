@@ -26,7 +26,6 @@ from rich.console import Console
 from tests.campaigns.report import Report
 from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.chaos import Chaos
-from tests.campaigns.storm.checkpoint import Checkpoint
 from tests.campaigns.storm.contents import compare
 from tests.campaigns.storm.disks import Disk, enter_namespace
 from tests.campaigns.storm.driver import Driver
@@ -35,6 +34,7 @@ from tests.campaigns.storm.query import REPLAYED, Settings
 from tests.support import networks
 from tests.support.broker_properties import WITHOUT_TIMEOUT
 from tests.support.rest_catalog import RestCatalogServer
+from tests.support.spark_checkpoint import Checkpoint
 from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
