@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import random
 import shutil
 import signal
@@ -35,6 +36,7 @@ from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
 from tests.campaigns.jepsen.reader import READERS, sightings
 from tests.campaigns.report import Report
+from tests.support.full_disks import enter_namespace as enter_disks_namespace
 from tests.support.postgres_server import PostgresServer
 from twopc_kafka_broker.errors import JarsNotAvailable
 from twopc_kafka_broker.jars import broker_classpath
@@ -291,7 +293,11 @@ def held_back(topic: str) -> dict[int, str]:
 
 
 def jepsen(
-    arguments: argparse.Namespace, folder: Path, postgres: PostgresServer, console_jars: Sequence[Path]
+    arguments: argparse.Namespace,
+    folder: Path,
+    postgres: PostgresServer,
+    console_jars: Sequence[Path],
+    no_disks: str | None,
 ) -> dict[str, Any]:
     """Run the campaign. Return the report."""
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the faults
@@ -299,6 +305,8 @@ def jepsen(
     with contextlib.ExitStack() as processes:
         cluster = Cluster(folder, network)
         processes.callback(cluster.close)
+        if not no_disks:
+            cluster.mount_disks()
         cluster.start()
         queries = []
         for kind in arguments.queries:
@@ -311,10 +319,12 @@ def jepsen(
             query = KINDS[kind].run_by(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
             cluster.create_topic(query.settings.topic)
             query.create_tables()
+            if not no_disks:
+                query.mount_disks()
             processes.callback(query.close)
             query.start()
             queries.append(query)
-        missing = left_out(queries)
+        missing = left_out(queries, no_disks)
         kinds = [kind for kind in arguments.only or FAULTS if kind not in missing]
         if not kinds:
             raise SystemExit(f"no kind of fault can strike: {missing}")
@@ -360,6 +370,7 @@ def jepsen(
 def main(given: Sequence[str]) -> int:
     """Run the campaign. Return the exit code: 1 on any violation; with a planted defect, 1 if there is none."""
     arguments = parsed_arguments(given)
+    no_disks = "full disks need root" if os.geteuid() else enter_disks_namespace("jepsen", given)
     console_jars = downloaded()
     if FLINK in arguments.queries:
         try:
@@ -372,7 +383,7 @@ def main(given: Sequence[str]) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with PostgresServer(max_prepared_transactions=64) as postgres:
-        found = jepsen(arguments, folder, postgres, console_jars)
+        found = jepsen(arguments, folder, postgres, console_jars, no_disks)
     report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries", "slowest_recoveries"))
@@ -386,7 +397,7 @@ def main(given: Sequence[str]) -> int:
         return report.end(summary, failed=False)
     kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
     shutil.rmtree(kept, ignore_errors=True)
-    shutil.move(folder, kept)
+    shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.socket"))  # of the disks, too, which vanish
     return Report(kept / "report.json").end(f"{summary}; {dict(+wrong)}, so the folder is kept", failed=True)
 
 

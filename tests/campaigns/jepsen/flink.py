@@ -40,6 +40,9 @@ class FlinkQuery(Query):
     is_ours = is_loop = False
     worker_hosts = ()
 
+    def mount_disks(self) -> None:
+        """Do nothing: it has no log and no files."""
+
     def create_tables(self) -> None:
         """Do nothing: the job writes to Kafka alone."""
 

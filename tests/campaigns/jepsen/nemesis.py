@@ -19,6 +19,7 @@ from tests.campaigns.jepsen.brokers import PARTITIONS, TRANSACTIONS, Cluster
 from tests.campaigns.jepsen.driver import MOMENTS
 from tests.campaigns.jepsen.network import BROKERS, CLIENTS, DRIVERS, HOSTS, WORKERS, Link, Network, between, one_way
 from tests.campaigns.jepsen.query import Query
+from tests.support.full_disks import LACKS, Disk, Lack
 from tests.support.kills import Process, kill_each
 from tests.support.postgres_server import PostgresServer
 from twopc.events import TransactionCommitted, TransactionReplayed
@@ -424,6 +425,30 @@ class Nemesis:
         tasks = query.tasks()
         return self._chance.sample(tasks, self._chance.randint(min(1, len(tasks)), len(tasks)))
 
+    # Disks. ---------------------------------------------------------------------------------------------------------
+
+    def _full_broker_disk(self) -> Fault:
+        broker = self._broker()
+        disk = self._cluster.brokers[broker].disk
+        assert disk is not None  # else the kind is left out
+        return self._full([disk], "bytes", f"fill the disk of {broker}")
+
+    def _full_log_disk(self) -> Fault:
+        query, lack = self._one_of_ours(), self._chance.choice(LACKS)
+        disks = self._chance.choice((query.disks[:1], self._chance.sample(query.disks, self._chance.randint(1, 3))))
+        names = ", ".join(disk.folder.name for disk in disks)
+        return self._full(disks, lack, f"fill disks of {query.name} (no {lack}): {names}")
+
+    def _full(self, disks: Sequence[Disk], lack: Lack, what: str) -> Fault:
+        def steps() -> Steps:
+            for disk in disks:
+                disk.fill(lack, names_left=self._chance.randrange(3))
+            yield self._seconds(2, LONGEST_S)
+            for disk in disks:
+                disk.free()
+
+        return Fault(what, steps())
+
     # PostgreSQL. ----------------------------------------------------------------------------------------------------
 
     def _killed_postgres(self) -> Fault:
@@ -472,14 +497,16 @@ KINDS = {
     "killed_tasks": 1,
     "killed_workers": 1,
     "paused_tasks": 1,
+    "full_broker_disk": 2,
+    "full_log_disk": 2,
     "killed_postgres": 1,
 }
 """The kinds of faults, and how often each is in the deck."""
 
 
-def left_out(queries: Sequence[Query]) -> dict[str, str]:
+def left_out(queries: Sequence[Query], no_disks: str | None) -> dict[str, str]:
     """Return the kinds that can't be had here, and why."""
-    found = {}
+    found = dict.fromkeys(("full_broker_disk", "full_log_disk"), no_disks) if no_disks else {}
     if not any(query.is_loop for query in queries):
         found["checkpoint_that_falls_back_beside_a_driver"] = "it strikes queries that are loops, and there is none"
     return found

@@ -23,6 +23,7 @@ from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
 from tests.campaigns.jepsen.workload import SCHEMA, LoopCheckpoint, Settings
 from tests.campaigns.storm.query import DAEMON
+from tests.support.full_disks import Disk
 from tests.support.kills import Process, all_of, arguments, kill_all_of, kill_each
 from tests.support.spark_checkpoint import Checkpoint, Loss
 
@@ -60,6 +61,9 @@ class Query:
         )
         self._history = self.settings.history()
         self.checkpoint = self._checkpoint()
+        self.disks: list[Disk] = []
+        """The disks of the log, of the files and of the replay copies, if these have their own."""
+
         self._drivers: list[Process] = []
         self._workers: dict[str, Process] = {}
         self._readers: dict[str, Process] = {}
@@ -76,6 +80,10 @@ class Query:
 
     def _checkpoint(self) -> LoopCheckpoint | Checkpoint:
         return self.settings.checkpoint()
+
+    def mount_disks(self) -> None:
+        """Have disks for the log, the files and the replay copies. Call it before ``start``."""
+        self.disks += [Disk(self.folder / name) for name in ("log", "files", "copies")]
 
     def create_tables(self) -> None:
         with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:
