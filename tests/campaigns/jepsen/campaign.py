@@ -23,14 +23,14 @@ from typing import Any
 from rich.console import Console
 
 from tests.benchmarks.peers import PeerMissing
-from tests.campaigns.jepsen import contents
+from tests.campaigns.jepsen import clocks, contents
 from tests.campaigns.jepsen.brokers import Cluster
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.flink import FLINK, compared, compiled
 from tests.campaigns.jepsen.flink import KIND as OF_FLINK
 from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
-from tests.campaigns.jepsen.nemesis import Fault, Nemesis, deck, left_out
+from tests.campaigns.jepsen.nemesis import NEED_CLOCKS, Fault, Nemesis, deck, left_out
 from tests.campaigns.jepsen.network import Network, enter_namespace
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
@@ -301,7 +301,8 @@ def jepsen(
 ) -> dict[str, Any]:
     """Run the campaign. Return the report."""
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the faults
-    network = Network()
+    steps_clocks = not clocks.why_not() and not {*NEED_CLOCKS}.isdisjoint(arguments.only or FAULTS)
+    network = Network(clocks.Clocks(folder / "clocks") if steps_clocks else None)
     with contextlib.ExitStack() as processes:
         cluster = Cluster(folder, network)
         processes.callback(cluster.close)

@@ -76,7 +76,7 @@ class FlinkQuery(Query):
             driver.send_signal(signal.SIGQUIT)
 
 
-KIND = Kind({}, makes_copies=False, run_by=FlinkQuery)
+KIND = Kind({}, makes_copies=False, run_by=FlinkQuery, longest_step_s=60)
 
 
 def compared(query: Query) -> dict[str, Any]:

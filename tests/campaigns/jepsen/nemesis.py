@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from tests.campaigns.jepsen import clocks
 from tests.campaigns.jepsen.brokers import PARTITIONS, TRANSACTIONS, Cluster
 from tests.campaigns.jepsen.driver import MOMENTS
 from tests.campaigns.jepsen.network import BROKERS, CLIENTS, DRIVERS, HOSTS, WORKERS, Link, Network, between, one_way
@@ -33,6 +34,8 @@ OUTLASTS_TIMEOUT_S = 19.0
 
 STOP_TIMEOUT_S = 20.0
 """How long a broker may take to shut down in good order."""
+
+CLOCK_STEPS_S = (-3600, -30, 30, 3600)
 
 RATES = ("60kbit", "150kbit", "400kbit")
 
@@ -449,6 +452,28 @@ class Nemesis:
 
         return Fault(what, steps())
 
+    # Clocks. --------------------------------------------------------------------------------------------------------
+
+    def _stepped_clock_of_broker(self) -> Fault:
+        return self._stepped(self._broker())
+
+    def _stepped_clock_of_client(self) -> Fault:
+        return self._stepped(self._chance.choice((*DRIVERS, *WORKERS)))
+
+    def _stepped(self, host: str) -> Fault:
+        """Step a host's clock by no more than a transaction timeout without replay copies: Kafka goes by the clock of
+        the coordinator, and would roll back what is decided."""
+        most_s = min(query.kind.longest_step_s for query in self._queries)
+        seconds = self._chance.choice([step_s for step_s in CLOCK_STEPS_S if abs(step_s) <= most_s])
+
+        def steps() -> Steps:
+            assert self._network.clocks is not None  # else the kind is left out
+            self._network.clocks.step(host, seconds)
+            yield self._seconds(3, LONGEST_S)
+            self._network.clocks.step(host, -seconds)
+
+        return Fault(f"step the clock of {host} by {seconds:+} s", steps())
+
     # PostgreSQL. ----------------------------------------------------------------------------------------------------
 
     def _killed_postgres(self) -> Fault:
@@ -497,6 +522,8 @@ KINDS = {
     "killed_tasks": 1,
     "killed_workers": 1,
     "paused_tasks": 1,
+    "stepped_clock_of_broker": 2,
+    "stepped_clock_of_client": 1,
     "full_broker_disk": 2,
     "full_log_disk": 2,
     "killed_postgres": 1,
@@ -504,9 +531,15 @@ KINDS = {
 """The kinds of faults, and how often each is in the deck."""
 
 
+NEED_DISKS = ("full_broker_disk", "full_log_disk")
+NEED_CLOCKS = ("stepped_clock_of_broker", "stepped_clock_of_client")
+
+
 def left_out(queries: Sequence[Query], no_disks: str | None) -> dict[str, str]:
     """Return the kinds that can't be had here, and why."""
-    found = dict.fromkeys(("full_broker_disk", "full_log_disk"), no_disks) if no_disks else {}
+    found = dict.fromkeys(NEED_DISKS, no_disks) if no_disks else {}
+    if no_clocks := clocks.why_not():
+        found |= dict.fromkeys(NEED_CLOCKS, no_clocks)
     if not any(query.is_loop for query in queries):
         found["checkpoint_that_falls_back_beside_a_driver"] = "it strikes queries that are loops, and there is none"
     return found

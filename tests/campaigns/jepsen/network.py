@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from tests.campaigns.jepsen.clocks import Clocks
 from tests.support import networks
 from tests.support.kills import Process, bound
 from tests.support.pages import ROOT
@@ -71,9 +72,13 @@ class Network:
     """The hosts, and which of their links are cut or slow. Faults overlap, so cuts of a link are counted.
 
     Creating it puts the calling thread on the host ``READERS`` for good.
+
+    Args:
+        clocks: of the other hosts, or None if these have the machine's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clocks: Clocks | None) -> None:
+        self.clocks = clocks
         self._cuts, self._slowed = Counter[Link](), Counter[str]()
         self._switch = networks.Host("")
         self._switch.run("ip link add switch type bridge")
@@ -123,10 +128,12 @@ class Network:
 
     def start(self, host: str, log: Path, *command: str) -> Process:
         """Start a process on a host. The system ends it with this thread, so only the main thread may call this."""
+        clock = self.clocks.environment(host) if self.clocks and host != READERS else {}
         with self._hosts[host].entered(), log.open("ab") as output:
             return subprocess.Popen(
                 bound(*command),
                 cwd=ROOT,
+                env={**os.environ, **clock},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

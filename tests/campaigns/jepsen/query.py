@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import time
 from collections import Counter
@@ -48,7 +49,7 @@ class Query:
     """Whether it is tested, and not there for comparison. A driver of ours may start while the one before it runs."""
 
     def __init__(self, name: str, kind: Kind, folder: Path, network: Network, **settings: Any) -> None:
-        self.name = name
+        self.name, self.kind = name, kind
         self._network = network
         self.folder = folder / name
         self.folder.mkdir()
@@ -260,11 +261,16 @@ def _how(returncode: int) -> str:
 
 
 class Kind(NamedTuple):
-    """How a query writes to Kafka, whether it keeps replay copies, and what runs it."""
+    """How a query writes to Kafka, whether it keeps replay copies, and what runs it.
+
+    Attributes:
+        longest_step_s: the largest step of a clock that rolls back no decided transaction for good.
+    """
 
     kafka: Mapping[str, Any]
     makes_copies: bool
     run_by: type[Query] = Query
+    longest_step_s: float = math.inf
 
 
 # Short, so that a driver that stays away outlasts it.
@@ -274,7 +280,7 @@ _WITHOUT_TIMEOUT = {"writer": "arrow", "two.phase.commit": "require"}
 KINDS = {
     "arrow": Kind(_WITHOUT_TIMEOUT, makes_copies=False),
     "arrow-copies": Kind({"writer": "arrow", "two.phase.commit": "off", **_SHORT}, makes_copies=True),
-    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False),
+    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False, longest_step_s=60),
     "librdkafka-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True),
     "spark": Kind(_WITHOUT_TIMEOUT, makes_copies=False, run_by=SparkQuery),
     "spark-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True, run_by=SparkQuery),
