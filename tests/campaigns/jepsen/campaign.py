@@ -32,12 +32,12 @@ from tests.campaigns.jepsen.flink import KIND as OF_FLINK
 from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
 from tests.campaigns.jepsen.nemesis import NEED_CLOCKS, Fault, Nemesis, deck, left_out
 from tests.campaigns.jepsen.network import Network, enter_namespace
+from tests.campaigns.jepsen.postgres import NetworkedPostgres
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
 from tests.campaigns.jepsen.reader import READERS, sightings
 from tests.campaigns.report import Report
 from tests.support.full_disks import enter_namespace as enter_disks_namespace
-from tests.support.postgres_server import PostgresServer
 from twopc_kafka_broker.errors import JarsNotAvailable
 from twopc_kafka_broker.jars import broker_classpath
 
@@ -295,7 +295,6 @@ def held_back(topic: str) -> dict[int, str]:
 def jepsen(
     arguments: argparse.Namespace,
     folder: Path,
-    postgres: PostgresServer,
     console_jars: Sequence[Path],
     no_disks: str | None,
 ) -> dict[str, Any]:
@@ -304,6 +303,7 @@ def jepsen(
     steps_clocks = not clocks.why_not() and not {*NEED_CLOCKS}.isdisjoint(arguments.only or FAULTS)
     network = Network(clocks.Clocks(folder / "clocks") if steps_clocks else None)
     with contextlib.ExitStack() as processes:
+        postgres = processes.enter_context(NetworkedPostgres(network))
         cluster = Cluster(folder, network)
         processes.callback(cluster.close)
         if not no_disks:
@@ -383,8 +383,7 @@ def main(given: Sequence[str]) -> int:
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with PostgresServer(max_prepared_transactions=64) as postgres:
-        found = jepsen(arguments, folder, postgres, console_jars, no_disks)
+    found = jepsen(arguments, folder, console_jars, no_disks)
     report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries", "slowest_recoveries"))

@@ -18,7 +18,18 @@ import psutil
 from tests.campaigns.jepsen import clocks
 from tests.campaigns.jepsen.brokers import PARTITIONS, TRANSACTIONS, Cluster
 from tests.campaigns.jepsen.driver import MOMENTS
-from tests.campaigns.jepsen.network import BROKERS, CLIENTS, DRIVERS, HOSTS, WORKERS, Link, Network, between, one_way
+from tests.campaigns.jepsen.network import (
+    BROKERS,
+    CLIENTS,
+    DRIVERS,
+    HOSTS,
+    POSTGRES,
+    WORKERS,
+    Link,
+    Network,
+    between,
+    one_way,
+)
 from tests.campaigns.jepsen.query import Query
 from tests.support.full_disks import LACKS, Disk, Lack
 from tests.support.kills import Process, kill_each
@@ -180,8 +191,14 @@ class Nemesis:
     def _worker_from_broker(self) -> Fault:
         return self._cut_in_a_direction([self._chance.choice(WORKERS)], [self._broker()])
 
+    def _postgres_from_drivers(self) -> Fault:
+        return self._cut_in_a_direction([POSTGRES], self._some(DRIVERS))
+
+    def _postgres_from_workers(self) -> Fault:
+        return self._cut_in_a_direction([POSTGRES], self._some(WORKERS))
+
     def _slow_host(self) -> Fault:
-        host, rate = self._chance.choice((*BROKERS, *DRIVERS, *WORKERS)), self._chance.choice(RATES)
+        host, rate = self._chance.choice((*BROKERS, *DRIVERS, *WORKERS, POSTGRES)), self._chance.choice(RATES)
 
         def steps() -> Steps:
             self._network.slow(host, rate)
@@ -501,6 +518,8 @@ KINDS = {
     "driver_from_broker": 1,
     "workers_from_brokers": 1,
     "worker_from_broker": 1,
+    "postgres_from_drivers": 1,
+    "postgres_from_workers": 1,
     "slow_host": 2,
     "flapping_broker": 1,
     "killed_broker": 2,

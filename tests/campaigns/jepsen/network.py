@@ -7,6 +7,7 @@ error, connections stay open, and iproute2 is enough.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,8 +24,8 @@ from tests.support.pages import ROOT
 BROKERS = ("broker1", "broker2", "broker3")
 DRIVERS = ("driver1", "driver2")
 WORKERS = ("worker1", "worker2")
-READERS = "readers"
-HOSTS = (*BROKERS, *DRIVERS, *WORKERS, READERS)
+READERS, POSTGRES = "readers", "postgres"
+HOSTS = (*BROKERS, *DRIVERS, *WORKERS, READERS, POSTGRES)
 """``READERS`` is the campaign's own host."""
 
 CLIENTS = (*DRIVERS, *WORKERS, READERS)
@@ -126,10 +127,16 @@ class Network:
         if not self._slowed[host]:
             self._hosts[host].run("tc qdisc delete dev eth0 root")
 
+    @contextlib.contextmanager
+    def on(self, host: str) -> Iterator[None]:
+        """Put the calling thread on a host."""
+        with self._hosts[host].entered():
+            yield
+
     def start(self, host: str, log: Path, *command: str) -> Process:
         """Start a process on a host. The system ends it with this thread, so only the main thread may call this."""
         clock = self.clocks.environment(host) if self.clocks and host != READERS else {}
-        with self._hosts[host].entered(), log.open("ab") as output:
+        with self.on(host), log.open("ab") as output:
             return subprocess.Popen(
                 bound(*command),
                 cwd=ROOT,
