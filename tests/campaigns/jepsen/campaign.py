@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -23,7 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from tests.benchmarks.peers import PeerMissing
-from tests.campaigns.jepsen import clocks, contents
+from tests.campaigns.jepsen import clocks, contents, progress
 from tests.campaigns.jepsen.brokers import Cluster
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.defects import planted
@@ -47,12 +48,17 @@ STUCK_S = 240
 READING_S = 120
 """How long readers may take to the end, when nothing is written any more."""
 
+LOOKS_AT_PROGRESS = 12
+"""How often the brokers are asked for the offsets at the end, if they do not answer."""
+
 LINE_INTERVAL_S = 5
 IN_RECOVERY = 1 / 3
 """The share of strikes that do not wait for the recovery from the ones before."""
 
 OVERLAPPING = 0.6
 """The share of strikes that get another one beside them."""
+
+PROGRESS_COUNTS = ("progress_ahead", "progress_behind")
 
 KINDS = {**OURS, FLINK: OF_FLINK}
 
@@ -269,10 +275,22 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         "checkpoint_lost": dict(query.checkpoint.lost),
         "checkpoint_repairs": dict(query.checkpoint.repairs),
         "recognized": history.recognitions,
+        **checked_progress(query, sent),
         "leftovers": contents.leftovers(query.settings),
         "readers": {name: each.report() for name, each in found.items()},
         "torn_examples": every[-1].examples["torn"],
     }
+
+
+def checked_progress(query: Query, sent: Sent) -> dict[str, Any]:
+    """Return how often the consumer group's offsets were ahead of the output, and by how many batches they are behind
+    at the end."""
+    if not query.is_loop:
+        return dict.fromkeys(PROGRESS_COUNTS, 0)
+    ahead = progress.ahead(query.progress.read_text(encoding="utf-8").splitlines(), sent.most)
+    looks = itertools.islice(progress.committed(query.settings), LOOKS_AT_PROGRESS)
+    behind = max(0, sent.batches - min(next(filter(None, looks), [0])))
+    return {"progress_ahead": len(ahead), "progress_behind": behind, "progress_examples": ahead[:10]}
 
 
 def downloaded() -> tuple[Path, ...]:
@@ -319,6 +337,7 @@ def jepsen(
             }
             query = KINDS[kind].run_by(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
             cluster.create_topic(query.settings.topic)
+            cluster.create_topic(query.settings.source)
             query.create_tables()
             if not no_disks:
                 query.mount_disks()
@@ -354,7 +373,7 @@ def jepsen(
         "alone": arguments.alone,
         "faults": nemesis.faults.total(),
         "records": sum(of["records"] for of in found.values()),
-        **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
+        **{kind: sum(of[kind] for of in found.values()) for kind in (*COUNTS, *PROGRESS_COUNTS)},
         "stuck": len(campaign.stuck),
         "leftovers": sum(len(of["leftovers"]) for of in found.values()),
         "longest_recovery_s": max((each.seconds[name] for each in after_first for name in found), default=None),
@@ -387,7 +406,7 @@ def main(given: Sequence[str]) -> int:
     report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries", "slowest_recoveries"))
-    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers")})
+    wrong = Counter({kind: found[kind] for kind in (*COUNTS, *PROGRESS_COUNTS, "stuck", "leftovers")})
     summary = f"{found['faults']} faults, {found['records']} records"
     if arguments.mutant:
         return report.end(

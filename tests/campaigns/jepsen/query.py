@@ -58,6 +58,7 @@ class Query:
             topic=name,
             kafka={"bootstrap.servers": SERVERS, "transactional.id.prefix": name, **kind.kafka},
             makes_copies=kind.makes_copies,
+            has_progress=self.is_loop,
             **settings,
         )
         self._history = self.settings.history()
@@ -68,6 +69,7 @@ class Query:
         self._drivers: list[Process] = []
         self._workers: dict[str, Process] = {}
         self._readers: dict[str, Process] = {}
+        self._reader_of_progress: Process | None = None
         self._start_at = 0.0
         self._pause_s = FIRST_PAUSE_S
         self.batches = 0
@@ -90,6 +92,7 @@ class Query:
         with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:
             table = sql.Identifier(self.settings.table)
             connection.execute(sql.SQL("CREATE TABLE {} (key text, value text)").format(table))
+            connection.execute(sql.SQL("CREATE INDEX ON {} (split_part(value, ':', 1))").format(table))
         for lake_table in self.settings.lake().values():
             lake_table.create(SCHEMA)
 
@@ -145,6 +148,17 @@ class Query:
             self._start_worker(host)
         for library in LIBRARIES:
             self._start_reader(library)
+        if self.is_loop:
+            self._start_reader_of_progress()
+
+    def _start_reader_of_progress(self) -> None:
+        command = ("tests.campaigns.jepsen.progress", self._json, str(self.progress))
+        self._reader_of_progress = self._network.start_python(READERS, self.folder / "progress.log", *command)
+
+    @property
+    def progress(self) -> Path:
+        """The file of what the reader of the consumer group saw."""
+        return self.folder / "progress.txt"
 
     def _start_worker(self, host: str) -> None:
         command = ("tests.campaigns.jepsen.worker", self._json, host)
@@ -184,6 +198,8 @@ class Query:
         for library, reader in self._readers.items():
             if reader.poll():  # one that came to the end returns 0
                 self._start_reader(library)
+        if self._reader_of_progress and self._reader_of_progress.poll() is not None:
+            self._start_reader_of_progress()
 
     def acknowledged(self) -> int:
         """Return the number of acknowledged batches."""
@@ -228,7 +244,8 @@ class Query:
                 task.send_signal(signal.SIGUSR1)
 
     def close(self) -> None:
-        for process in [*self._drivers, *self._workers.values(), *self._readers.values()]:
+        processes = [*self._drivers, *self._workers.values(), *self._readers.values(), self._reader_of_progress]
+        for process in filter(None, processes):
             if process.poll() is None:
                 kill_each(all_of(process))
                 process.wait()

@@ -11,6 +11,7 @@ from tests.campaigns.jepsen.campaign import Recovery, recovered
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.flink import A_RANGE, difference_from_ranges
 from tests.campaigns.jepsen.nemesis import KINDS, Fault, deck
+from tests.campaigns.jepsen.progress import ahead
 from tests.campaigns.jepsen.reader import Sighting
 from tests.campaigns.jepsen.workload import TASKS, History, LoopCheckpoint, Record, Votes, size
 from tests.support.spark_checkpoint import Loss
@@ -139,6 +140,12 @@ def test_the_times_of_a_fault_that_struck_alone_are_kept_by_its_kind() -> None:
 def test_a_deck_for_faults_alone_has_each_kind_once() -> None:
     assert Counter(deck(KINDS, alone=True)) == dict.fromkeys(KINDS, 1)
     assert Counter(deck(KINDS, alone=False)) == KINDS
+
+
+def test_a_batch_that_the_group_has_passed_before_all_its_rows_were_there_is_ahead() -> None:
+    rows = sum(size(0, task, MOST) for task in range(TASKS))
+    assert ahead([f"0 {rows}"], MOST) == []
+    assert ahead([f"0 {rows - 1}"], MOST) == [f"batch 0: {rows - 1} of {rows} rows"]
 
 
 def test_the_checkpoint_of_a_loop_falls_back_and_its_history_does_not(tmp_path: Path) -> None:

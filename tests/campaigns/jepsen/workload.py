@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from tests.campaigns.tables.table import LakeTable
 
 TASKS = 3
+PROGRESS = "progress"
+"""The sink of the consumer group's offsets."""
+
 FILLER = "x" * 60
 SCHEMA = pa.schema({"key": pa.string(), "value": pa.string()})
 
@@ -39,6 +42,7 @@ class Settings:
         pace_s: the longest pause of a task between two record batches.
         defect: the planted defect; see ``defects.py``.
         has_lake: whether the query also writes to an Iceberg table and a Delta table.
+        has_progress: whether it also commits offsets of a source to a consumer group.
     """
 
     folder: str
@@ -50,6 +54,7 @@ class Settings:
     pace_s: float
     defect: str
     has_lake: bool = False
+    has_progress: bool = False
 
     def sinks(self) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
         return {
@@ -57,7 +62,23 @@ class Settings:
             "files": twopc.create_sink("files", {"path": f"{self.folder}/files"}),
             "postgres": twopc.create_sink("postgres", {"conninfo": self.conninfo, "table": self.table}),
             **{name: table.sink() for name, table in self.lake().items()},
+            **self._progress(),
         }
+
+    def _progress(self) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
+        if not self.has_progress:
+            return {}
+        options = {name: value for name, value in self.kafka.items() if name != "writer"}
+        return {PROGRESS: twopc.create_sink("kafka-offsets", {**options, "group.id": self.group})}
+
+    @property
+    def group(self) -> str:
+        return f"{self.topic}-progress"
+
+    @property
+    def source(self) -> str:
+        """The topic of the group's offsets. It has no records."""
+        return f"{self.topic}-source"
 
     def lake(self) -> dict[str, LakeTable]:
         """Return the lake tables, by the names of their sinks."""
