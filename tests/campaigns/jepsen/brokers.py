@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.campaigns.jepsen.network import BROKERS, READERS, Network, address
 from tests.support.broker_properties import WITHOUT_TIMEOUT
+from tests.support.full_disks import Disk
 from tests.support.kills import Process, kill_all_of
 from twopc_kafka_broker.jars import broker_classpath
 from twopc_kafka_broker.java import find_java
@@ -66,10 +67,16 @@ class Broker:
         self._java = str(find_java().executable)
         self._classpath = os.pathsep.join(map(str, broker_classpath()))
         self._process: Process | None = None
+        self.disk: Disk | None = None
+        """The disk of its data, if it is one of its own."""
+
+    def mount_disk(self) -> None:
+        """Have a disk for the data. Call it before ``format``."""
+        self.disk = Disk(self._folder / "data")
 
     def format(self, cluster_id: str) -> None:
         """Create the data folder."""
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         own = {
             "node.id": BROKERS.index(self.name) + 1,
             "listeners": f"PLAINTEXT://{address(self.name)}:9092,CONTROLLER://{address(self.name)}:9093",
@@ -122,6 +129,11 @@ class Cluster:
         self._network, self._log = network, folder / "transaction-version.log"
         self._setting: Process | None = None
         self._admin = AdminClient({"bootstrap.servers": SERVERS, "log_level": 0, "socket.timeout.ms": 5000})
+
+    def mount_disks(self) -> None:
+        """Have a disk for the data of each broker. Call it before ``start``."""
+        for broker in self.brokers.values():
+            broker.mount_disk()
 
     def start(self) -> None:
         """Create the cluster, and wait until all brokers are in it."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import os
 import random
 import shutil
 import signal
@@ -22,20 +24,21 @@ from typing import Any
 from rich.console import Console
 
 from tests.benchmarks.peers import PeerMissing
-from tests.campaigns.jepsen import contents
+from tests.campaigns.jepsen import clocks, contents, progress
 from tests.campaigns.jepsen.brokers import Cluster
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.flink import FLINK, compared, compiled
 from tests.campaigns.jepsen.flink import KIND as OF_FLINK
 from tests.campaigns.jepsen.nemesis import KINDS as FAULTS
-from tests.campaigns.jepsen.nemesis import Fault, Nemesis
+from tests.campaigns.jepsen.nemesis import NEED_CLOCKS, Fault, Nemesis, deck, left_out
 from tests.campaigns.jepsen.network import Network, enter_namespace
+from tests.campaigns.jepsen.postgres import NetworkedPostgres
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
 from tests.campaigns.jepsen.reader import READERS, sightings
 from tests.campaigns.report import Report
-from tests.support.postgres_server import PostgresServer
+from tests.support.full_disks import enter_namespace as enter_disks_namespace
 from twopc_kafka_broker.errors import JarsNotAvailable
 from twopc_kafka_broker.jars import broker_classpath
 
@@ -45,12 +48,17 @@ STUCK_S = 240
 READING_S = 120
 """How long readers may take to the end, when nothing is written any more."""
 
+LOOKS_AT_PROGRESS = 12
+"""How often the brokers are asked for the offsets at the end, if they do not answer."""
+
 LINE_INTERVAL_S = 5
 IN_RECOVERY = 1 / 3
 """The share of strikes that do not wait for the recovery from the ones before."""
 
 OVERLAPPING = 0.6
 """The share of strikes that get another one beside them."""
+
+PROGRESS_COUNTS = ("progress_ahead", "progress_behind")
 
 KINDS = {**OURS, FLINK: OF_FLINK}
 
@@ -107,8 +115,9 @@ class Pauses:
 class Campaign:
     """Runs the faults, supervises the queries, and measures recovery."""
 
-    def __init__(self, queries: Sequence[Query], nemesis: Nemesis, chance: random.Random) -> None:
+    def __init__(self, queries: Sequence[Query], nemesis: Nemesis, chance: random.Random, alone: bool) -> None:
         self._queries, self._nemesis, self._chance = queries, nemesis, chance
+        self._overlapping, self._in_recovery = (0.0, 0.0) if alone else (OVERLAPPING, IN_RECOVERY)
         self._active: list[tuple[float, Fault]] = []
         self._began = self._shown = time.monotonic()
         self._doing = "starting"
@@ -118,24 +127,24 @@ class Campaign:
         self.recoveries: list[Recovery] = []
         self.stuck: list[str] = []
 
-    def strike(self, seconds: float, only: Sequence[str]) -> None:
+    def strike(self, seconds: float) -> None:
         """Strike for so long. Return when all faults are healed and all queries have recovered."""
         until = time.monotonic() + seconds
         self._doing = "striking"
         while time.monotonic() < until and not self.stuck:
-            self._start(only)
-            while self._chance.random() < OVERLAPPING:
+            self._start()
+            while self._chance.random() < self._overlapping:
                 self._watch(self._chance.uniform(0, 3))
-                self._start(only)
+                self._start()
             self._watch(float("inf"), lambda: not self._active)
-            if self._chance.random() >= IN_RECOVERY or time.monotonic() >= until:
+            if self._chance.random() >= self._in_recovery or time.monotonic() >= until:
                 self.recover()
             self._watch(self._chance.uniform(0, 1.5))
 
-    def _start(self, only: Sequence[str]) -> None:
+    def _start(self) -> None:
         if not self._struck:
             self._pauses.begin()
-        fault = self._nemesis.draw(only)
+        fault = self._nemesis.draw()
         self._show(fault.what)
         self._struck.append(fault)
         self._active.append((0.0, fault))
@@ -216,16 +225,21 @@ def _slowest_s(recovery: Recovery) -> float:
 
 
 def recovered(recoveries: Sequence[Recovery], query: str) -> dict[str, Any]:
-    """Return how long a query took to recover, and for each kind of fault that struck alone, how long it was
-    unavailable."""
-    alone: dict[str, list[float]] = defaultdict(list)
+    """Return how long a query was unavailable and took to recover, and the same for each kind of fault that struck
+    alone."""
+    alone: dict[str, list[Recovery]] = defaultdict(list)
     for recovery in recoveries:
         if len(recovery.struck) == 1:
-            alone[recovery.struck[0].kind].append(recovery.unavailable_s[query])
+            alone[recovery.struck[0].kind].append(recovery)
     return {
         "recovery_s": _of([each.seconds[query] for each in recoveries]),
         "unavailable_s": _of([each.unavailable_s[query] for each in recoveries]),
-        "unavailable_alone_s": {kind: _of(found) for kind, found in sorted(alone.items())},
+        "unavailable_alone_s": {
+            kind: _of([each.unavailable_s[query] for each in found]) for kind, found in sorted(alone.items())
+        },
+        "recovery_alone_s": {
+            kind: _of([each.seconds[query] for each in found]) for kind, found in sorted(alone.items())
+        },
     }
 
 
@@ -258,10 +272,25 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
         **{kind: sum(each.counts[kind] for each in every) for kind in COUNTS},
         "driver_starts": query.starts,
         "driver_ends": dict(query.ends),
+        "checkpoint_lost": dict(query.checkpoint.lost),
+        "checkpoint_repairs": dict(query.checkpoint.repairs),
+        "recognized": history.recognitions,
+        **checked_progress(query, sent),
         "leftovers": contents.leftovers(query.settings),
         "readers": {name: each.report() for name, each in found.items()},
         "torn_examples": every[-1].examples["torn"],
     }
+
+
+def checked_progress(query: Query, sent: Sent) -> dict[str, Any]:
+    """Return how often the consumer group's offsets were ahead of the output, and by how many batches they are behind
+    at the end."""
+    if not query.is_loop:
+        return dict.fromkeys(PROGRESS_COUNTS, 0)
+    ahead = progress.ahead(query.progress.read_text(encoding="utf-8").splitlines(), sent.most)
+    looks = itertools.islice(progress.committed(query.settings), LOOKS_AT_PROGRESS)
+    behind = max(0, sent.batches - min(next(filter(None, looks), [0])))
+    return {"progress_ahead": len(ahead), "progress_behind": behind, "progress_examples": ahead[:10]}
 
 
 def downloaded() -> tuple[Path, ...]:
@@ -282,14 +311,21 @@ def held_back(topic: str) -> dict[int, str]:
 
 
 def jepsen(
-    arguments: argparse.Namespace, folder: Path, postgres: PostgresServer, console_jars: Sequence[Path]
+    arguments: argparse.Namespace,
+    folder: Path,
+    console_jars: Sequence[Path],
+    no_disks: str | None,
 ) -> dict[str, Any]:
     """Run the campaign. Return the report."""
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the faults
-    network = Network()
+    steps_clocks = not clocks.why_not() and not {*NEED_CLOCKS}.isdisjoint(arguments.only or FAULTS)
+    network = Network(clocks.Clocks(folder / "clocks") if steps_clocks else None)
     with contextlib.ExitStack() as processes:
+        postgres = processes.enter_context(NetworkedPostgres(network))
         cluster = Cluster(folder, network)
         processes.callback(cluster.close)
+        if not no_disks:
+            cluster.mount_disks()
         cluster.start()
         queries = []
         for kind in arguments.queries:
@@ -301,16 +337,23 @@ def jepsen(
             }
             query = KINDS[kind].run_by(kind, KINDS[kind], folder, network, conninfo=postgres.conninfo, **given)
             cluster.create_topic(query.settings.topic)
+            cluster.create_topic(query.settings.source)
             query.create_tables()
+            if not no_disks:
+                query.mount_disks()
             processes.callback(query.close)
             query.start()
             queries.append(query)
-        nemesis = Nemesis(network, cluster, postgres, queries, chance)
-        campaign = Campaign(queries, nemesis, chance)
+        missing = left_out(queries, no_disks)
+        kinds = [kind for kind in arguments.only or FAULTS if kind not in missing]
+        if not kinds:
+            raise SystemExit(f"no kind of fault can strike: {missing}")
+        nemesis = Nemesis(network, cluster, postgres, queries, chance, deck(kinds, arguments.alone))
+        campaign = Campaign(queries, nemesis, chance, arguments.alone)
         campaign.recover()
         if campaign.stuck:
             raise SystemExit(f"no first batch of {', '.join(campaign.stuck)}; see {folder}")
-        campaign.strike(arguments.seconds, arguments.only)
+        campaign.strike(arguments.seconds)
         campaign.finish()
         console.print("comparing")
         after_first = campaign.recoveries[1:]
@@ -327,15 +370,17 @@ def jepsen(
         "seed": arguments.seed,
         "mutant": arguments.mutant,
         "seconds": arguments.seconds,
+        "alone": arguments.alone,
         "faults": nemesis.faults.total(),
         "records": sum(of["records"] for of in found.values()),
-        **{kind: sum(of[kind] for of in found.values()) for kind in COUNTS},
+        **{kind: sum(of[kind] for of in found.values()) for kind in (*COUNTS, *PROGRESS_COUNTS)},
         "stuck": len(campaign.stuck),
         "leftovers": sum(len(of["leftovers"]) for of in found.values()),
         "longest_recovery_s": max((each.seconds[name] for each in after_first for name in found), default=None),
         "stuck_names": campaign.stuck,
         "slowest_recoveries": [each.report() for each in sorted(after_first, key=_slowest_s, reverse=True)[:5]],
         "faults_by_kind": dict(sorted(nemesis.faults.items())),
+        "kinds_left_out": {kind: why for kind, why in missing.items() if kind in (arguments.only or FAULTS)},
         "brokers_that_ended": dict(nemesis.ended_by_themselves),
         "queries": found,
         **results,  # of Flink
@@ -345,6 +390,7 @@ def jepsen(
 def main(given: Sequence[str]) -> int:
     """Run the campaign. Return the exit code: 1 on any violation; with a planted defect, 1 if there is none."""
     arguments = parsed_arguments(given)
+    no_disks = "full disks need root" if os.geteuid() else enter_disks_namespace("jepsen", given)
     console_jars = downloaded()
     if FLINK in arguments.queries:
         try:
@@ -356,12 +402,11 @@ def main(given: Sequence[str]) -> int:
     folder = Path(arguments.folder).resolve()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    with PostgresServer(max_prepared_transactions=64) as postgres:
-        found = jepsen(arguments, folder, postgres, console_jars)
+    found = jepsen(arguments, folder, console_jars, no_disks)
     report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries", "slowest_recoveries"))
-    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers")})
+    wrong = Counter({kind: found[kind] for kind in (*COUNTS, *PROGRESS_COUNTS, "stuck", "leftovers")})
     summary = f"{found['faults']} faults, {found['records']} records"
     if arguments.mutant:
         return report.end(
@@ -371,7 +416,7 @@ def main(given: Sequence[str]) -> int:
         return report.end(summary, failed=False)
     kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
     shutil.rmtree(kept, ignore_errors=True)
-    shutil.move(folder, kept)
+    shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.socket"))  # of the disks, too, which vanish
     return Report(kept / "report.json").end(f"{summary}; {dict(+wrong)}, so the folder is kept", failed=True)
 
 
@@ -383,6 +428,7 @@ def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--queries", nargs="+", choices=KINDS, default=["arrow", "librdkafka-copies"])
     parser.add_argument("--lake", action="store_true", help="also write to an Iceberg table and a Delta table")
     parser.add_argument("--only", nargs="+", choices=FAULTS, default=(), help="kinds of faults (default: all)")
+    parser.add_argument("--alone", action="store_true", help="strike each kind equally often, one fault at a time")
     parser.add_argument("--records", type=int, default=300, help="the most records per task (default: %(default)s)")
     parser.add_argument("--pace", type=float, default=0.1, help="longest pause of a task, in seconds (default: 0.1)")
     parser.add_argument("--mutant", default="", help="a defect to plant, which must be found")

@@ -36,6 +36,16 @@ def _sometimes_committed(real: Any, self: Any) -> Any:
     return vote
 
 
+def _committed_together(real: Any, sinks: Any) -> None:
+    for sink in sinks.values():
+        sink.commits_last = False
+    real(sinks)
+
+
+def _never(real: Any, *arguments: Any) -> bool:
+    return False
+
+
 _RECORDS = "tests.campaigns.jepsen.workload:record_batches"
 _COORDINATOR = "twopc.coordinator:Coordinator"
 
@@ -43,6 +53,8 @@ DEFECTS = {
     "a record is written twice": (Seam(_RECORDS, _first_record_twice),),
     "a record is not written": (Seam(_RECORDS, _last_record_lost),),
     "a task commits by itself": (Seam("twopc.participant:Participant.pre_commit", _sometimes_committed),),
+    "a decided batch is not recognized": (Seam("twopc.coordinator:recognize", _never),),
+    "offsets do not wait for the output": (Seam("twopc.coordinator:_check", _committed_together),),
     "recovery commits nothing": (Seam(f"{_COORDINATOR}._remember", nothing, f"{_COORDINATOR}._attach"),),
 }
 """Name → seams. The simulation's mutants come on top."""

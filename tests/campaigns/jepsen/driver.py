@@ -24,7 +24,7 @@ from tests.campaigns.jepsen.worker import Answer, Task
 from tests.campaigns.jepsen.workload import TASKS, Settings
 from tests.support.kills import kill_this_process
 from twopc.errors import InDoubt, RoundAborted
-from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.events import BatchFinished, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.participant import Vote
 from twopc.phases import Phase
 
@@ -67,11 +67,23 @@ class DiesIfWished:
             kill_this_process()
 
 
+class NotesRecognized:
+    """An observer that records which batches were recognized."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._history = settings.history()
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        if isinstance(event, BatchFinished) and event.already_decided:
+            self._history.recognized(event.batch_id)
+
+
 class Driver:
     """Runs the batches of one query."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings, self._history = settings, settings.history()
+        self._settings, self._history, self._checkpoint = settings, settings.history(), settings.checkpoint()
         self._sinks = settings.sinks()
         self._coordinator = twopc.Coordinator(
             self._sinks,
@@ -79,7 +91,7 @@ class Driver:
             owner=settings.topic,
             replay_copies=f"{settings.folder}/copies" if settings.makes_copies else None,
         )
-        self._next_batch = self._history.next_batch()
+        self._next_batch = self._checkpoint.next_batch()
         self._threads = ThreadPoolExecutor(256)  # some hang for as long as a worker is paused
 
     def run(self) -> None:
@@ -93,6 +105,7 @@ class Driver:
             else:
                 self._history.done(self._next_batch)
                 self._next_batch += 1
+                self._checkpoint.advance(self._next_batch)
         self._coordinator.recover()  # it may be closed after an error
         self._coordinator.close()
 
@@ -140,6 +153,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
     twopc.register_observer(DiesIfWished(settings))
+    twopc.register_observer(NotesRecognized(settings))
     code = 1
     try:
         with planted(settings.defect):

@@ -37,8 +37,11 @@ def compiled() -> Flink:
 class FlinkQuery(Query):
     """A job of Flink and the supervisor of its process. Its batches are its checkpoints."""
 
-    is_ours = False
+    is_ours = is_loop = False
     worker_hosts = ()
+
+    def mount_disks(self) -> None:
+        """Do nothing: it has no log and no files."""
 
     def create_tables(self) -> None:
         """Do nothing: the job writes to Kafka alone."""
@@ -73,7 +76,7 @@ class FlinkQuery(Query):
             driver.send_signal(signal.SIGQUIT)
 
 
-KIND = Kind({}, makes_copies=False, run_by=FlinkQuery)
+KIND = Kind({}, makes_copies=False, run_by=FlinkQuery, longest_step_s=60)
 
 
 def compared(query: Query) -> dict[str, Any]:

@@ -15,10 +15,23 @@ from dataclasses import dataclass, replace
 
 import psutil
 
+from tests.campaigns.jepsen import clocks
 from tests.campaigns.jepsen.brokers import PARTITIONS, TRANSACTIONS, Cluster
 from tests.campaigns.jepsen.driver import MOMENTS
-from tests.campaigns.jepsen.network import BROKERS, CLIENTS, DRIVERS, HOSTS, WORKERS, Link, Network, between, one_way
+from tests.campaigns.jepsen.network import (
+    BROKERS,
+    CLIENTS,
+    DRIVERS,
+    HOSTS,
+    POSTGRES,
+    WORKERS,
+    Link,
+    Network,
+    between,
+    one_way,
+)
 from tests.campaigns.jepsen.query import Query
+from tests.support.full_disks import LACKS, Disk, Lack
 from tests.support.kills import Process, kill_each
 from tests.support.postgres_server import PostgresServer
 from twopc.events import TransactionCommitted, TransactionReplayed
@@ -32,6 +45,8 @@ OUTLASTS_TIMEOUT_S = 19.0
 
 STOP_TIMEOUT_S = 20.0
 """How long a broker may take to shut down in good order."""
+
+CLOCK_STEPS_S = (-3600, -30, 30, 3600)
 
 RATES = ("60kbit", "150kbit", "400kbit")
 
@@ -55,10 +70,11 @@ class Nemesis:
         postgres: PostgresServer,
         queries: Sequence[Query],
         chance: random.Random,
+        deck: Sequence[str],
     ) -> None:
         self._network, self._cluster, self._postgres = network, cluster, postgres
         self._queries, self._chance = queries, chance
-        self._deck: list[str] = []
+        self._full_deck, self._deck = deck, list[str]()
         self._away = Counter[str]()  # servers, by how many faults keep them down
         self.faults = Counter[str]()
         self.ended_by_themselves = Counter[str]()
@@ -70,11 +86,10 @@ class Nemesis:
                 self.ended_by_themselves[name] += 1
                 broker.start()
 
-    def draw(self, only: Collection[str] = ()) -> Fault:
-        """Return the next fault, one of the kinds in ``only`` if there are any."""
+    def draw(self) -> Fault:
+        """Return the next fault."""
         if not self._deck:
-            self._deck = [kind for kind, often in KINDS.items() if not only or kind in only for _ in range(often)]
-            self._chance.shuffle(self._deck)
+            self._deck = self._chance.sample(self._full_deck, len(self._full_deck))
         kind = self._deck.pop()
         self.faults[kind] += 1
         make: Callable[[], Fault] = getattr(self, f"_{kind}")
@@ -176,8 +191,14 @@ class Nemesis:
     def _worker_from_broker(self) -> Fault:
         return self._cut_in_a_direction([self._chance.choice(WORKERS)], [self._broker()])
 
+    def _postgres_from_drivers(self) -> Fault:
+        return self._cut_in_a_direction([POSTGRES], self._some(DRIVERS))
+
+    def _postgres_from_workers(self) -> Fault:
+        return self._cut_in_a_direction([POSTGRES], self._some(WORKERS))
+
     def _slow_host(self) -> Fault:
-        host, rate = self._chance.choice((*BROKERS, *DRIVERS, *WORKERS)), self._chance.choice(RATES)
+        host, rate = self._chance.choice((*BROKERS, *DRIVERS, *WORKERS, POSTGRES)), self._chance.choice(RATES)
 
         def steps() -> Steps:
             self._network.slow(host, rate)
@@ -359,6 +380,30 @@ class Nemesis:
 
         return Fault(f"several drivers of {query.name}", steps())
 
+    def _checkpoint_that_falls_back(self) -> Fault:
+        query = self._one_of_ours()
+        loss = self._chance.choice(query.losses)
+
+        def steps() -> Steps:
+            query.kill_drivers()
+            query.checkpoint.lose(loss)
+            yield from self._until_another(query, query.driver)
+
+        return Fault(f"kill the drivers of {query.name}, whose checkpoint loses: {loss.value}", steps())
+
+    def _checkpoint_that_falls_back_beside_a_driver(self) -> Fault:
+        """Another driver begins before the batch of the one that runs. Loops only: Spark's checkpoint loses files in a
+        power cut, which no driver survives."""
+        query = self._chance.choice([query for query in self._queries if query.is_loop])
+        loss = self._chance.choice(query.losses)
+
+        def steps() -> Steps:
+            query.checkpoint.lose(loss)
+            query.succeed()
+            yield self._seconds(1, 6)
+
+        return Fault(f"another driver of {query.name}, whose checkpoint loses: {loss.value}", steps())
+
     # Workers and their tasks. ---------------------------------------------------------------------------------------
 
     def _killed_tasks(self) -> Fault:
@@ -400,6 +445,52 @@ class Nemesis:
         tasks = query.tasks()
         return self._chance.sample(tasks, self._chance.randint(min(1, len(tasks)), len(tasks)))
 
+    # Disks. ---------------------------------------------------------------------------------------------------------
+
+    def _full_broker_disk(self) -> Fault:
+        broker = self._broker()
+        disk = self._cluster.brokers[broker].disk
+        assert disk is not None  # else the kind is left out
+        return self._full([disk], "bytes", f"fill the disk of {broker}")
+
+    def _full_log_disk(self) -> Fault:
+        query, lack = self._one_of_ours(), self._chance.choice(LACKS)
+        disks = self._chance.choice((query.disks[:1], self._chance.sample(query.disks, self._chance.randint(1, 3))))
+        names = ", ".join(disk.folder.name for disk in disks)
+        return self._full(disks, lack, f"fill disks of {query.name} (no {lack}): {names}")
+
+    def _full(self, disks: Sequence[Disk], lack: Lack, what: str) -> Fault:
+        def steps() -> Steps:
+            for disk in disks:
+                disk.fill(lack, names_left=self._chance.randrange(3))
+            yield self._seconds(2, LONGEST_S)
+            for disk in disks:
+                disk.free()
+
+        return Fault(what, steps())
+
+    # Clocks. --------------------------------------------------------------------------------------------------------
+
+    def _stepped_clock_of_broker(self) -> Fault:
+        return self._stepped(self._broker())
+
+    def _stepped_clock_of_client(self) -> Fault:
+        return self._stepped(self._chance.choice((*DRIVERS, *WORKERS)))
+
+    def _stepped(self, host: str) -> Fault:
+        """Step a host's clock by no more than a transaction timeout without replay copies: Kafka goes by the clock of
+        the coordinator, and would roll back what is decided."""
+        most_s = min(query.kind.longest_step_s for query in self._queries)
+        seconds = self._chance.choice([step_s for step_s in CLOCK_STEPS_S if abs(step_s) <= most_s])
+
+        def steps() -> Steps:
+            assert self._network.clocks is not None  # else the kind is left out
+            self._network.clocks.step(host, seconds)
+            yield self._seconds(3, LONGEST_S)
+            self._network.clocks.step(host, -seconds)
+
+        return Fault(f"step the clock of {host} by {seconds:+} s", steps())
+
     # PostgreSQL. ----------------------------------------------------------------------------------------------------
 
     def _killed_postgres(self) -> Fault:
@@ -427,6 +518,8 @@ KINDS = {
     "driver_from_broker": 1,
     "workers_from_brokers": 1,
     "worker_from_broker": 1,
+    "postgres_from_drivers": 1,
+    "postgres_from_workers": 1,
     "slow_host": 2,
     "flapping_broker": 1,
     "killed_broker": 2,
@@ -443,9 +536,34 @@ KINDS = {
     "driver_replaced_while_paused": 2,
     "driver_replaced_while_cut_off": 2,
     "several_drivers": 1,
+    "checkpoint_that_falls_back": 2,
+    "checkpoint_that_falls_back_beside_a_driver": 1,
     "killed_tasks": 1,
     "killed_workers": 1,
     "paused_tasks": 1,
+    "stepped_clock_of_broker": 2,
+    "stepped_clock_of_client": 1,
+    "full_broker_disk": 2,
+    "full_log_disk": 2,
     "killed_postgres": 1,
 }
 """The kinds of faults, and how often each is in the deck."""
+
+
+NEED_DISKS = ("full_broker_disk", "full_log_disk")
+NEED_CLOCKS = ("stepped_clock_of_broker", "stepped_clock_of_client")
+
+
+def left_out(queries: Sequence[Query], no_disks: str | None) -> dict[str, str]:
+    """Return the kinds that can't be had here, and why."""
+    found = dict.fromkeys(NEED_DISKS, no_disks) if no_disks else {}
+    if no_clocks := clocks.why_not():
+        found |= dict.fromkeys(NEED_CLOCKS, no_clocks)
+    if not any(query.is_loop for query in queries):
+        found["checkpoint_that_falls_back_beside_a_driver"] = "it strikes queries that are loops, and there is none"
+    return found
+
+
+def deck(kinds: Collection[str], alone: bool) -> list[str]:
+    """Return these kinds, each as often as it is drawn: once if faults are to strike alone."""
+    return [kind for kind in kinds for _ in range(1 if alone else KINDS[kind])]

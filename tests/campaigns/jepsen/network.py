@@ -7,6 +7,7 @@ error, connections stay open, and iproute2 is enough.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from tests.campaigns.jepsen.clocks import Clocks
 from tests.support import networks
 from tests.support.kills import Process, bound
 from tests.support.pages import ROOT
@@ -22,8 +24,8 @@ from tests.support.pages import ROOT
 BROKERS = ("broker1", "broker2", "broker3")
 DRIVERS = ("driver1", "driver2")
 WORKERS = ("worker1", "worker2")
-READERS = "readers"
-HOSTS = (*BROKERS, *DRIVERS, *WORKERS, READERS)
+READERS, POSTGRES = "readers", "postgres"
+HOSTS = (*BROKERS, *DRIVERS, *WORKERS, READERS, POSTGRES)
 """``READERS`` is the campaign's own host."""
 
 CLIENTS = (*DRIVERS, *WORKERS, READERS)
@@ -71,9 +73,13 @@ class Network:
     """The hosts, and which of their links are cut or slow. Faults overlap, so cuts of a link are counted.
 
     Creating it puts the calling thread on the host ``READERS`` for good.
+
+    Args:
+        clocks: of the other hosts, or None if these have the machine's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clocks: Clocks | None) -> None:
+        self.clocks = clocks
         self._cuts, self._slowed = Counter[Link](), Counter[str]()
         self._switch = networks.Host("")
         self._switch.run("ip link add switch type bridge")
@@ -121,12 +127,20 @@ class Network:
         if not self._slowed[host]:
             self._hosts[host].run("tc qdisc delete dev eth0 root")
 
+    @contextlib.contextmanager
+    def on(self, host: str) -> Iterator[None]:
+        """Put the calling thread on a host."""
+        with self._hosts[host].entered():
+            yield
+
     def start(self, host: str, log: Path, *command: str) -> Process:
         """Start a process on a host. The system ends it with this thread, so only the main thread may call this."""
-        with self._hosts[host].entered(), log.open("ab") as output:
+        clock = self.clocks.environment(host) if self.clocks and host != READERS else {}
+        with self.on(host), log.open("ab") as output:
             return subprocess.Popen(
                 bound(*command),
                 cwd=ROOT,
+                env={**os.environ, **clock},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

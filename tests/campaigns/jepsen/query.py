@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import time
 from collections import Counter
@@ -21,9 +22,11 @@ from tests.campaigns.jepsen.driver import wish
 from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
-from tests.campaigns.jepsen.workload import SCHEMA, Settings
+from tests.campaigns.jepsen.workload import SCHEMA, LoopCheckpoint, Settings
 from tests.campaigns.storm.query import DAEMON
-from tests.support.kills import Process, all_of, arguments, kill_each
+from tests.support.full_disks import Disk
+from tests.support.kills import Process, all_of, arguments, kill_all_of, kill_each
+from tests.support.spark_checkpoint import Checkpoint, Loss
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
 """Between two starts of a driver. The pause doubles until a batch is acknowledged."""
@@ -36,11 +39,17 @@ class Query:
     worker_hosts: Sequence[str] = WORKERS
     """Where its tasks run, if not below its driver."""
 
+    losses: Sequence[Loss] = (Loss.ONE_BATCH, Loss.TWO_BATCHES)
+    """What its checkpoint can lose."""
+
+    is_loop = True
+    """Whether its driver is a loop on a ``Coordinator``."""
+
     is_ours = True
     """Whether it is tested, and not there for comparison. A driver of ours may start while the one before it runs."""
 
     def __init__(self, name: str, kind: Kind, folder: Path, network: Network, **settings: Any) -> None:
-        self.name = name
+        self.name, self.kind = name, kind
         self._network = network
         self.folder = folder / name
         self.folder.mkdir()
@@ -49,12 +58,18 @@ class Query:
             topic=name,
             kafka={"bootstrap.servers": SERVERS, "transactional.id.prefix": name, **kind.kafka},
             makes_copies=kind.makes_copies,
+            has_progress=self.is_loop,
             **settings,
         )
         self._history = self.settings.history()
+        self.checkpoint = self._checkpoint()
+        self.disks: list[Disk] = []
+        """The disks of the log, of the files and of the replay copies, if these have their own."""
+
         self._drivers: list[Process] = []
         self._workers: dict[str, Process] = {}
         self._readers: dict[str, Process] = {}
+        self._reader_of_progress: Process | None = None
         self._start_at = 0.0
         self._pause_s = FIRST_PAUSE_S
         self.batches = 0
@@ -66,10 +81,18 @@ class Query:
         self.away_s = 0.0
         """How long the next driver waits before it starts."""
 
+    def _checkpoint(self) -> LoopCheckpoint | Checkpoint:
+        return self.settings.checkpoint()
+
+    def mount_disks(self) -> None:
+        """Have disks for the log, the files and the replay copies. Call it before ``start``."""
+        self.disks += [Disk(self.folder / name) for name in ("log", "files", "copies")]
+
     def create_tables(self) -> None:
         with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:
             table = sql.Identifier(self.settings.table)
             connection.execute(sql.SQL("CREATE TABLE {} (key text, value text)").format(table))
+            connection.execute(sql.SQL("CREATE INDEX ON {} (split_part(value, ':', 1))").format(table))
         for lake_table in self.settings.lake().values():
             lake_table.create(SCHEMA)
 
@@ -101,6 +124,11 @@ class Query:
         if self.driver:
             self.driver.kill()
 
+    def kill_drivers(self) -> None:
+        """Kill every driver, and all processes below it. Return when they are gone."""
+        for driver in self._drivers:
+            kill_all_of(driver)
+
     def tasks(self) -> list[psutil.Process]:
         """Return the processes that run tasks."""
         found: list[psutil.Process] = []
@@ -120,6 +148,17 @@ class Query:
             self._start_worker(host)
         for library in LIBRARIES:
             self._start_reader(library)
+        if self.is_loop:
+            self._start_reader_of_progress()
+
+    def _start_reader_of_progress(self) -> None:
+        command = ("tests.campaigns.jepsen.progress", self._json, str(self.progress))
+        self._reader_of_progress = self._network.start_python(READERS, self.folder / "progress.log", *command)
+
+    @property
+    def progress(self) -> Path:
+        """The file of what the reader of the consumer group saw."""
+        return self.folder / "progress.txt"
 
     def _start_worker(self, host: str) -> None:
         command = ("tests.campaigns.jepsen.worker", self._json, host)
@@ -159,6 +198,8 @@ class Query:
         for library, reader in self._readers.items():
             if reader.poll():  # one that came to the end returns 0
                 self._start_reader(library)
+        if self._reader_of_progress and self._reader_of_progress.poll() is not None:
+            self._start_reader_of_progress()
 
     def acknowledged(self) -> int:
         """Return the number of acknowledged batches."""
@@ -167,6 +208,8 @@ class Query:
     def _ended(self, driver: Process) -> None:
         self.ends[_how(driver.returncode)] += 1
         self.is_closed |= driver.returncode == 0
+        if self.checkpoint.is_damaged and driver.returncode > 0:
+            self.checkpoint.repair()
         if driver is self._drivers[-1] and driver.returncode:
             self._start_at = time.monotonic() + max(self._pause_s, self.away_s)
             self._pause_s, self.away_s = min(2 * self._pause_s, LONGEST_PAUSE_S), 0.0
@@ -201,7 +244,8 @@ class Query:
                 task.send_signal(signal.SIGUSR1)
 
     def close(self) -> None:
-        for process in [*self._drivers, *self._workers.values(), *self._readers.values()]:
+        processes = [*self._drivers, *self._workers.values(), *self._readers.values(), self._reader_of_progress]
+        for process in filter(None, processes):
             if process.poll() is None:
                 kill_each(all_of(process))
                 process.wait()
@@ -212,6 +256,11 @@ class SparkQuery(Query):
 
     program = "tests.campaigns.jepsen.spark_driver"
     worker_hosts = ()
+    losses = tuple(Loss)
+    is_loop = False
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.folder / "checkpoint", self.folder / "log")
 
     def tasks(self) -> list[psutil.Process]:
         """Return Spark's Python workers and their daemons."""
@@ -229,11 +278,16 @@ def _how(returncode: int) -> str:
 
 
 class Kind(NamedTuple):
-    """How a query writes to Kafka, whether it keeps replay copies, and what runs it."""
+    """How a query writes to Kafka, whether it keeps replay copies, and what runs it.
+
+    Attributes:
+        longest_step_s: the largest step of a clock that rolls back no decided transaction for good.
+    """
 
     kafka: Mapping[str, Any]
     makes_copies: bool
     run_by: type[Query] = Query
+    longest_step_s: float = math.inf
 
 
 # Short, so that a driver that stays away outlasts it.
@@ -243,7 +297,7 @@ _WITHOUT_TIMEOUT = {"writer": "arrow", "two.phase.commit": "require"}
 KINDS = {
     "arrow": Kind(_WITHOUT_TIMEOUT, makes_copies=False),
     "arrow-copies": Kind({"writer": "arrow", "two.phase.commit": "off", **_SHORT}, makes_copies=True),
-    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False),
+    "librdkafka": Kind({"writer": "librdkafka"}, makes_copies=False, longest_step_s=60),
     "librdkafka-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True),
     "spark": Kind(_WITHOUT_TIMEOUT, makes_copies=False, run_by=SparkQuery),
     "spark-copies": Kind({"writer": "librdkafka", **_SHORT}, makes_copies=True, run_by=SparkQuery),

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
 from tests.campaigns.jepsen.defects import planted
-from tests.campaigns.jepsen.driver import DiesIfWished
+from tests.campaigns.jepsen.driver import DiesIfWished, NotesRecognized
 from tests.campaigns.jepsen.workload import FILLER, TASKS, Settings, new_attempt
 from tests.campaigns.storm.query import DAEMON, RUN_AGAIN
 from tests.support.spark_home import set_java_and_python
@@ -114,6 +114,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
     twopc.register_observer(DiesIfWished(settings))
+    twopc.register_observer(NotesRecognized(settings))
     code = 1
     try:
         with planted(settings.defect):

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 
+from tests.campaigns.jepsen.campaign import Recovery, recovered
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.flink import A_RANGE, difference_from_ranges
+from tests.campaigns.jepsen.nemesis import KINDS, Fault, deck
+from tests.campaigns.jepsen.progress import ahead
 from tests.campaigns.jepsen.reader import Sighting
-from tests.campaigns.jepsen.workload import TASKS, Record, Votes, size
+from tests.campaigns.jepsen.workload import TASKS, History, LoopCheckpoint, Record, Votes, size
+from tests.support.spark_checkpoint import Loss
 
 MOST = 5
 BATCHES = 3
@@ -115,3 +122,38 @@ def test_gaps_and_repetitions_in_the_numbers_of_flink_are_found() -> None:
     assert difference_from_ranges(whole) == {"records": 5, "lost": 0, "duplicates": 0}
     assert difference_from_ranges([*whole, 1, A_RANGE]) == {"records": 5, "lost": 0, "duplicates": 2}
     assert difference_from_ranges([0, 2, A_RANGE + 1]) == {"records": 3, "lost": 2, "duplicates": 0}
+
+
+def test_the_times_of_a_fault_that_struck_alone_are_kept_by_its_kind() -> None:
+    one, other = Fault("cut", iter(()), "bridge"), Fault("kill", iter(()), "killed_broker")
+    recoveries = [
+        Recovery({"arrow": 1.0}, {"arrow": 2.0}, [one]),
+        Recovery({"arrow": 9.0}, {"arrow": 9.0}, [one, other]),
+        Recovery({"arrow": 3.0}, {"arrow": 4.0}, [one]),
+    ]
+    found = recovered(recoveries, "arrow")
+    assert found["recovery_alone_s"] == {"bridge": {"times": 2, "median": 2.0, "longest": 3.0}}
+    assert found["unavailable_alone_s"] == {"bridge": {"times": 2, "median": 3.0, "longest": 4.0}}
+    assert found["recovery_s"]["times"] == 3
+
+
+def test_a_deck_for_faults_alone_has_each_kind_once() -> None:
+    assert Counter(deck(KINDS, alone=True)) == dict.fromkeys(KINDS, 1)
+    assert Counter(deck(KINDS, alone=False)) == KINDS
+
+
+def test_a_batch_that_the_group_has_passed_before_all_its_rows_were_there_is_ahead() -> None:
+    rows = sum(size(0, task, MOST) for task in range(TASKS))
+    assert ahead([f"0 {rows}"], MOST) == []
+    assert ahead([f"0 {rows - 1}"], MOST) == [f"batch 0: {rows - 1} of {rows} rows"]
+
+
+def test_the_checkpoint_of_a_loop_falls_back_and_its_history_does_not(tmp_path: Path) -> None:
+    checkpoint, history = LoopCheckpoint(tmp_path), History(tmp_path)
+    assert checkpoint.next_batch() == 0
+    assert not checkpoint.lose(Loss.ONE_BATCH)
+    for batch in range(300):
+        history.done(batch)
+        checkpoint.advance(batch + 1)
+    assert checkpoint.lose(Loss.TWO_BATCHES)
+    assert (checkpoint.next_batch(), history.next_batch()) == (298, 300)

@@ -24,9 +24,9 @@ import psycopg  # noqa: F401
 import pyarrow.parquet  # noqa: F401
 
 import twopc
-from tests.campaigns.jepsen import workload
+from tests.campaigns.jepsen import progress, workload
 from tests.campaigns.jepsen.defects import planted
-from tests.campaigns.jepsen.workload import Settings, new_attempt
+from tests.campaigns.jepsen.workload import PROGRESS, Settings, new_attempt
 from twopc.participant import Vote
 
 SLOTS = 4
@@ -90,8 +90,11 @@ def _perform(task: Task, attempt: str, settings: Settings) -> Vote:
     with twopc.Participant(task.sinks, task.round, partition=task.partition, serial=task.serial) as participant:
         for batch in workload.record_batches(task.round.batch_id, task.partition, attempt, settings.records):
             for sink in task.sinks:
-                participant.write(sink, batch)
+                if sink != PROGRESS:
+                    participant.write(sink, batch)
             time.sleep(chance.uniform(0, settings.pace_s))
+        if PROGRESS in task.sinks:
+            participant.write(PROGRESS, progress.offsets(settings, task.round.batch_id, task.partition))
         return participant.pre_commit()
 
 

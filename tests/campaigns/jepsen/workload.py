@@ -9,6 +9,7 @@ import json
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow as pa
 
 import twopc
+from tests.support.spark_checkpoint import Loss
 
 if TYPE_CHECKING:
     from tests.campaigns.tables.table import LakeTable
 
 TASKS = 3
+PROGRESS = "progress"
+"""The sink of the consumer group's offsets."""
+
 FILLER = "x" * 60
 SCHEMA = pa.schema({"key": pa.string(), "value": pa.string()})
 
@@ -37,6 +42,7 @@ class Settings:
         pace_s: the longest pause of a task between two record batches.
         defect: the planted defect; see ``defects.py``.
         has_lake: whether the query also writes to an Iceberg table and a Delta table.
+        has_progress: whether it also commits offsets of a source to a consumer group.
     """
 
     folder: str
@@ -48,6 +54,7 @@ class Settings:
     pace_s: float
     defect: str
     has_lake: bool = False
+    has_progress: bool = False
 
     def sinks(self) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
         return {
@@ -55,7 +62,23 @@ class Settings:
             "files": twopc.create_sink("files", {"path": f"{self.folder}/files"}),
             "postgres": twopc.create_sink("postgres", {"conninfo": self.conninfo, "table": self.table}),
             **{name: table.sink() for name, table in self.lake().items()},
+            **self._progress(),
         }
+
+    def _progress(self) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
+        if not self.has_progress:
+            return {}
+        options = {name: value for name, value in self.kafka.items() if name != "writer"}
+        return {PROGRESS: twopc.create_sink("kafka-offsets", {**options, "group.id": self.group})}
+
+    @property
+    def group(self) -> str:
+        return f"{self.topic}-progress"
+
+    @property
+    def source(self) -> str:
+        """The topic of the group's offsets. It has no records."""
+        return f"{self.topic}-source"
 
     def lake(self) -> dict[str, LakeTable]:
         """Return the lake tables, by the names of their sinks."""
@@ -86,6 +109,9 @@ class Settings:
 
     def history(self) -> History:
         return History(Path(self.folder))
+
+    def checkpoint(self) -> LoopCheckpoint:
+        return LoopCheckpoint(Path(self.folder))
 
 
 class Record(NamedTuple):
@@ -135,13 +161,14 @@ class Votes(NamedTuple):
 
 
 class History:
-    """Two files in a query's folder. Each line is one write, so a kill leaves whole lines.
+    """Files in a query's folder. Each line is one write, so a kill leaves whole lines.
 
     Times are those of the system's monotonic clock, which all processes share.
     """
 
     def __init__(self, folder: Path) -> None:
         self._votes, self._done = folder / "votes.jsonl", folder / "done"
+        self._recognized = folder / "recognized"
 
     def voted(self, batch: int, attempts: Sequence[str]) -> None:
         """Record the attempts that a coordinator may decide from now on."""
@@ -157,12 +184,58 @@ class History:
 
     def next_batch(self) -> int:
         """Return the number of acknowledged batches. A driver that wakes up late may acknowledge an old one last."""
-        if not self._done.exists():
-            return 0
-        with self._done.open("rb") as lines:
-            lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1000))
-            whole = b"\n" + lines.read()
-        return max(int(line) for line in whole.split(b"\n")[2 if len(whole) > 1000 else 1 : -1]) + 1
+        return max(_newest_numbers(self._done), default=-1) + 1
+
+    def recognized(self, batch: int) -> None:
+        """Record that a batch came again and was not written, as the log had decided it."""
+        _append(self._recognized, str(batch))
+
+    @property
+    def recognitions(self) -> int:
+        """How many batches were recognized."""
+        return self._recognized.read_bytes().count(b"\n") if self._recognized.exists() else 0
+
+
+class LoopCheckpoint:
+    """Where a loop goes on: the last line of a file in the query's folder. The history, which the checker compares, is
+    in other files, so that a checkpoint that falls back does not change it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "next-batch"
+        self.is_damaged = False
+        """Always: the coordinator recognizes what it has decided, so nothing needs a repair."""
+
+        self.lost, self.repairs = Counter[str](), Counter[str]()
+
+    def next_batch(self) -> int:
+        numbers = _newest_numbers(self._file)
+        return numbers[-1] if numbers else 0
+
+    def advance(self, next_batch: int) -> None:
+        """Record the batch that the next driver begins with."""
+        _append(self._file, str(next_batch))
+
+    def lose(self, loss: Loss) -> bool:
+        """Fall back by one batch or two. Return whether there were as many."""
+        next_batch = self.next_batch() - (2 if loss is Loss.TWO_BATCHES else 1)
+        if next_batch < 0:
+            return False
+        self.advance(next_batch)
+        self.lost[loss.value] += 1
+        return True
+
+    def repair(self) -> None:
+        """Do nothing."""
+
+
+def _newest_numbers(path: Path) -> list[int]:
+    """Return the numbers on the last lines of a file, oldest first. A line that is being written does not count."""
+    if not path.exists():
+        return []
+    with path.open("rb") as lines:
+        lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1000))
+        whole = b"\n" + lines.read()
+    return [int(line) for line in whole.split(b"\n")[2 if len(whole) > 1000 else 1 : -1]]
 
 
 def _append(path: Path, line: str) -> None:

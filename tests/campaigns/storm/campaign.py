@@ -26,15 +26,15 @@ from rich.console import Console
 from tests.campaigns.report import Report
 from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.chaos import Chaos
-from tests.campaigns.storm.checkpoint import Checkpoint
 from tests.campaigns.storm.contents import compare
-from tests.campaigns.storm.disks import Disk, enter_namespace
 from tests.campaigns.storm.driver import Driver
 from tests.campaigns.storm.lake import beside, create_tables
 from tests.campaigns.storm.query import REPLAYED, Settings
 from tests.support import networks
 from tests.support.broker_properties import WITHOUT_TIMEOUT
+from tests.support.full_disks import Disk, enter_namespace
 from tests.support.rest_catalog import RestCatalogServer
+from tests.support.spark_checkpoint import Checkpoint
 from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
@@ -198,7 +198,7 @@ def is_spotless(report: dict[str, object]) -> bool:
 
 def main(given: Sequence[str]) -> int:
     """Run the storm. Return the exit code: 1 on any loss, duplicate or leftover."""
-    no_disks = enter_namespace(given)
+    no_disks = enter_namespace("storm", given)
     arguments = parsed_arguments(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
     folder = Path(arguments.folder).resolve()

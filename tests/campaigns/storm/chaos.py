@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 import psutil
 
 from tests.campaigns.storm.availability import Availability
-from tests.campaigns.storm.checkpoint import Checkpoint, Loss
-from tests.campaigns.storm.disks import LACKS, Disk
 from tests.campaigns.storm.driver import Driver, wake
 from tests.campaigns.storm.query import MOMENTS, REPLAYED, Settings, wish
+from tests.support.full_disks import LACKS, Disk
 from tests.support.kills import kill_all_of
 from tests.support.rest_catalog import RestCatalogServer
+from tests.support.spark_checkpoint import Checkpoint, Loss
 from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 
 from tests.campaigns.storm.availability import Availability
-from tests.campaigns.storm.checkpoint import Checkpoint
 from tests.campaigns.storm.query import DAEMON, Settings
 from tests.support.kills import EXECUTOR, Process, all_of, arguments, is_alive, kill_all_of
+from tests.support.spark_checkpoint import Checkpoint
 from tests.support.spark_home import spark_home
 
 NO_DECISION_S = 240

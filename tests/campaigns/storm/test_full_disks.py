@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.storm.disks import LACKS, Disk, Lack, in_namespace
+from tests.support.full_disks import LACKS, Disk, Lack, in_namespace
 from twopc.errors import InDoubt
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision

@@ -21,7 +21,13 @@ class Loss(Enum):
 
 
 class Checkpoint:
-    """The checkpoint of a query that is not running."""
+    """The checkpoint of a query that is not running.
+
+    Attributes:
+        is_damaged: whether it has lost something that was not repaired. Then the query may refuse to go on.
+        lost: how often it has lost what.
+        repairs: how many repairs were done, and how many failed.
+    """
 
     def __init__(self, folder: Path, log: Path) -> None:
         self._folder, self._log = folder, log

@@ -1,0 +1,82 @@
+"""Keeps the times of ``make jepsen ARGS=--alone`` for each kind of fault, and prints them in ``docs/jepsen.md``.
+
+    python docs/site/alone.py "make jepsen ARGS=--alone" build/jepsen/report.json   # keeps a report's times
+    python docs/site/alone.py                                                       # fills the page in
+
+``docs/site/alone.json`` has the times of one report, with its command and commit. A test compares the page with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "jepsen.md"
+KEPT = Path(__file__).with_name("alone.json")
+
+_TABLE = re.compile(r"(?<=^<!-- alone -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
+_TIMES = ("unavailable_alone_s", "recovery_alone_s")
+
+
+def times(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is kept of a report: for each query and kind of fault, both times.
+
+    Raises:
+        SystemExit: the faults of the report overlapped.
+    """
+    if not report["alone"]:
+        raise SystemExit("the faults of this report overlapped: run 'make jepsen ARGS=--alone'")
+    queries = {**report["queries"], **({"flink": report["flink"]} if "flink" in report else {})}
+    return {name: {which: query[which] for which in _TIMES} for name, query in queries.items()}
+
+
+def keep(command: str, report: Path) -> None:
+    """Replace the kept report."""
+    git = ["git", "rev-parse", "--short=7", "HEAD"]
+    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603  # our own
+    kept = {"command": command, "commit": commit, "queries": times(json.loads(report.read_text(encoding="utf-8")))}
+    KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def filled(page: str) -> str:
+    """Return the page with the table of the kept report, or without one if none is kept."""
+    if not KEPT.exists():
+        return page
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))
+    lines = [f"`{kept['command']}` at {kept['commit']}:", "", *table(kept["queries"])]
+    return _TABLE.sub(lambda _: "\n" + "\n".join(lines) + "\n\n", page)
+
+
+def table(queries: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a Markdown table with a row per kind of fault. Each query has two columns: median and longest time."""
+    columns = [f"{what}, `{name}`" for what in ("unavailable", "recovery") for name in queries]
+    by_kind = [query[which] for which in _TIMES for query in queries.values()]
+    rows = [
+        [kind.replace("_", " "), str(found["times"]), *(_shown(each[kind]) for each in by_kind)]
+        for kind, found in by_kind[0].items()
+    ]
+    return [
+        f"| kind | times | {' | '.join(columns)} |",
+        f"| --- | ---: |{' ---: |' * len(columns)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+
+
+def _shown(found: Mapping[str, float]) -> str:
+    return f"{found['median']:.1f}, {found['longest']:.1f}"
+
+
+def main() -> None:
+    """Keep a report if one is given, and fill the page in."""
+    if sys.argv[1:]:
+        keep(sys.argv[1], Path(sys.argv[2]))
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
