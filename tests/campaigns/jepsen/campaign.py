@@ -34,6 +34,8 @@ from tests.campaigns.jepsen.network import Network, enter_namespace
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
 from tests.campaigns.jepsen.reader import READERS, sightings
+from tests.campaigns.model.observed import checked as checked_traces
+from tests.campaigns.model.observed import read
 from tests.campaigns.report import Report
 from tests.support.postgres_server import PostgresServer
 from twopc_kafka_broker.errors import JarsNotAvailable
@@ -358,14 +360,17 @@ def main(given: Sequence[str]) -> int:
     folder.mkdir(parents=True)
     with PostgresServer(max_prepared_transactions=64) as postgres:
         found = jepsen(arguments, folder, postgres, console_jars)
+    traces = [read(name, folder / f"{name}.steps.jsonl", folder / name / "log") for name in found["queries"]]
+    found |= checked_traces(traces, folder / "model")
     report = Report(folder / "report.json")
     report.write(found)
-    report.show(hidden=("queries", "slowest_recoveries"))
-    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers")})
+    report.show(hidden=("queries", "slowest_recoveries", "rejected_traces"))
+    wrong = Counter({kind: found[kind] for kind in (*COUNTS, "stuck", "leftovers", "traces_rejected")})
     summary = f"{found['faults']} faults, {found['records']} records"
     if arguments.mutant:
         return report.end(
-            f"{summary}; the defect was {'found' if wrong.total() else 'not found'}", failed=not wrong.total()
+            f"{summary}; the defect was {f'found: {dict(+wrong)}' if wrong.total() else 'not found'}",
+            failed=not wrong.total(),
         )
     if not wrong.total():
         return report.end(summary, failed=False)

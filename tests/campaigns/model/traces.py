@@ -132,7 +132,7 @@ def _verdict(trace: Trace, steps: int) -> Verdict:
 def _check_together(traces: Sequence[Trace], sinks: int, folder: Path) -> list[int]:
     """Return for each trace how many of its events are steps of the specification, up to the first that is none."""
     every = [event for trace in traces for event in trace.events]
-    attempts = {attempt: f"a{number}" for number, attempt in enumerate(_attempts(every))}
+    attempts = {attempt: f"a{number}" for number, attempt in enumerate(attempts_of(every))}
     texts = ["<<" + ",\n  ".join(event.to_tla(attempts) for event in trace.events) + ">>" for trace in traces]
     module = "\n".join(
         [
@@ -150,7 +150,7 @@ def _check_together(traces: Sequence[Trace], sinks: int, folder: Path) -> list[i
     return list(steps.values())
 
 
-def _attempts(events: Sequence[Event]) -> list[Attempt]:
+def attempts_of(events: Sequence[Event]) -> list[Attempt]:
     """Return every attempt that the events name. A module with one name for each is half as long."""
     values = [value for event in events for value in event.values.values()]
     flat = [each for value in values for each in (value if isinstance(value, tuple | frozenset) else (value,))]
