@@ -25,7 +25,17 @@ RUNS = Path(__file__).with_name("runs.jsonl")
 
 _TABLE = re.compile(r"(?<=^<!-- runs -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)
 
-_WRONG = ("lost", "duplicates", "aborted_reads", "torn", "reordered", "stuck", "leftovers", "failures")
+_WRONG = (
+    "lost",
+    "duplicates",
+    "aborted_reads",
+    "torn",
+    "reordered",
+    "stuck",
+    "leftovers",
+    "failures",
+    "traces_rejected",
+)
 """What every report counts that must be 0, by the names that reports have for it."""
 
 
@@ -45,7 +55,7 @@ def figures(campaign: str, report: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 "tried": report["kills_in_all"],
                 "unit": "kills",
-                "wrong": wrong + (not report["settled"]),
+                "wrong": wrong + (not report["settled"]) + report.get("traces_rejected", 0),
                 "records": report["records"],
                 "seconds": report["seconds"],
             }

@@ -4,8 +4,9 @@ The records of all processes are brought into one order. Each event stands at a 
 between the beginning of its call and the answer. Where several moments are possible, it is the one that allows most:
 
 - An entry is in the log as late as possible: when its append was answered, or when somebody is known to have read it.
-- A look at the log that found nothing newer came as early as possible: when the call began.
-- An answer of a target system stands where it arrived.
+- A look at the log that found nothing newer came as early as possible, when the call began. So did a seal, which found
+  its transactions open.
+- Other answers stand where they arrived. A driver that was paused has them late.
 
 An append that was never answered counts if a later one follows its entry, or if that is the newest at the end.
 """

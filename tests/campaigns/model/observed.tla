@@ -47,9 +47,9 @@ Look(l, s) ==
 
 \* It lacks nothing that was open all the time.
 Lacking(l, found) == {t \in life[l].looked : Open(t) /\ t \notin found}
-Unknown(found) == {t \in found : t \notin DOMAIN tx \/ tx[t] = "aborted"}
+Unknown(found) == found \ DOMAIN tx
 
-\* In an attempt to sweep that fails, some sinks may stay unlisted. So what was listed counts, and not what is open.
+\* What was listed is to be aborted, whether or not it has ended since: another life may have aborted it.
 Listed(l, s, found) ==
     LET begins == IsWhole(l) \/ Goes(l, "write") \/ Goes(l, "seal")
         fails == Goes(l, "write") \/ Goes(l, "seal")
@@ -94,12 +94,6 @@ Begin(t) ==
          [] IsStranger(t[1]) -> StartStranger(t[1])
          [] OTHER -> StartOne(t[1])
 
-\* A record that arrives late opens a transaction again (BeginAgain), or a stale answer had passed for its end.
-Reopen(t) ==
-    /\ t \in DOMAIN tx /\ tx[t] = "aborted" /\ t[1] \notin Decided
-    /\ tx' = [tx EXCEPT ![t] = "open"]
-    /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, attempt, used, left>>
-
 \* A decided transaction ends only in a target system that rolls back by itself. One that is voted for may also end when
 \* another begins under its name. An attempt that has not voted may roll back.
 End(t) ==
@@ -119,7 +113,7 @@ Hidden ==
       [] Event.is = "listed" ->
            LET lacking == Lacking(Event.life, Event.found)  unknown == Unknown(Event.found)
            IN \/ lacking # {} /\ (End(First(lacking)) \/ CommitOne(First(lacking)))
-              \/ lacking = {} /\ unknown # {} /\ (Begin(First(unknown)) \/ Reopen(First(unknown)))
+              \/ lacking = {} /\ unknown # {} /\ Begin(First(unknown))
       [] Event.is = "lost" -> Open(Event.of) /\ End(Event.of)
       [] Event.is = "amend" -> (Open(Event.of) /\ End(Event.of)) \/ Begin(Event.by)
       [] OTHER -> FALSE

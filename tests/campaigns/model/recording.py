@@ -181,8 +181,9 @@ class _Recorder:
         return {"life": self._lives.get(id(sink), 0), "sink": sink.transactional_ids.sink}
 
     def _sealed(self, real: Any, sink: Any, committables: Any, *arguments: Any) -> Any:
+        began = time.monotonic()
         sealed = real(sink, committables, *arguments)
-        self._add("seal", **self._at(sink), of=[_key(committable) for committable in sealed])
+        self._add("seal", began, **self._at(sink), of=[_key(committable) for committable in sealed])
         return sealed
 
     def _commit(self, real: Any, sink: Any, committable: Committable) -> None:
