@@ -38,9 +38,9 @@ def _shares(report: Mapping[str, Any]) -> Iterator[str]:
     yield from _head("defects of the code", "number", "share", "a trace is rejected by")
     yield _row("in what the specification has", rejected, _percent(rejected, every), "specification and ledger")
     for lack, number in Counter(report["unnoticed"].get(name, "?") for name in accepted).most_common():
-        yield _row(f"in {lack}", number, _percent(number, every), "ledger")
+        yield _row(f"in {lack}", number, _percent(number, every), "ledger (the trace is accepted)")
     for lack, number in outside.most_common():
-        yield _row(f"in runs with {lack}", number, _percent(number, every), "ledger, no events")
+        yield _row(f"in runs with {lack}", number, _percent(number, every), "ledger (no trace)")
     yield _row("all", every, _percent(every, every), "")
 
 

@@ -35,8 +35,8 @@ def test_each_defect_has_a_row(script: Any) -> None:
 def test_each_defect_counts_once_among_the_shares(script: Any) -> None:
     page = script.filled("<!-- shares -->\n<!-- end -->\n", REPORT)
     assert "| in what the specification has | 2 | 50 % | specification and ledger |" in page
-    assert "| in the syncs of a disk | 1 | 25 % | ledger |" in page
-    assert "| in runs with tables that commit whole batches | 1 | 25 % | ledger, no events |" in page
+    assert "| in the syncs of a disk | 1 | 25 % | ledger (the trace is accepted) |" in page
+    assert "| in runs with tables that commit whole batches | 1 | 25 % | ledger (no trace) |" in page
     assert "| all | 4 | 100 % | |" in page
 
 

@@ -34,8 +34,9 @@ Record: TypeAlias = "Mapping[str, Any]"
 Transaction: TypeAlias = "tuple[Attempt, str]"
 """An attempt, and a sink."""
 
-ENTRIES_KEPT = 40
-"""Entries of the log in a state of the specification: those that a log keeps, and some."""
+ENTRIES_KEPT = 100
+"""Entries of the log in a state of the specification. A log keeps 32, and more of a query that is started again and
+again."""
 
 _FORGET_EVERY = 8
 """Decisions."""
@@ -114,9 +115,13 @@ def checked(traces: Sequence[Observed], folder: Path) -> dict[str, Any]:
 
 
 def check(trace: Observed, folder: Path) -> Verdict:
-    """Return TLC's verdict. ``folder``: an empty folder for its run."""
-    if not trace.events:
-        return Verdict(trace, None)
+    """Return TLC's verdict. ``folder``: an empty folder for its run.
+
+    Raises:
+        ValueError: the specification has no sink of the query.
+    """
+    if not trace.sinks:
+        raise ValueError(f"{trace.name} has no sink that the specification has, or no driver has opened its log")
     attempts = {attempt: f"a{number}" for number, attempt in enumerate(attempts_of(trace.events))}
     fields = {"end_by_themselves": trace.end_by_themselves, "take_over": trace.take_over}
     sets = [f"{name} |-> {_set(names)}" for name, names in fields.items()]

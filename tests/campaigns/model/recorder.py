@@ -46,6 +46,7 @@ def lack(scenario: Scenario, faults: Collection[Fault]) -> str | None:
     """Return what a run needs and the specification lacks, or None if it lacks nothing."""
     lacks = {
         "tables that commit whole batches": "t" in scenario.sinks,
+        "sinks that commit last": "p" in scenario.sinks,
         "recomputation": scenario.recompute,
         "replay copies": scenario.stage,
         "a log on a disk, and its syncs": scenario.log != "object store",
@@ -53,7 +54,6 @@ def lack(scenario: Scenario, faults: Collection[Fault]) -> str | None:
         "several batches that are decided and not committed": scenario.backlog,
         "transactions that hang in a partition": scenario.orphans,
         "a begin that is sent and not answered": scenario.late_begin,
-        "sinks that commit last": "p" in scenario.sinks,
         "logs from a backup, and ids that Kafka forgets": not NOT_IN_THE_MODEL.isdisjoint(faults),
     }
     return next((name for name, is_needed in lacks.items() if is_needed), None)
