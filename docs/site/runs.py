@@ -27,7 +27,7 @@ _TABLE = re.compile(r"(?<=^<!-- runs -->\n).*?(?=^<!-- end -->$)", re.MULTILINE 
 
 _WRONG = (
     *("lost", "duplicates", "aborted_reads", "torn", "reordered", "progress_ahead", "progress_behind"),
-    *("stuck", "leftovers", "failures"),
+    *("stuck", "leftovers", "failures", "traces_rejected"),
 )
 """What every report counts that must be 0, by the names that reports have for it."""
 
@@ -48,7 +48,7 @@ def figures(campaign: str, report: Mapping[str, Any]) -> dict[str, Any]:
             return {
                 "tried": report["kills_in_all"],
                 "unit": "kills",
-                "wrong": wrong + (not report["settled"]),
+                "wrong": wrong + (not report["settled"]) + report.get("traces_rejected", 0),
                 "records": report["records"],
                 "seconds": report["seconds"],
             }

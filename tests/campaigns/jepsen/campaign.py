@@ -37,6 +37,8 @@ from tests.campaigns.jepsen.postgres import NetworkedPostgres
 from tests.campaigns.jepsen.query import KINDS as OURS
 from tests.campaigns.jepsen.query import Query
 from tests.campaigns.jepsen.reader import READERS, sightings
+from tests.campaigns.model.observed import checked as checked_traces
+from tests.campaigns.model.observed import read
 from tests.campaigns.report import Report
 from tests.support.full_disks import enter_namespace as enter_disks_namespace
 from twopc_kafka_broker.errors import JarsNotAvailable
@@ -403,14 +405,18 @@ def main(given: Sequence[str]) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     found = jepsen(arguments, folder, console_jars, no_disks)
+    traces = [read(name, folder / f"{name}.steps.jsonl", folder / name / "log") for name in found["queries"]]
+    found |= checked_traces(traces, folder / "model")
     report = Report(folder / "report.json")
     report.write(found)
-    report.show(hidden=("queries", "slowest_recoveries"))
-    wrong = Counter({kind: found[kind] for kind in (*COUNTS, *PROGRESS_COUNTS, "stuck", "leftovers")})
+    report.show(hidden=("queries", "slowest_recoveries", "rejected_traces"))
+    counts = (*COUNTS, *PROGRESS_COUNTS, "stuck", "leftovers", "traces_rejected")
+    wrong = Counter({kind: found[kind] for kind in counts})
     summary = f"{found['faults']} faults, {found['records']} records"
     if arguments.mutant:
         return report.end(
-            f"{summary}; the defect was {'found' if wrong.total() else 'not found'}", failed=not wrong.total()
+            f"{summary}; the defect was {f'found: {dict(+wrong)}' if wrong.total() else 'not found'}",
+            failed=not wrong.total(),
         )
     if not wrong.total():
         return report.end(summary, failed=False)

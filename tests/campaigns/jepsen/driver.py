@@ -22,6 +22,7 @@ from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.network import WORKERS
 from tests.campaigns.jepsen.worker import Answer, Task
 from tests.campaigns.jepsen.workload import TASKS, Settings
+from tests.campaigns.model.recording import record
 from tests.support.kills import kill_this_process
 from twopc.errors import InDoubt, RoundAborted
 from twopc.events import BatchFinished, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
@@ -154,6 +155,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
     twopc.register_observer(DiesIfWished(settings))
     twopc.register_observer(NotesRecognized(settings))
+    record(settings.steps)
     code = 1
     try:
         with planted(settings.defect):

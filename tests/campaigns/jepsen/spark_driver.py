@@ -22,6 +22,7 @@ import twopc
 from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.driver import DiesIfWished, NotesRecognized
 from tests.campaigns.jepsen.workload import FILLER, TASKS, Settings, new_attempt
+from tests.campaigns.model.recording import record
 from tests.campaigns.storm.query import DAEMON, RUN_AGAIN
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
@@ -115,6 +116,7 @@ def main() -> None:
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
     twopc.register_observer(DiesIfWished(settings))
     twopc.register_observer(NotesRecognized(settings))
+    record(settings.steps)
     code = 1
     try:
         with planted(settings.defect):

@@ -27,6 +27,7 @@ import twopc
 from tests.campaigns.jepsen import progress, workload
 from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.workload import PROGRESS, Settings, new_attempt
+from tests.campaigns.model.recording import record
 from twopc.participant import Vote
 
 SLOTS = 4
@@ -55,6 +56,7 @@ def main() -> None:
     settings, host = Settings(**json.loads(sys.argv[1])), sys.argv[2]
     faulthandler.register(signal.SIGUSR1)
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
+    record(settings.steps)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(settings.worker(host))  # noqa: PTH108  # of a worker that was killed
     with Listener(settings.worker(host), "AF_UNIX", backlog=64) as listener, planted(settings.defect):

@@ -103,6 +103,11 @@ class Settings:
         """The file whose existence ends the query after a batch."""
         return Path(self.folder) / "stop"
 
+    @property
+    def steps(self) -> Path:
+        """The file of what the query does, which is beside its folder, as the folder's disk may be full."""
+        return Path(f"{self.folder}.steps.jsonl")
+
     def worker(self, host: str) -> str:
         """Return the socket where the worker of a host accepts tasks."""
         return f"{self.folder}/{host}.socket"

@@ -16,7 +16,7 @@ from rich.progress import TextColumn, TimeElapsedColumn
 
 from tests.campaigns.model.checks import FULL, HOLES, NO_HOLE, SHORT, Check
 from tests.campaigns.model.tlc import Outcome, run
-from tests.campaigns.model.traces import check, drawn, of_mutants
+from tests.campaigns.model.traces import UNNOTICED, check, drawn, of_mutants, without_traces
 from tests.campaigns.report import Report
 from tests.campaigns.simulation.schedule import simulated
 from tests.support.progress_lines import ProgressLines
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             numbers = SHORT_TRACES if given.short else FULL_TRACES
             traces = _check_traces(given.folder.resolve() / "traces", *numbers, progress)
     report.write({**_document(outcomes), **traces})
-    report.show(hidden=("checks", "holes", "mutants", "rejected"))
+    report.show(hidden=("checks", "holes", "mutants", "rejected", "unnoticed", "without_traces"))
     return _end(report, outcomes, traces)
 
 
@@ -87,6 +87,8 @@ def _check_traces(folder: Path, real: int, seeds: int, progress: ProgressLines) 
         "mutant_traces_rejected": sum(verdict.rejected is not None for verdict in verdicts[real:]),
         "rejected": [str(verdict) for verdict in rejected],
         "mutants": mutants,
+        "unnoticed": {name: what for name, what in UNNOTICED.items() if name in mutants},
+        "without_traces": without_traces(),
     }
 
 

@@ -42,13 +42,21 @@ NOT_IN_THE_MODEL = frozenset(
 """Faults that the specification does not have: Kafka forgets an id, a disk loses what was written, a backup returns."""
 
 
-def has_model(scenario: Scenario) -> bool:
-    """Return whether the specification has everything that the scenario needs."""
-    return (
-        set(scenario.sinks) <= {"k", "f"}
-        and scenario.log == "object store"
-        and not (scenario.stage or scenario.recompute or scenario.backlog or scenario.orphans or scenario.late_begin)
-    )
+def lack(scenario: Scenario, faults: Collection[Fault]) -> str | None:
+    """Return what a run needs and the specification lacks, or None if it lacks nothing."""
+    lacks = {
+        "tables that commit whole batches": "t" in scenario.sinks,
+        "sinks that commit last": "p" in scenario.sinks,
+        "recomputation": scenario.recompute,
+        "replay copies": scenario.stage,
+        "a log on a disk, and its syncs": scenario.log != "object store",
+        "power cuts": Fault.POWER_CUT in faults or Fault.POWER_CUT_KEEPS_NAMES in faults,
+        "several batches that are decided and not committed": scenario.backlog,
+        "transactions that hang in a partition": scenario.orphans,
+        "a begin that is sent and not answered": scenario.late_begin,
+        "logs from a backup, and ids that Kafka forgets": not NOT_IN_THE_MODEL.isdisjoint(faults),
+    }
+    return next((name for name, is_needed in lacks.items() if is_needed), None)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 from tests.campaigns.model import traces as traced
 from tests.campaigns.model.checks import HOLES, INVARIANTS, SHORT, Check
 from tests.campaigns.model.tlc import run
+from tests.campaigns.simulation.mutants import MUTANTS
 from tests.campaigns.simulation.schedule import simulated
 
 
@@ -35,26 +36,19 @@ def test_what_the_code_does_in_the_simulation_is_a_behavior_of_the_specification
 
 
 def test_what_the_code_does_with_a_defect_is_not(tmp_path: Path) -> None:
-    """But for defects in what the specification lacks: markers, syncs, completion of empty batches, and what a query
-    has done when it stops."""
     with simulated():
         mutants, traces = zip(*traced.of_mutants(seeds=0), strict=True)
     verdicts = {
         mutant.name: found for mutant, found in zip(mutants, traced.check(traces, tmp_path / "traces"), strict=True)
     }
-    assert {name for name, verdict in verdicts.items() if verdict.rejected is None} == WITHOUT_WORDS
+    assert {name for name, verdict in verdicts.items() if verdict.rejected is None} == traced.UNNOTICED.keys()
     shown = str(verdicts["phase two is left out"]).splitlines()
     assert "no step of the specification: step 46: list" in shown[0]
     assert "step 45: decide" in shown[-1]
 
 
-WITHOUT_WORDS = {
-    "the sweep does not look again after an abort",
-    "the sweep does not wait for what is being rolled back",
-    "one commit that fails leaves the others undone",
-    "a marker that is missing of a commit is not written",
-    "a batch without transactions is never complete",
-    "a staged file is not synced",
-    "a committed file's name is not synced",
-    "a name whose last transaction was rolled back is used again",
-}
+def test_a_defect_has_traces_or_a_reason_why_not() -> None:
+    with simulated():
+        with_traces = {mutant.name for mutant, _ in traced.of_mutants(seeds=0)}
+    assert with_traces | traced.without_traces().keys() == {mutant.name for mutant in MUTANTS}
+    assert not with_traces & traced.without_traces().keys()

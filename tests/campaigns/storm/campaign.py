@@ -23,6 +23,8 @@ from pathlib import Path
 import confluent_kafka
 from rich.console import Console
 
+from tests.campaigns.model.observed import checked as checked_traces
+from tests.campaigns.model.observed import read
 from tests.campaigns.report import Report
 from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.chaos import Chaos
@@ -178,7 +180,8 @@ def events(settings: Settings) -> list[dict[str, str]]:
 
 
 def is_spotless(report: dict[str, object]) -> bool:
-    """Return whether the last driver finished, without loss, duplicate, leftover, failed repair or forbidden replay."""
+    """Return whether the last driver finished, without loss, duplicate, leftover, failed repair, forbidden replay or
+    rejected trace."""
     lost, duplicates, tables = (report[name] for name in ("lost", "duplicates", "tables"))
     assert isinstance(lost, dict)
     assert isinstance(duplicates, dict)
@@ -186,6 +189,7 @@ def is_spotless(report: dict[str, object]) -> bool:
     repairs = report["checkpoint_repairs"]
     assert isinstance(repairs, dict)
     wrong = [*lost.values(), *duplicates.values(), report["dangling"], report["staged_files_left"]]
+    wrong.append(report["traces_rejected"])
     wrong += [found[what] for found in tables.values() for what in WRONG]
     return (
         bool(report["settled"])
@@ -241,11 +245,13 @@ def main(given: Sequence[str]) -> int:
         finally:
             for disk in disks:
                 disk.keep(folder / "kept" / disk.folder.name)
+    log = folder / "log" if no_disks else folder / "kept" / "log"
+    found |= checked_traces([read("storm", settings.steps, log)], folder / "model")
     if no_disks:
         found["disk_full"] = f"not possible here: {no_disks}"
     report = Report(folder / "report.json")
     report.write(found)
-    report.show()
+    report.show(hidden=("rejected_traces",))
     summary = f"{found['kills_in_all']} kills, {found['records']} records"
     if is_spotless(found):
         return report.end(summary, failed=False)

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
+from tests.campaigns.model.recording import record
 from tests.support.spark_session import session
 from twopc.errors import InDoubt, RoundAborted, TwoPhaseCommitError
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
@@ -57,6 +58,11 @@ class Settings:
     classes: str
     to_the_end: bool = False
     is_rehearsal: bool = False
+
+    @property
+    def steps(self) -> Path:
+        """The file of what the query does."""
+        return Path(self.folder) / "steps.jsonl"
 
 
 def wish(settings: Settings) -> Path:
@@ -113,6 +119,7 @@ def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     observer = Observer(settings)
     twopc.register_observer(observer)
+    record(settings.steps)
     spark = session_of(settings)
     start_python(spark)
     write = exactly_once(settings)
