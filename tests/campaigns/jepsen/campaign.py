@@ -422,7 +422,8 @@ def main(given: Sequence[str]) -> int:
         return report.end(summary, failed=False)
     kept = folder.with_name(f"{folder.name}-failed-{arguments.seed}")
     shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.socket"))  # of the disks, too, which vanish
+    # A copy, as the disks vanish with this process. Kafka's indexes are sparse files that would be copied whole.
+    shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("*.socket", "*.index", "*.timeindex"))
     return Report(kept / "report.json").end(f"{summary}; {dict(+wrong)}, so the folder is kept", failed=True)
 
 
