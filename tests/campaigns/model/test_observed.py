@@ -11,6 +11,7 @@ import pytest
 
 import twopc
 from tests.campaigns.model.observed import Observed, check, checked, read
+from tests.campaigns.model.recorder import Attempt, Event, Value
 from tests.campaigns.model.recording import recorded
 from tests.campaigns.seams import Seam, nothing, patched
 from tests.campaigns.simulation.catching import applied
@@ -128,3 +129,25 @@ def test_a_lost_answer_and_a_dead_driver_leave_hidden_steps(query: Query, tmp_pa
     second.close()
     verdict = check(query.trace(), tmp_path / "model")
     assert str(verdict) == "query: accepted"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_transaction_that_a_sweep_does_not_find_must_be_one_that_may_have_ended(tmp_path: Path, ends: bool) -> None:
+    """In files, what has voted stays. In Kafka, it may be fenced by another of its name."""
+    attempt = Attempt(1, 1, 0, 1)
+    given: dict[str, Value] = {"life": 1, "sink": "s"}
+    nothing_found: dict[str, Value] = {**given, "found": frozenset()}
+    batch: dict[str, Value] = {"batch": 1, "reads": (0, 1), "follows": (0, 0), "tasks": frozenset({0}), "what": "write"}
+    steps: list[tuple[str, dict[str, Value]]] = [
+        ("open", {"life": 1, "reads": (0, 0), "names": frozenset()}),
+        ("list", {**given}),
+        ("listed", nothing_found),
+        ("run", {"life": 1, **batch}),
+        ("vote", {"attempt": attempt}),
+        ("list", {**given}),
+        ("listed", nothing_found),
+    ]
+    events = [Event(kind, at, values) for at, (kind, values) in enumerate(steps)]
+    take_over = frozenset({"s"} if ends else ())
+    verdict = check(Observed("query", events, ["s"], frozenset(), take_over), tmp_path / "model")
+    assert verdict.rejected == (None if ends else len(events) - 1)
