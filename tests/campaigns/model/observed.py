@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections import Counter
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,12 +34,8 @@ Record: TypeAlias = "Mapping[str, Any]"
 Transaction: TypeAlias = "tuple[Attempt, str]"
 """An attempt, and a sink."""
 
-ENTRIES_KEPT = 100
-"""Entries of the log in a state of the specification. A log keeps 32, and more of a query that is started again and
-again."""
-
 _FORGET_EVERY = 8
-"""Decisions."""
+"""Batches."""
 
 _SHOWN = 40
 """Events before a rejected one."""
@@ -352,18 +348,34 @@ class _Reader:
 
 
 def _with_oblivion(events: Sequence[Event]) -> list[Event]:
-    """Add events at which the specification forgets the attempts that no later event names."""
+    """Add events at which the specification forgets the attempts that no later event names, and entries of the log that
+    no later batch is compared with."""
     last = {attempt: number for number, event in enumerate(events) for attempt in attempts_of([event])}
-    result, decisions, known = list[Event](), Counter[str](), set[Attempt]()
+    earliest = _earliest_later_batch(events)
+    result, known, decided = list[Event](), set[Attempt](), list[int]()  # by each entry: the newest batch
     for number, event in enumerate(events):
         result.append(event)
         known.update(attempts_of([event]))
-        decisions[event.kind] += 1
-        if event.kind == "decide" and decisions["decide"] % _FORGET_EVERY == 0:
-            over = {attempt for attempt in known if last[attempt] < number}
-            known -= over
-            result.append(Event("forget", event.at, {"attempts": frozenset(over), "entries": ENTRIES_KEPT}))
+        if event.kind == "open":
+            decided.append(decided[-1] if decided else 0)
+        elif event.kind == "decide":
+            decided.append(int(str(event.values["batch"])))
+            if decided[-1] % _FORGET_EVERY == 0:
+                over = {attempt for attempt in known if last[attempt] < number}
+                known -= over
+                entries = sum(batch >= min(earliest[number], decided[-1]) for batch in decided)
+                result.append(Event("forget", event.at, {"attempts": frozenset(over), "entries": entries}))
     return result
+
+
+def _earliest_later_batch(events: Sequence[Event]) -> list[int]:
+    """Return for each event the earliest batch that comes after it."""
+    result, earliest = list[int](), sys.maxsize
+    for event in reversed(events):
+        result.append(earliest)
+        if event.kind == "run":
+            earliest = min(earliest, int(str(event.values["batch"])))
+    return result[::-1]
 
 
 def _text(reads: Any) -> str:

@@ -120,10 +120,11 @@ Hidden ==
 
 --------------------------------------------------------------------------------------
 
-\* What no later event names is forgotten, and so are entries that are long pruned. Else each state would be as large as
-\* the trace is long.
+\* What no later event names is forgotten, and so are entries that no later batch is compared with. Else each state would
+\* be as large as the trace is long.
 Forget(attempts, entries) ==
-    LET first == Max({0, Len(log) - entries})
+    LET stay == {i \in DOMAIN log : log[i].names \ attempts # {}}
+        first == Min({Len(log) - entries} \cup {i - 1 : i \in stay})
         Without(set) == {t \in set : t[1] \notin attempts}
     IN
     /\ log' = [i \in 1 .. Len(log) - first |-> [log[i + first] EXCEPT !.names = @ \ attempts]]
