@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import itertools
 import os
 import random
@@ -16,7 +17,7 @@ import statistics
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -286,13 +287,19 @@ def checked(query: Query, most: int, console_jars: Sequence[Path]) -> dict[str, 
 
 def checked_progress(query: Query, sent: Sent) -> dict[str, Any]:
     """Return how often the consumer group's offsets were ahead of the output, and by how many batches they are behind
-    at the end."""
+    at the end: all, if a transaction with offsets was left open."""
     if not query.is_loop:
         return dict.fromkeys(PROGRESS_COUNTS, 0)
-    ahead = progress.ahead(query.progress.read_text(encoding="utf-8").splitlines(), sent.most)
-    looks = itertools.islice(progress.committed(query.settings), LOOKS_AT_PROGRESS)
+    lines = query.progress.read_text(encoding="utf-8").splitlines()
+    ahead = progress.ahead(lines, sent.most)
+    looks = itertools.islice(progress.committed(query.settings, "read_committed"), LOOKS_AT_PROGRESS)
     behind = max(0, sent.batches - min(next(filter(None, looks), [0])))
-    return {"progress_ahead": len(ahead), "progress_behind": behind, "progress_examples": ahead[:10]}
+    return {
+        "progress_ahead": len(ahead),
+        "progress_behind": behind,
+        "progress_looks": len(lines),
+        "progress_examples": ahead[:10],
+    }
 
 
 def downloaded() -> tuple[Path, ...]:
@@ -402,6 +409,28 @@ def main(given: Sequence[str]) -> int:
     enter_namespace(given)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all started processes are ended
     folder = Path(arguments.folder).resolve()
+    with alone_in(folder):
+        return run(arguments, folder, console_jars, no_disks)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder for this campaign. Another one would remove the mount points of its disks.
+
+    Raises:
+        SystemExit: another campaign holds it.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"error: another campaign runs in {folder}; choose another --folder") from None
+        yield
+
+
+def run(arguments: argparse.Namespace, folder: Path, console_jars: Sequence[Path], no_disks: str | None) -> int:
+    """Run the campaign in its folder, which is emptied first, and check the traces. Return the exit code."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     found = jepsen(arguments, folder, console_jars, no_disks)

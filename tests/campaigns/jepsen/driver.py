@@ -92,7 +92,7 @@ class Driver:
             owner=settings.topic,
             replay_copies=f"{settings.folder}/copies" if settings.makes_copies else None,
         )
-        self._next_batch = self._checkpoint.next_batch()
+        self._next_batch = self._checkpoint.begin()
         self._threads = ThreadPoolExecutor(256)  # some hang for as long as a worker is paused
 
     def run(self) -> None:

@@ -12,6 +12,8 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -38,6 +40,7 @@ from twopc.events import TransactionCommitted, TransactionReplayed
 from twopc.phases import Phase
 
 Steps = Iterator[float]
+T = TypeVar("T")
 
 LONGEST_S = 20.0
 OUTLASTS_TIMEOUT_S = 19.0
@@ -76,6 +79,7 @@ class Nemesis:
         self._queries, self._chance = queries, chance
         self._full_deck, self._deck = deck, list[str]()
         self._away = Counter[str]()  # servers, by how many faults keep them down
+        self._filled = Counter[Path]()  # disks, by how many faults keep them full
         self.faults = Counter[str]()
         self.ended_by_themselves = Counter[str]()
 
@@ -117,8 +121,8 @@ class Nemesis:
     def _one_of_ours(self) -> Query:
         return self._chance.choice([query for query in self._queries if query.is_ours])
 
-    def _some(self, hosts: Sequence[str]) -> list[str]:
-        return self._chance.sample(hosts, self._chance.randint(1, len(hosts)))
+    def _some(self, every: Sequence[T]) -> list[T]:
+        return self._chance.sample(every, self._chance.randint(1, len(every)))
 
     def _seconds(self, least: float, most: float) -> float:
         """Return a duration. Short ones are more frequent."""
@@ -192,7 +196,7 @@ class Nemesis:
         return self._cut_in_a_direction([self._chance.choice(WORKERS)], [self._broker()])
 
     def _postgres_from_drivers(self) -> Fault:
-        return self._cut_in_a_direction([POSTGRES], self._some(DRIVERS))
+        return self._cut_in_a_direction([POSTGRES], self._chance.choice(([self._query().host], DRIVERS)))
 
     def _postgres_from_workers(self) -> Fault:
         return self._cut_in_a_direction([POSTGRES], self._some(WORKERS))
@@ -455,17 +459,20 @@ class Nemesis:
 
     def _full_log_disk(self) -> Fault:
         query, lack = self._one_of_ours(), self._chance.choice(LACKS)
-        disks = self._chance.choice((query.disks[:1], self._chance.sample(query.disks, self._chance.randint(1, 3))))
+        disks = self._chance.choice((query.disks[:1], self._some(query.disks)))
         names = ", ".join(disk.folder.name for disk in disks)
         return self._full(disks, lack, f"fill disks of {query.name} (no {lack}): {names}")
 
     def _full(self, disks: Sequence[Disk], lack: Lack, what: str) -> Fault:
         def steps() -> Steps:
             for disk in disks:
+                self._filled[disk.folder] += 1
                 disk.fill(lack, names_left=self._chance.randrange(3))
             yield self._seconds(2, LONGEST_S)
             for disk in disks:
-                disk.free()
+                self._filled[disk.folder] -= 1
+                if not self._filled[disk.folder]:
+                    disk.free()
 
         return Fault(what, steps())
 

@@ -37,15 +37,18 @@ def offsets(settings: Settings, batch: int, task: int) -> pa.RecordBatch:
     )
 
 
-def committed(settings: Settings) -> Iterator[list[int]]:
+def committed(settings: Settings, isolation_level: str = "read_uncommitted") -> Iterator[list[int]]:
     """Yield the group's offsets again and again, one per partition, 0 if there is none; or nothing if the brokers did
-    not answer for ``ANSWER_TIMEOUT_S``."""
+    not answer for ``ANSWER_TIMEOUT_S``.
+
+    Args:
+        isolation_level: with ``read_committed``, the brokers do not answer while a transaction with offsets is open.
+    """
     group = {
         "bootstrap.servers": SERVERS,
         "group.id": settings.group,
         "log_level": 0,
-        # Otherwise the brokers do not answer while a transaction with offsets is open.
-        "isolation.level": "read_uncommitted",
+        "isolation.level": isolation_level,
     }
     consumer = confluent_kafka.Consumer(group)
     partitions = [confluent_kafka.TopicPartition(settings.source, number) for number in range(TASKS)]

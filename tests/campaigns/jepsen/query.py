@@ -85,8 +85,9 @@ class Query:
         return self.settings.checkpoint()
 
     def mount_disks(self) -> None:
-        """Have disks for the log, the files and the replay copies. Call it before ``start``."""
-        self.disks += [Disk(self.folder / name) for name in ("log", "files", "copies")]
+        """Have disks for the log, the files and the replay copies, if there are any. Call it before ``start``."""
+        names = ("log", "files", "copies") if self.settings.makes_copies else ("log", "files")
+        self.disks += [Disk(self.folder / name) for name in names]
 
     def create_tables(self) -> None:
         with psycopg.connect(self.settings.conninfo, autocommit=True) as connection:

@@ -150,10 +150,19 @@ def test_a_batch_that_the_group_has_passed_before_all_its_rows_were_there_is_ahe
 
 def test_the_checkpoint_of_a_loop_falls_back_and_its_history_does_not(tmp_path: Path) -> None:
     checkpoint, history = LoopCheckpoint(tmp_path), History(tmp_path)
-    assert checkpoint.next_batch() == 0
+    assert checkpoint.begin() == 0
     assert not checkpoint.lose(Loss.ONE_BATCH)
     for batch in range(300):
         history.done(batch)
         checkpoint.advance(batch + 1)
     assert checkpoint.lose(Loss.TWO_BATCHES)
-    assert (checkpoint.next_batch(), history.next_batch()) == (298, 300)
+    assert (checkpoint.begin(), history.next_batch()) == (298, 300)
+    assert checkpoint.begin() == 300
+
+
+def test_a_checkpoint_that_fell_back_is_not_repaired_by_a_driver_that_still_runs(tmp_path: Path) -> None:
+    running = LoopCheckpoint(tmp_path)
+    running.advance(10)
+    assert LoopCheckpoint(tmp_path).lose(Loss.TWO_BATCHES)
+    running.advance(11)
+    assert LoopCheckpoint(tmp_path).begin() == 9

@@ -6,6 +6,7 @@ Like the workers of an executor, a task goes on when its driver is gone, and its
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import json
 import logging
@@ -31,6 +32,7 @@ from tests.campaigns.model.recording import record
 from twopc.participant import Vote
 
 SLOTS = 4
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +69,11 @@ def main() -> None:
 
 
 def _fork(listener: Listener, settings: Settings) -> int:
-    """Start a process that takes tasks until it is killed."""
+    """Start a process that takes tasks until it is killed, or its parent is."""
     parent, pid = os.getpid(), os.fork()
     if not pid:
+        # It waits for a task, and would never notice. A process that stays keeps the campaign's disks in memory.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         while os.getppid() == parent:
             with contextlib.suppress(OSError, EOFError), listener.accept() as driver:
                 _serve(driver, settings)

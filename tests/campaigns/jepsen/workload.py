@@ -5,6 +5,7 @@ Each record names its batch, its task, its number within the task, and the attem
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -203,16 +204,29 @@ class History:
 
 class LoopCheckpoint:
     """Where a loop goes on: the last line of a file in the query's folder. The history, which the checker compares, is
-    in other files, so that a checkpoint that falls back does not change it."""
+    in other files, so that a checkpoint that falls back does not change it.
+
+    The next driver begins earlier by what the checkpoint has lost. A driver that still runs does not: otherwise, the
+    batch that it ends while the next driver starts would repair the checkpoint.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / "next-batch"
+        self._file, self._fallen = folder / "next-batch", folder / "fallen-back"
         self.is_damaged = False
         """Always: the coordinator recognizes what it has decided, so nothing needs a repair."""
 
         self.lost, self.repairs = Counter[str](), Counter[str]()
 
-    def next_batch(self) -> int:
+    def begin(self) -> int:
+        """Return the batch that a driver begins with. What the checkpoint has lost counts for one driver."""
+        lost = 0
+        taken = self._fallen.with_name(f"{self._fallen.name}-{os.getpid()}")
+        with contextlib.suppress(FileNotFoundError):
+            self._fallen.rename(taken)
+            lost = int(taken.read_text(encoding="utf-8"))
+        return max(0, self._next_batch() - lost)
+
+    def _next_batch(self) -> int:
         numbers = _newest_numbers(self._file)
         return numbers[-1] if numbers else 0
 
@@ -222,10 +236,12 @@ class LoopCheckpoint:
 
     def lose(self, loss: Loss) -> bool:
         """Fall back by one batch or two. Return whether there were as many."""
-        next_batch = self.next_batch() - (2 if loss is Loss.TWO_BATCHES else 1)
-        if next_batch < 0:
+        batches = 2 if loss is Loss.TWO_BATCHES else 1
+        if self._next_batch() < batches:
             return False
-        self.advance(next_batch)
+        aside = self._fallen.with_name(f".{self._fallen.name}")
+        aside.write_text(str(batches), encoding="utf-8")
+        aside.replace(self._fallen)
         self.lost[loss.value] += 1
         return True
 
