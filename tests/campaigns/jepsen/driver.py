@@ -45,18 +45,20 @@ MOMENTS = (
 )
 """The moments at which a driver can kill itself: on entering a phase, or after a commit or a replay."""
 
+STOP = "stop "
+
 
 class TaskFailed(Exception):
     """An attempt failed, or its worker is gone."""
 
 
 def wish(settings: Settings, pid: int) -> Path:
-    """Return the file that contains the moment at which a driver kills itself."""
+    """Return the file that contains the moment at which a driver kills itself, or after ``STOP`` pauses itself."""
     return Path(settings.folder) / f"die-{pid}"
 
 
 class DiesIfWished:
-    """An observer that kills this process at the moment that its ``wish`` contains."""
+    """An observer that kills or pauses this process at the moment that its ``wish`` contains."""
 
     def __init__(self, settings: Settings) -> None:
         self._wish = wish(settings, os.getpid())
@@ -64,8 +66,12 @@ class DiesIfWished:
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
         moment = event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__
-        if self._wish.exists() and self._wish.read_text(encoding="utf-8") == moment:
+        wished = self._wish.read_text(encoding="utf-8") if self._wish.exists() else ""
+        if wished == moment:
             kill_this_process()
+        if wished == f"{STOP}{moment}":
+            self._wish.unlink()
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class NotesRecognized:

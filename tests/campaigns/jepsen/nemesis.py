@@ -46,10 +46,14 @@ LONGEST_S = 20.0
 OUTLASTS_TIMEOUT_S = 19.0
 """Longer than the transaction timeout of a query with replay copies."""
 
+NO_ANSWER_S = 32.0
+"""Longer than the PostgreSQL sink waits for an answer."""
+
 STOP_TIMEOUT_S = 20.0
 """How long a broker may take to shut down in good order."""
 
-CLOCK_STEPS_S = (-3600, -30, 30, 3600)
+CLOCK_STEPS_S = (-4200, -30, 30, 4200)
+"""The large ones are more than the hour by which a record's timestamp may be ahead of the broker's clock."""
 
 RATES = ("60kbit", "150kbit", "400kbit")
 
@@ -200,6 +204,34 @@ class Nemesis:
 
     def _postgres_from_workers(self) -> Fault:
         return self._cut_in_a_direction([POSTGRES], self._some(WORKERS))
+
+    def _postgres_from_committing_driver(self) -> Fault:
+        """A decided commit gets no answer. The driver is paused until the cut is there, as a commit takes milliseconds.
+        The long cuts outlast its limit for an answer."""
+        query = self._one_of_ours()
+        host, least_s = query.host, self._chance.choice((3, NO_ANSWER_S))
+        links = self._chance.choice((between([POSTGRES], [host]), one_way([POSTGRES], [host])))
+
+        def steps() -> Steps:
+            if driver := query.driver:
+                query.pause(Phase.COMMITTING.value)
+                yield from self._until_paused(driver)
+                self._network.cut(links)
+                driver.send_signal(signal.SIGCONT)
+                yield self._seconds(least_s, least_s + 8)
+                self._network.heal(links)
+                driver.send_signal(signal.SIGCONT)  # it may have been late
+
+        return Fault(f"cut {host} and postgres as {query.name} begins to commit", steps())
+
+    def _until_paused(self, process: Process) -> Steps:
+        """Wait for at most 10 s until a process is paused or gone."""
+        for _ in range(200):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                    yield 0.05
+                    continue
+            return
 
     def _slow_host(self) -> Fault:
         host, rate = self._chance.choice((*BROKERS, *DRIVERS, *WORKERS, POSTGRES)), self._chance.choice(RATES)
@@ -527,6 +559,7 @@ KINDS = {
     "worker_from_broker": 1,
     "postgres_from_drivers": 1,
     "postgres_from_workers": 1,
+    "postgres_from_committing_driver": 2,
     "slow_host": 2,
     "flapping_broker": 1,
     "killed_broker": 2,

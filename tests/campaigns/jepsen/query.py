@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from tests.campaigns.jepsen.brokers import SERVERS
-from tests.campaigns.jepsen.driver import wish
+from tests.campaigns.jepsen.driver import STOP, wish
 from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
@@ -120,6 +120,10 @@ class Query:
         """Have the newest driver kill itself at a moment."""
         if self.driver:
             wish(self.settings, self.driver.pid).write_text(moment, encoding="utf-8")
+
+    def pause(self, moment: str) -> None:
+        """Have the newest driver pause itself at a moment."""
+        self.die(f"{STOP}{moment}")
 
     def kill_driver(self) -> None:
         if self.driver:
