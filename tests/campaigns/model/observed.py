@@ -40,6 +40,9 @@ _FORGET_EVERY = 8
 _SHOWN = 40
 """Events before a rejected one."""
 
+_NO_EVENTS = frozenset({"put", "appended", "attach", "pre-committed"})
+"""Records that say what others mean. A put is an event if its entry was in the log."""
+
 _NONE = (0, 0)
 _NOBODY = Attempt(0, 0, 0, 0)
 _STEP = re.compile(r'<<"is a step", 1, (\d+)>>')
@@ -154,7 +157,7 @@ class _Reader:
     _events: list[Event] = field(default_factory=list)
     _began: float = 0.0
     _sinks: Mapping[str, str] = field(default_factory=dict)
-    _votes: dict[tuple[int, int], int] = field(default_factory=dict)  # life and batch → how many
+    _tasks: dict[tuple[int, int], int] = field(default_factory=dict)  # life and batch → how many
     _voted: dict[tuple[str, str], Transaction] = field(default_factory=dict)  # sink and key → transaction
     _decided: dict[int, str] = field(default_factory=dict)  # batch → what it read
     _undecided: dict[str, int] = field(default_factory=dict)  # what other batches read → a number
@@ -169,15 +172,15 @@ class _Reader:
         ours = {name: kind for name, kind in attached.items() if kind in SINKS.values()}
         self._sinks = {name: kind for name, kind in ours.items() if all(name in vote for vote in votes)}
         for record in self._all("votes"):
-            self._votes[record["life"], record["batch"]] = len(record["votes"])
             for task, vote in enumerate(record["votes"]):
                 attempt = Attempt(record["life"], record["batch"] + 1, task, 1)
                 self._voted.update({(sink, key): (attempt, sink) for sink, key in vote.items()})
+        self._count_tasks()
         entries = self._entries()
         for entry in reversed(entries):
             if entry["entry"] == "decide":
                 self._decided[entry["decided"]] = _text(entry["reads"])
-        others = [record for record in self.records if record["is"] not in ("put", "appended", "attach")]
+        others = [record for record in self.records if record["is"] not in _NO_EVENTS]
         self._began = min((record["at"] for record in self.records), default=0.0)
         for record in sorted([*entries, *others], key=lambda record: record["at"]):  # an entry before its answer
             if record["is"] == "put":
@@ -191,6 +194,17 @@ class _Reader:
             frozenset(name for record in self._all("votes") for name in record["may_time_out"]) & self._sinks.keys(),
             frozenset(name for name, kind in self._sinks.items() if kind in TAKE_OVER),
         )
+
+    def _count_tasks(self) -> None:
+        """Count the tasks of each round: as many as have voted, according to the driver, or pre-committed, according to
+        themselves. Spark's tasks are not recorded."""
+        partitions: dict[tuple[int, int], set[int]] = {}
+        for record in self._all("pre-committed"):
+            partitions.setdefault((record["life"], record["batch"]), set()).add(record["partition"])
+        self._tasks = {round: len(found) for round, found in partitions.items()}
+        for record in self._all("votes"):
+            round = record["life"], record["batch"]
+            self._tasks[round] = max(len(record["votes"]), self._tasks.get(round, 0))
 
     def _all(self, kind: str) -> list[Record]:
         return [record for record in self.records if record["is"] == kind]
@@ -281,7 +295,8 @@ class _Reader:
                 self._seal(record)
             case "ask to commit" | "commit":
                 self._asked.setdefault(record["life"], []).append((record["sink"], record["of"]))
-                self._add(record["is"], record, of=self._asked_as(record["sink"], record["of"]))
+                life = {"life": record["life"]} if record["is"] == "ask to commit" else {}
+                self._add(record["is"], record, **life, of=self._asked_as(record["sink"], record["of"]))
             case "lost":
                 self._lost(record)
             case kind:
@@ -308,7 +323,7 @@ class _Reader:
 
     def _run(self, record: Record) -> None:
         life, batch, follows = record["life"], record["batch"], record["follows"]
-        tasks = range(self._votes.get((life, batch), 0))
+        tasks = range(self._tasks.get((life, batch), 0))
         self._add(
             "run",
             record,

@@ -13,8 +13,8 @@ VARIABLES trace, at
 Event == Traces[trace].events[at]
 EndsByItself(s) == s \in Traces[trace].end_by_themselves
 
-\* What a sink has open when a sweep begins to look at it.
-ObservedLife == Life @@ [looked |-> {}]
+\* What a sink has open when a sweep begins to look at it, and the transactions that the life has asked to commit.
+ObservedLife == Life @@ [looked |-> {}, asked |-> {}]
 
 --------------------------------------------------------------------------------------
 (* The log *)
@@ -33,7 +33,8 @@ Amend(l, t, u) ==
     /\ Goes(l, "commit") /\ IsNewest(l) /\ t \in life[l].due
     /\ tx[t] = "timed out" /\ Open(u) /\ u[1] \notin Decided
     /\ tx' = [other \in DOMAIN tx \ {u} |-> IF other = t THEN "open" ELSE tx[other]]
-    /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, attempt, used, left>>
+    /\ life' = [m \in Numbers |-> [life[m] EXCEPT !.asked = @ \ {t}]]  \* nobody has asked for u
+    /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, used, left>>
 
 CompleteObserved(l, reads) == reads = LogTail.reads /\ Complete(l)
 
@@ -71,10 +72,21 @@ Aborted(t) ==
     \/ AbortOne(t)
     \/ tx[t] \in {"aborted", "timed out"} /\ UNCHANGED vars
 
+\* A commit is requested. Upholds invariant 1.
+AskToCommit(l, t) ==
+    /\ IsDue(t)
+    /\ To(l, [asked |-> life[l].asked \cup {t}])
+    /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
+
 \* A commit was answered: the transaction is committed, whoever has done it.
 Committed(t) ==
     \/ CommitOne(t)
     \/ tx[t] = "committed" /\ UNCHANGED vars
+
+\* The query stops for a lost transaction. A driver that was paused may do so when a newer one has replaced it.
+LoseObserved(l, t) ==
+    IF IsNewest(l) THEN ~Open(t) /\ Lose(l)
+    ELSE To(l, [pc |-> "lost"]) /\ UNCHANGED <<log, pruned, flying, offsets, commits, attempt, tx, used, left>>
 
 --------------------------------------------------------------------------------------
 (* Hidden steps *)
@@ -94,15 +106,20 @@ Begin(t) ==
          [] IsStranger(t[1]) -> StartStranger(t[1])
          [] OTHER -> StartOne(t[1])
 
-\* A decided transaction ends only in a target system that rolls back by itself. One that is voted for may also end when
-\* another begins under its name. An attempt that has not voted may roll back.
+IsSealed(a) == \E l \in Numbers : Goes(l, "decide") /\ a \in life[l].votes
+
+\* A decided transaction ends only in a target system that rolls back by itself, which may happen before the decision. One
+\* that is voted for may also end when another begins under its name. An attempt that has not voted may roll back.
 End(t) ==
-    \/ t[1] \in Decided /\ EndsByItself(t[2]) /\ TimeOutOne(t) /\ UNCHANGED left
+    \/ (t[1] \in Decided \/ IsSealed(t[1])) /\ EndsByItself(t[2]) /\ TimeOutOne(t) /\ UNCHANGED left
     \/ AbortOne(t)
     \/ /\ Open(t) /\ t[1] \notin Decided
        /\ EndsByItself(t[2]) \/ t[2] \in Traces[trace].take_over \/ attempt[t[1]].pc # "voted"
        /\ tx' = [tx EXCEPT ![t] = "aborted"]
        /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, attempt, used, left>>
+
+\* A commit whose answer is not on record. Its request always is.
+CommitAsked(t) == (\E l \in Numbers : t \in life[l].asked) /\ CommitOne(t)
 
 First(set) == CHOOSE t \in set : TRUE
 
@@ -112,7 +129,7 @@ Hidden ==
            IN missing # {} /\ Begin(<<Event.attempt, First(missing)>>)
       [] Event.is = "listed" ->
            LET lacking == Lacking(Event.life, Event.found)  unknown == Unknown(Event.found)
-           IN \/ lacking # {} /\ (End(First(lacking)) \/ CommitOne(First(lacking)))
+           IN \/ lacking # {} /\ (End(First(lacking)) \/ CommitAsked(First(lacking)))
               \/ lacking = {} /\ unknown # {} /\ Begin(First(unknown))
       [] Event.is = "lost" -> Open(Event.of) /\ End(Event.of)
       [] Event.is = "amend" -> (Open(Event.of) /\ End(Event.of)) \/ Begin(Event.by)
@@ -133,7 +150,7 @@ Forget(attempts, entries) ==
     /\ life' = [l \in Numbers |->
                   [life[l] EXCEPT !.slot = @ - first, !.tail.names = @ \ attempts, !.votes = @ \ attempts,
                                   !.due = Without(@), !.listed = Without(@), !.approved = Without(@),
-                                  !.looked = Without(@)]]
+                                  !.looked = Without(@), !.asked = Without(@)]]
     /\ UNCHANGED <<pruned, flying, offsets, commits, used, left>>
 
 Step ==
@@ -145,9 +162,9 @@ Step ==
       [] Event.is = "seal" -> SealIn(Event.life, Event.sink, Event.votes)
       [] Event.is = "decide" -> DecideObserved(Event.life, Event.batch, Event.reads, Event.names)
       [] Event.is = "amend" -> Amend(Event.life, Event.of, Event.by)
-      [] Event.is = "ask to commit" -> IsDue(Event.of) /\ UNCHANGED vars
+      [] Event.is = "ask to commit" -> AskToCommit(Event.life, Event.of)
       [] Event.is = "commit" -> Committed(Event.of)
-      [] Event.is = "lost" -> ~Open(Event.of) /\ Lose(Event.life)
+      [] Event.is = "lost" -> LoseObserved(Event.life, Event.of)
       [] Event.is = "complete in sink" -> (\A t \in life[Event.life].due : t[2] = Event.sink => tx[t] = "committed")
                                           /\ UNCHANGED vars
       [] Event.is = "list" -> Look(Event.life, Event.sink)

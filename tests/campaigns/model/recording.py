@@ -22,6 +22,7 @@ from twopc.coordinator import Coordinator
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
 from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision, Entry
+from twopc.participant import Participant, Vote
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -74,6 +75,7 @@ class _Recorder:
             Seam(f"{log}:_put_once", self._put_once),
             Seam(f"{log}:CommitLog.verify", self._verify),
             Seam("twopc._bound_sink:BoundSink.sealed", self._sealed),
+            Seam("twopc.participant:Participant.pre_commit", self._pre_commit_of_task),
             *(seam for module, sink in SINKS.items() for seam in self._of(module, sink)),
         )
 
@@ -185,6 +187,14 @@ class _Recorder:
         sealed = real(sink, committables, *arguments)
         self._add("seal", began, **self._at(sink), of=[_key(committable) for committable in sealed])
         return sealed
+
+    def _pre_commit_of_task(self, real: Any, participant: Participant) -> Vote:
+        vote: Vote = real(participant)
+        if vote:
+            round = participant._round
+            life = {"life": round.incarnation, "batch": round.batch_id}
+            self._add("pre-committed", **life, partition=participant._partition)
+        return vote
 
     def _commit(self, real: Any, sink: Any, committable: Committable) -> None:
         what = {**self._at(sink), "of": _key(committable)}

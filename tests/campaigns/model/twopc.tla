@@ -446,7 +446,15 @@ Fair ==
     /\ WF_vars(\E a \in DOMAIN attempt : a.life = Last /\ (Lease(a) \/ Write(a)))
 FairSpec == Spec /\ Fair
 
-(* What no step and no promise depends on any more. TLC takes states that differ only in this for one. *)
+(* What steps and promises still depend on. TLC takes states that differ only in the rest for one:
+
+   - A transaction that has ended never opens again, and a sweep aborts only what is open.
+   - A name is compared with those of open transactions and of leases. What an attempt reads counts for what is visible,
+     and for a rival that may still start.
+   - The rounds to come only grow newer, so a name that is older than all of them stays free for them. (A life that is
+     refused has <<l, 1>> here, which is older than what it writes next. That only keeps more.)
+
+   Defects break some of these arguments, so with a Hole TLC tells all states apart. *)
 
 Ended(a, statuses) == attempt[a].pc = "voted" /\ \A s \in Sinks : tx[<<a, s>>] \notin statuses
 MayHaveRival(a) == left.rival > 0 /\ a.n = 1
