@@ -140,7 +140,8 @@ class _Recorder:
         try:
             return real(coordinator, *arguments, **named)
         except Fenced:
-            self._add("fenced", life=_life(coordinator))
+            if life := _life(coordinator):  # else another one has opened the log at the same moment
+                self._add("fenced", life=life)
             raise
         except (TransactionLost, OutcomeUnknown) as error:
             self._add("lost", life=_life(coordinator), sink=error.sink, transaction_id=error.transaction_id)
