@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from tests.campaigns.seams import Seam, nothing, patched
+from twopc.errors import Retriable
 
 _DOUBLED_IN = 7
 """Every so many batches, a task writes a record twice or not at all."""
@@ -42,6 +43,11 @@ def _committed_together(real: Any, sinks: Any) -> None:
     real(sinks)
 
 
+def _silence_is_committed(real: Any, self: Any, committable: Any) -> None:
+    with contextlib.suppress(Retriable):
+        real(self, committable)
+
+
 def _never(real: Any, *arguments: Any) -> bool:
     return False
 
@@ -55,6 +61,9 @@ DEFECTS = {
     "a task commits by itself": (Seam("twopc.participant:Participant.pre_commit", _sometimes_committed),),
     "a decided batch is not recognized": (Seam("twopc.coordinator:recognize", _never),),
     "offsets do not wait for the output": (Seam("twopc.coordinator:_check", _committed_together),),
+    "no answer of PostgreSQL counts as committed": (
+        Seam("twopc_postgres.sink:PostgresSink.commit", _silence_is_committed),
+    ),
     "recovery commits nothing": (Seam(f"{_COORDINATOR}._remember", nothing, f"{_COORDINATOR}._attach"),),
 }
 """Name → seams. The simulation's mutants come on top."""

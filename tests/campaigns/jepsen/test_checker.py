@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.jepsen.campaign import Recovery, recovered
+from tests.campaigns.jepsen.campaign import Recovery, alone_in, recovered
 from tests.campaigns.jepsen.checker import COUNTS, Found, Sent, check, check_together
 from tests.campaigns.jepsen.flink import A_RANGE, difference_from_ranges
 from tests.campaigns.jepsen.nemesis import KINDS, Fault, deck
@@ -166,3 +166,11 @@ def test_a_checkpoint_that_fell_back_is_not_repaired_by_a_driver_that_still_runs
     assert LoopCheckpoint(tmp_path).lose(Loss.TWO_BATCHES)
     running.advance(11)
     assert LoopCheckpoint(tmp_path).begin() == 9
+
+
+def test_a_folder_belongs_to_one_campaign_at_a_time(tmp_path: Path) -> None:
+    folder = tmp_path / "jepsen"
+    with alone_in(folder), pytest.raises(SystemExit, match="another campaign runs"), alone_in(folder):
+        pass
+    with alone_in(folder):
+        pass
