@@ -125,8 +125,9 @@ MEANINGS: dict[int, Meaning] = {
                 "Too few of the topic's replicas (min.insync.replicas) stayed in sync during the write: are all brokers"
                 " up?"),
     32: Meaning("INVALID_TIMESTAMP", WriteAnswer.REFUSED,
-                "Column 'timestamp' is too far from the broker's clock: see the topic's message.timestamp.before.max.ms"
-                " and message.timestamp.after.max.ms."),
+                "Column 'timestamp' is too far from the broker's clock; or, where it is null or absent, the clock of"
+                " the task's machine is: set that. See the topic's message.timestamp.before.max.ms and"
+                " message.timestamp.after.max.ms."),
     42: Meaning("INVALID_REQUEST", WriteAnswer.RUN_AGAIN,
                 "Do producers of another kind use this 'transactional.id.prefix'?"),
     45: Meaning("OUT_OF_ORDER_SEQUENCE_NUMBER", WriteAnswer.RUN_AGAIN,
