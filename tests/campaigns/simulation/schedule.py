@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
@@ -25,7 +26,7 @@ from tests.campaigns.simulation.records import Records, RowsFormat, rows_between
 from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
-from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, World
+from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
 from twopc import _bound_sink, coordinator, durable_files, leases, participant, replay
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries
@@ -263,15 +264,19 @@ def run_drawn(scenario: Scenario, seed: int) -> Result:
     return _run(scenario, Drawn(rng, rng.choice((2, 3, 4)), rng.choice((8, 16, 30))), traced=False)
 
 
-def run_seed(seed: int) -> tuple[Scenario, Result]:
-    """Run a scenario and faults drawn by a seed. Call it within ``simulated``."""
+def run_seed(seed: int, struck: Counter[int] | None = None) -> tuple[Scenario, Result]:
+    """Run a scenario and faults drawn by a seed. Call it within ``simulated``.
+
+    ``struck``: see ``Guided``. With it, the faults depend on all runs before that shared it.
+    """
     rng = random.Random(seed)
-    scenario = draw_scenario(seed, rng)
+    scenario = _scenario_of(seed, rng)
     budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
-    return scenario, _run(scenario, Drawn(rng, budget, gap), traced=False)
+    faults = Drawn(rng, budget, gap) if struck is None else Guided(rng, budget, gap, struck)
+    return scenario, _run(scenario, faults, traced=False)
 
 
-def draw_scenario(seed: int, rng: random.Random) -> Scenario:
+def _scenario_of(seed: int, rng: random.Random) -> Scenario:
     """Return the scenario of a seed. ``rng``: has drawn nothing since it got the seed."""
     scenario = Scenario(
         sinks=rng.choice(("kf", "kf", "kk", "ff", "k", "f")),
