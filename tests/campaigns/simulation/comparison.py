@@ -47,8 +47,8 @@ def compare(path: Path, processes: int) -> int:
             tries += done
             caught = {way: sum(one.is_caught for one in done if one.way == way) for way in WAYS}
             print(f"{number} of {len(MUTANTS)}: caught of {len(FIRST_SEEDS)}: {caught}: {done[0].mutant}", flush=True)
-    ways = {way: _summary([one for one in tries if one.way == way]) for way in WAYS}
-    report.write({"budget_s": BUDGET_S, "ways": ways, "tries": [asdict(one) for one in tries]})
+            ways = {way: _summary([one for one in tries if one.way == way]) for way in WAYS}
+            report.write({"budget_s": BUDGET_S, "ways": ways, "tries": [asdict(one) for one in tries]})
     report.show(hidden=("tries",))
     return report.end(f"{len(tries)} tries at {len(MUTANTS)} mutants", failed=False)
 
