@@ -176,7 +176,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--report", type=Path, default=Path("build/simulation/report.json"))
     parser.add_argument("--seed", type=int, help="run only this seed and show its schedule")
     parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
+    parser.add_argument("--compare", action="store_true", help="compare uniform and guided seeds by caught mutants")
     given = parser.parse_args(arguments)
+    if given.compare:
+        from tests.campaigns.simulation.comparison import compare
+
+        return compare(given.report.with_name("comparison.json"), given.processes)
     if given.mutants:
         from tests.campaigns.simulation.catching import catch_all
 

@@ -10,7 +10,7 @@ import errno
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
 
@@ -89,12 +89,14 @@ class Disk:
         return self._numbers
 
     def find(self, names: tuple[str, ...]) -> Entry | None:
-        here: Entry | None = self.root
-        for name in names:
-            if not isinstance(here, Folder):
-                return None
-            here = here.entries.get(name)
-        return here
+        here: Any = self.root
+        try:
+            for name in names:
+                here = here.entries[name]
+        except (KeyError, AttributeError):  # an inode has no entries
+            return None
+        found: Entry = here
+        return found
 
     def folder(self, names: tuple[str, ...]) -> Folder:
         found = self.find(names)

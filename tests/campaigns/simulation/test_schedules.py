@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
@@ -10,8 +12,8 @@ from tests.campaigns.seams import Seam, nothing
 from tests.campaigns.simulation.catching import applied, catch, recorded
 from tests.campaigns.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
-from tests.campaigns.simulation.schedule import Scenario, run_schedule, run_seed, simulated
-from tests.campaigns.simulation.world import Fault
+from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
+from tests.campaigns.simulation.world import Fault, Guided
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +61,31 @@ def test_a_seed_reproduces_its_run_and_so_does_the_schedule_that_it_drew() -> No
         scenario, first = run_seed(seed)
         assert run_seed(seed) == (scenario, first)
         assert run_schedule(scenario, first.schedule) == first
+
+
+def test_guided_seeds_repeat_in_order_and_the_schedule_of_each_reproduces_its_run_alone() -> None:
+    def guided() -> list[tuple[Scenario, Result]]:
+        struck = Counter[int]()
+        return [run_seed(seed, struck) for seed in range(40)]
+
+    runs = guided()
+    assert guided() == runs
+    assert [run_schedule(scenario, result.schedule) for scenario, result in runs] == [result for _, result in runs]
+
+
+def test_guided_faults_strike_most_in_states_where_few_have_and_in_each_state_every_fault_as_often() -> None:
+    struck = Counter[int]()
+    possible = (Fault.CRASH_BEFORE, Fault.TIME_OUT, Fault.PREEMPT)
+
+    def at(line: int, steps: int) -> Counter[Fault | None]:
+        faults = Guided(random.Random(0), budget=steps, gap=1, struck=struck)
+        state = (("sink.py", line),), frozenset[None]()
+        return Counter(faults.at(step, possible, lambda: state) for step in range(steps))
+
+    known, new = at(line=1, steps=60), at(line=2, steps=6)
+    assert known.pop(None) > known.total()
+    assert max(known.values()) - min(known.values()) <= 1
+    assert new.total() - new[None] > 1
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from greenlet import getcurrent, greenlet
 
@@ -31,19 +32,33 @@ DELAY_STEPS = 23
 IN_FLIGHT_STEPS = 70
 FOR_EVER = 1 << 40
 
+STATES_PASSED_AT_MOST = 8
+"""How many states a guided fault passes in which others have struck, before it strikes in any."""
+
 
 CRASH_POINTS: set[tuple[str, ...]] = set()
 """Every place in the real code at which a process has died: the lines of its call stack, outermost call first."""
 
 
-def _real_code() -> tuple[str, ...]:
-    lines = []
-    frame: FrameType | None = sys._getframe(2)
+Line: TypeAlias = "tuple[str, int]"
+"""A line of the real code: its file and its number."""
+
+State: TypeAlias = "tuple[tuple[Line, ...], frozenset[Line | None]]"
+"""The state of the processes: the call stack of the current one, innermost call first, and the line at which each other
+one is, or None for one that has not begun."""
+
+
+def _real_code(frame: FrameType | None) -> Iterator[Line]:
+    """Yield the lines of a call stack that are in the real code, innermost call first."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if "/twopc" in file and "site-packages" not in file:
-            lines.append(f"{file.rsplit('/', 1)[1]}:{frame.f_lineno}")
+        if "/twopc" in file and "/tests/" not in file and "site-packages" not in file:
+            yield file, frame.f_lineno
         frame = frame.f_back
+
+
+def _crash_point() -> tuple[str, ...]:
+    lines = [f"{file.rsplit('/', 1)[1]}:{number}" for file, number in _real_code(sys._getframe(2))]
     return tuple(reversed(lines))
 
 
@@ -162,8 +177,8 @@ class Step:
 class Faults(Protocol):
     """A source of faults."""
 
-    def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
-        """Return the fault at this step, if any."""
+    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
+        """Return the fault at this step, if any. ``state`` returns the state of the processes."""
 
     next_step: int
     """No fault happens before this step, so ``at`` need not be called for earlier ones."""
@@ -177,7 +192,7 @@ class Planned:
         self._left = list(self._schedule)
         self.next_step = self._left[0] if self._left else FOR_EVER
 
-    def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
+    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
         self._left = [planned for planned in self._left if planned > step]
         self.next_step = self._left[0] if self._left else FOR_EVER
         fault = self._schedule.get(step)
@@ -194,11 +209,45 @@ class Drawn:
     def _draw(self, step: int) -> int:
         return step + 1 + int(self._rng.random() * 2 * self._gap) if self._budget else FOR_EVER
 
-    def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
+    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
         self._budget -= 1
         self.next_step = self._draw(step)
-        drawn = possible[int(self._rng.random() * len(possible))]
+        drawn = self._choose(possible, state)
         return None if drawn in self._without else drawn
+
+    def _choose(self, possible: Sequence[Fault], _state: Callable[[], State]) -> Fault:
+        return possible[int(self._rng.random() * len(possible))]
+
+
+class Guided(Drawn):
+    """Faults drawn by a seed, in the states in which the fewest have struck, and of those that have struck least there.
+
+    ``struck`` counts the faults by a hash of the state, and by one of state and fault, over all runs that share it.
+    """
+
+    def __init__(self, rng: random.Random, budget: int, gap: int, struck: Counter[int]) -> None:
+        super().__init__(rng, budget, gap)
+        self._struck = struck
+        self._passed = 0
+
+    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
+        here = state()
+        key = hash(here)
+        if self._passed < STATES_PASSED_AT_MOST and self._rng.random() * (1 + self._struck[key]) > 1:
+            self._passed += 1
+            self.next_step = step + 1
+            return None
+        self._passed = 0
+        self._struck[key] += 1
+        return super().at(step, possible, lambda: here)
+
+    def _choose(self, possible: Sequence[Fault], state: Callable[[], State]) -> Fault:
+        here = state()
+        keys = {fault: hash((here, fault.name)) for fault in possible}
+        fewest = min(self._struck[key] for key in keys.values())
+        drawn = super()._choose([fault for fault, key in keys.items() if self._struck[key] == fewest], state)
+        self._struck[keys[drawn]] += 1
+        return drawn
 
 
 @dataclass
@@ -248,11 +297,19 @@ class World:
             if number > STEPS_AT_MOST:
                 raise Violation(Promise.ENDS, f"the run does not end: {actor.name} is at {op.name}")
             return effect(*args)
-        fault = self.faults.at(number, self._possible(actor, op))
+        fault = self.faults.at(number, self._possible(actor, op), self._state)
         if fault is None:
             return effect(*args)
         self.happened[number] = fault
         return self._disturbed(actor, fault, op, effect, args)
+
+    def _state(self) -> State:
+        """Return the state of the processes. Called by the source of faults, in the greenlet of the current process."""
+        others = [other for other in self._actors if other is not self.current and not other.dead]
+        return (
+            tuple(_real_code(sys._getframe(1))),
+            frozenset(next(_real_code(other.routine.gr_frame), None) for other in others),
+        )
 
     def _possible(self, actor: Actor, op: Op) -> tuple[Fault, ...]:
         return op.possible[actor.is_task][len(self._actors) > 1 or bool(self._delayed)]
@@ -311,14 +368,14 @@ class World:
 
     def _die(self, actor: Actor) -> None:
         """Kill a process and its tasks."""
-        CRASH_POINTS.add(_real_code())
+        CRASH_POINTS.add(_crash_point())
         for other in self._actors:
             if other is actor or other.owner is actor:
                 other.dead = True
         raise Killed
 
     def _cut_power(self, actor: Actor, fault: Fault) -> None:
-        CRASH_POINTS.add(_real_code())
+        CRASH_POINTS.add(_crash_point())
         everywhere = fault is not Fault.MACHINE_POWER_CUT
         for other in self._actors:
             other.dead |= everywhere or other.machine == actor.machine
