@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import itertools
 import json
@@ -70,8 +71,9 @@ class DiesIfWished:
         if wished == moment:
             kill_this_process()
         if wished == f"{STOP}{moment}":
-            self._wish.unlink()
-            os.kill(os.getpid(), signal.SIGSTOP)
+            with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
+                self._wish.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class NotesRecognized:

@@ -216,11 +216,13 @@ class Nemesis:
             if driver := query.driver:
                 query.pause(Phase.COMMITTING.value)
                 yield from self._until_paused(driver)
+                if query.withdraw(driver):
+                    return  # it has not committed within that time
+                yield from self._until_paused(driver)
                 self._network.cut(links)
                 driver.send_signal(signal.SIGCONT)
                 yield self._seconds(least_s, least_s + 8)
                 self._network.heal(links)
-                driver.send_signal(signal.SIGCONT)  # it may have been late
 
         return Fault(f"cut {host} and postgres as {query.name} begins to commit", steps())
 

@@ -122,8 +122,16 @@ class Query:
             wish(self.settings, self.driver.pid).write_text(moment, encoding="utf-8")
 
     def pause(self, moment: str) -> None:
-        """Have the newest driver pause itself at a moment."""
+        """Have the newest driver pause itself at a moment, once."""
         self.die(f"{STOP}{moment}")
+
+    def withdraw(self, driver: Process) -> bool:
+        """Take a wish back. Return whether the driver had not come to its moment."""
+        try:
+            wish(self.settings, driver.pid).unlink()
+        except FileNotFoundError:
+            return False
+        return True
 
     def kill_driver(self) -> None:
         if self.driver:
