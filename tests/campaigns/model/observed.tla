@@ -51,9 +51,11 @@ Lacking(l, found) == {t \in life[l].looked : Open(t) /\ t \notin found}
 Unknown(found) == found \ DOMAIN tx
 
 \* What was listed is to be aborted, whether or not it has ended since: another life may have aborted it.
+\* A round may fail when all sinks of the trace are sealed: the log refuses its decision, or a sink that the trace lacks
+\* has a veto.
 Listed(l, s, found) ==
-    LET begins == IsWhole(l) \/ Goes(l, "write") \/ Goes(l, "seal")
-        fails == Goes(l, "write") \/ Goes(l, "seal")
+    LET fails == life[l].pc \in {"write", "seal", "decide"}
+        begins == IsWhole(l) \/ fails
         isAtRest == At(l) \in {"idle", "record"}
     IN
     /\ begins \/ isAtRest \/ Goes(l, "sweep")

@@ -75,8 +75,13 @@ def die() -> None:
     raise Died
 
 
+def refuse(*_: object) -> None:
+    raise twopc.ConfigurationError("the decision is too long")
+
+
 def eventful(query: Query) -> None:
-    """A driver that is replaced while it writes, one that dies after its decision, and one whose task fails."""
+    """A driver that is replaced while it writes, one that dies after its decision, one whose task fails, and one whose
+    decision the log refuses when all sinks are sealed."""
     zombie, newer = query.coordinator(), query.coordinator()
     query.batch(zombie, 0)
     with contextlib.suppress(twopc.Fenced):
@@ -88,6 +93,11 @@ def eventful(query: Query) -> None:
     query.batch(last, 2)
     with contextlib.suppress(twopc.RoundAborted):
         query.batch(last, 3, lambda: 1 / 0)  # type: ignore[arg-type]
+    with (
+        patched([Seam("twopc.log.commit_log:CommitLog.decide", refuse)]),
+        contextlib.suppress(twopc.ConfigurationError),
+    ):
+        query.batch(last, 3)
     for batch in range(3, 12):
         query.batch(last, batch)
     last.rest()
