@@ -169,7 +169,7 @@ class Campaign:
             for query in self._queries:
                 query.write_stacks()
         seconds = {**dict.fromkeys(before, STUCK_S), **seconds}
-        self.recoveries.append(Recovery(seconds, self._pauses.longest_s, self._struck))
+        self.recoveries.append(Recovery(seconds, dict(self._pauses.longest_s), self._struck))
         self._struck = []
 
     def finish(self) -> None:
