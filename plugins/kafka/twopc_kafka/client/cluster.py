@@ -254,6 +254,8 @@ class Cluster:
             return await self._manager.get_connection(node)
         except (kafka.errors.KafkaError, OSError) as error:
             self._raise_refusal(error)
+            if isinstance(error, kafka.errors.UnknownBrokerIdError):  # it was down when the brokers were last listed
+                await self._answered(self._control.metadata())
             raise NotSent(f"broker {node} can't be reached: {type(error).__name__}: {error}") from error
 
     async def reach(self, node: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,10 +20,12 @@ from twopc import Coordinator, Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import RoundAborted
 from twopc_kafka.checks import replication
+from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import Control
 
 pytestmark = [pytest.mark.kafka, pytest.mark.crash]
 
+TIMEOUT_MS = 10_000
 _PREFERRED = 0  # of the kinds of election
 
 
@@ -98,6 +101,20 @@ def test_a_leader_that_moves_amid_a_transaction_loses_and_doubles_nothing(
     wait.repeated(lambda: sink.commit(sealed))
     wait.until("the markers are written", topic.has_no_open_transaction)
     assert [record.value for record in topic.records()] == [b"a", b"b", b"c", b"d"]
+
+
+def test_a_coordinator_that_was_down_when_the_brokers_were_listed_begins_transactions_once_it_is_up(
+    brokers: ThreeBrokers,
+) -> None:
+    cluster = cluster_of({"bootstrap_servers": [brokers.nodes[CONTROLLER].bootstrap_servers]}, TIMEOUT_MS)
+
+    def coordinator_of(name: str) -> int:
+        return int(cluster.run(cluster.coordinator, name)[1])
+
+    name = next(name for name in map(str, itertools.count()) if coordinator_of(name) in OTHERS)
+    for node in OTHERS:
+        cluster._manager.cluster._brokers.pop(node)  # as if they had been down
+    assert cluster.run(cluster.begin, name, False, TIMEOUT_MS, TIMEOUT_MS).transactional_id == name
 
 
 def test_a_leader_that_is_killed_and_restarted_amid_a_transaction_loses_and_doubles_nothing(
