@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import kept
 
 PAGE = Path(__file__).parents[1] / "jepsen.md"
 KEPT = Path(__file__).with_name("alone.json")
@@ -37,18 +37,17 @@ def times(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def keep(command: str, report: Path) -> None:
     """Replace the kept report."""
-    git = ["git", "rev-parse", "--short=7", "HEAD"]
-    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603  # our own
-    kept = {"command": command, "commit": commit, "queries": times(json.loads(report.read_text(encoding="utf-8")))}
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    queries = times(json.loads(report.read_text(encoding="utf-8")))
+    run = {"command": command, "commit": kept.commit(), "queries": queries}
+    KEPT.write_text(json.dumps(run, indent=1) + "\n", encoding="utf-8")
 
 
 def filled(page: str) -> str:
     """Return the page with the table of the kept report, or without one if none is kept."""
     if not KEPT.exists():
         return page
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    lines = [f"`{kept['command']}` at {kept['commit']}:", "", *table(kept["queries"])]
+    run = json.loads(KEPT.read_text(encoding="utf-8"))
+    lines = [f"`{run['command']}` at {run['commit']}:", "", *table(run["queries"])]
     return _TABLE.sub(lambda _: "\n" + "\n".join(lines) + "\n\n", page)
 
 
@@ -71,12 +70,5 @@ def _shown(found: Mapping[str, float]) -> str:
     return f"{found['median']:.1f}, {found['longest']:.1f}"
 
 
-def main() -> None:
-    """Keep a report if one is given, and fill the page in."""
-    if sys.argv[1:]:
-        keep(sys.argv[1], Path(sys.argv[2]))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    kept.main(PAGE, keep, filled)

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import kept
 
 PAGE = Path(__file__).parents[1] / "proof.md"
 RUNS = Path(__file__).with_name("runs.jsonl")
@@ -69,23 +69,16 @@ def _counted(report: Mapping[str, Any], unit: str) -> dict[str, Any]:
 
 def keep(command: str, report: Path) -> None:
     """Add a line for a report, whose folder is named after its campaign."""
-    if _git("status", "--porcelain", "--untracked-files=no"):
-        raise SystemExit("files have been changed since the commit: commit them, and run the campaign again")
     campaign = report.resolve().parent.name
     line = {
         "campaign": campaign,
         "command": command,
-        "commit": _git("rev-parse", "--short=7", "HEAD"),
+        "commit": kept.commit(),
         "date": datetime.now(timezone.utc).date().isoformat(),
         **figures(campaign, json.loads(report.read_text(encoding="utf-8"))),
     }
     with RUNS.open("a", encoding="utf-8") as runs:
         runs.write(json.dumps(line) + "\n")
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()  # noqa: S603  # our own
 
 
 def filled(page: str) -> str:
@@ -117,12 +110,5 @@ def _row(campaign: str, runs: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def main() -> None:
-    """Keep a report if one is given, and fill the page in."""
-    if sys.argv[1:]:
-        keep(sys.argv[1], Path(sys.argv[2]))
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    kept.main(PAGE, keep, filled)
