@@ -26,7 +26,7 @@ from tests.campaigns.model.checks import Check
 from tests.campaigns.model.recorder import Attempt, Event
 from tests.campaigns.model.recording import SINKS, TAKE_OVER
 from tests.campaigns.model.tlc import run_module
-from tests.campaigns.model.traces import attempts_of
+from tests.campaigns.model.traces import attempts_of, recorded_module
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 
@@ -121,19 +121,9 @@ def check(trace: Observed, folder: Path) -> Verdict:
     """
     if not trace.sinks:
         raise ValueError(f"{trace.name} has no sink that the specification has, or no driver has opened its log")
-    attempts = {attempt: f"a{number}" for number, attempt in enumerate(attempts_of(trace.events))}
     fields = {"end_by_themselves": trace.end_by_themselves, "take_over": trace.take_over}
-    sets = [f"{name} |-> {_set(names)}" for name, names in fields.items()]
-    module = "\n".join(
-        [
-            "---- MODULE recorded ----",
-            "EXTENDS Integers",
-            *(f"{name} == {attempt.to_tla()}" for attempt, name in attempts.items()),
-            "Events == <<" + ",\n  ".join(event.to_tla(attempts) for event in trace.events) + ">>",
-            f"Traces == <<[events |-> Events, {', '.join(sets)}]>>",
-            "====",
-        ]
-    )
+    sets = ", ".join(f"{name} |-> {_set(names)}" for name, names in fields.items())
+    module = recorded_module([trace.events], lambda events: f"[events |-> {events}, {sets}]")
     lives = max((life for event in trace.events if isinstance(life := event.values.get("life"), int)), default=1)
     bounds = Check(lives=max(lives, 1), batches=1, kept=1_000_000)
     constants = ["CONSTANTS", "  Tasks = {}", f"  Sinks = {_set(trace.sinks)}", *bounds.numbers()]

@@ -151,22 +151,28 @@ def _verdict(trace: Trace, steps: int) -> Verdict:
 def _check_together(traces: Sequence[Trace], sinks: int, folder: Path) -> list[int]:
     """Return for each trace how many of its events are steps of the specification, up to the first that is none."""
     every = [event for trace in traces for event in trace.events]
-    attempts = {attempt: f"a{number}" for number, attempt in enumerate(attempts_of(every))}
-    texts = ["<<" + ",\n  ".join(event.to_tla(attempts) for event in trace.events) + ">>" for trace in traces]
-    module = "\n".join(
-        [
-            "---- MODULE recorded ----",
-            "EXTENDS Integers",
-            *(f"{name} == {attempt.to_tla()}" for attempt, name in attempts.items()),
-            "Traces == <<" + ",\n".join(texts) + ">>",
-            "====",
-        ]
-    )
+    module = recorded_module([trace.events for trace in traces])
     outcome = run_module("trace", _configuration(every, sinks), {"recorded": module}, folder, workers=1)
     steps = dict.fromkeys(range(1, len(traces) + 1), 0)
     for trace, event in _STEP.findall(outcome.text):
         steps[int(trace)] = max(steps[int(trace)], int(event))
     return list(steps.values())
+
+
+def recorded_module(traces: Sequence[Sequence[Event]], as_trace: Callable[[str], str] = str) -> str:
+    """Return the TLA+ module that has recorded traces. ``as_trace``: makes a trace of the sequence of its events."""
+    every = [event for events in traces for event in events]
+    attempts = {attempt: f"a{number}" for number, attempt in enumerate(attempts_of(every))}
+    texts = ["<<" + ",\n  ".join(event.to_tla(attempts) for event in events) + ">>" for events in traces]
+    return "\n".join(
+        [
+            "---- MODULE recorded ----",
+            "EXTENDS Integers",
+            *(f"{name} == {attempt.to_tla()}" for attempt, name in attempts.items()),
+            "Traces == <<" + ",\n".join(map(as_trace, texts)) + ">>",
+            "====",
+        ]
+    )
 
 
 def attempts_of(events: Sequence[Event]) -> list[Attempt]:
