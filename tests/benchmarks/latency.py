@@ -55,7 +55,7 @@ BEFORE_S, DURING_S = 10, 20
 """How long each contestant runs before its delays count, and while they do."""
 
 RAW_CHECKPOINT = {"fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs"}
-"""Spark then writes a local checkpoint without checksum files, which saves two programs that it starts per file."""
+"""Spark then writes a local checkpoint without checksum files, and starts fewer programs for each of its files."""
 
 INTERVALS_MS = {"flink-1s": 1_000, "flink-100ms": 100}
 
