@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import struct
 import sys
@@ -23,6 +24,7 @@ from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAbor
 from twopc_kafka import checks
 from twopc_kafka.client import control
 from twopc_kafka.client.control import Control
+from twopc_kafka.writers import librdkafka
 from twopc_kafka.writers.librdkafka import Writer
 
 pytestmark = pytest.mark.kafka
@@ -49,6 +51,10 @@ def written(sink: Any, *batches: pa.RecordBatch) -> Any:
 
 def text(*values: str) -> pa.RecordBatch:
     return pa.record_batch({"value": list(values)})
+
+
+def threads_of_librdkafka() -> int:
+    return sum(path.read_text().startswith("rdk:") for path in Path("/proc/self/task").glob("*/comm"))
 
 
 # As given. ------------------------------------------------------------------------------------------------------------
@@ -240,13 +246,42 @@ def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(top
         Writer(elsewhere, "never-begun")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
+    second_broker: Any, make_topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """confluent-kafka keeps the exception that is being handled while it raises one, and all that belongs to it."""
+    monkeypatch.setattr(librdkafka, "ABORT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("twopc.participant.logger.disabled", True)  # pytest keeps what is logged, with its traceback
+    sink = make_sink(make_topic(on=second_broker.broker), message_timeout_ms=2000)
+    before = threads_of_librdkafka()
+    votes = 0
+    with contextlib.suppress(RoundAborted), Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", text("a"))
+        participant._transactions["orders"].writer._producer.flush(10)
+        second_broker.broker.kill()
+        participant.write("orders", text("b"))
+        votes += len(participant.pre_commit())
+    assert not votes
+    del participant
+    second_broker.broker.start()
+    wait.until("no thread is left", lambda: gc.collect() >= 0 and threads_of_librdkafka() <= before)
+
+
+def test_statistics_are_taken_while_a_task_waits_for_its_next_records(
+    topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """librdkafka would keep them, which takes 3 MB of memory per second."""
+    monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
+    writer = Writer(make_sink(topic)._options, f"slow-{topic.name}")
+    seen = {writer._reports.statistics}
+    wait.until("three of them were taken", lambda: seen.add(writer._reports.statistics) or len(seen) > 3)
+    writer.abort()
+
+
 # Another producer took over. ------------------------------------------------------------------------------------------
 
 TAKEN_OVER = "another producer took over its transactional id"
-
-
-def threads_of_librdkafka() -> int:
-    return sum(path.read_text().startswith("rdk:") for path in Path("/proc/self/task").glob("*/comm"))
 
 
 @pytest.fixture

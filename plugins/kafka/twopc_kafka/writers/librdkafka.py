@@ -7,14 +7,18 @@ late commit could end the wrong one (FLINK-8132).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
 
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 ABORT_TIMEOUT_S = 10.0
 """How long a participant tries to roll back a failed transaction. After that the coordinator's sweep does."""
 
@@ -48,6 +54,10 @@ KNOWN_TOPIC_S = 60.0
 
 LOGIN_LOOK_S = 1.0
 """How often to check for a refused login while a producer waits for its transactional id."""
+
+POLL_INTERVAL_S = 1.0
+"""How often a producer is polled while its task waits for records. Until then librdkafka keeps its statistics, up to
+3 MB per second."""
 
 PAUSE_S = 0.1
 """How long to wait for room in the queue before the next attempt to produce."""
@@ -91,7 +101,7 @@ class Writer:
         self._reports = _Reports()
         self._transactional = options.delivery == EXACTLY_ONCE
         self._transactional_id = transactional_id
-        self._is_ended = False
+        self._has_ended = threading.Event()
         self.topic_ids: dict[str, str] = {}
         self._looked_up: set[str] = set()
         try:
@@ -104,6 +114,8 @@ class Writer:
                 self._producer.begin_transaction()
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 raise self._refused(self._reason(raised)) from raised
+            polling = (weakref.ref(self), self._has_ended)
+            threading.Thread(target=_keep_polled, args=polling, name="twopc-kafka-poll", daemon=True).start()
 
     def _init_transactions(self, timeout_s: float) -> None:
         """Wait for the transactional id, for a limited time. librdkafka would retry forever if the broker is gone or
@@ -114,7 +126,7 @@ class Writer:
             try:
                 self._producer.init_transactions(max(min(left_s, LOGIN_LOOK_S), 0.001))
             except confluent_kafka.KafkaException as error:
-                self._producer.poll(0)  # serves the callback
+                _apart(self._producer.poll, 0)  # serves the callback
                 if not error.args[0].retriable() or left_s <= LOGIN_LOOK_S or self._reports.refused_login:
                     raise
             else:
@@ -135,6 +147,10 @@ class Writer:
             del properties["transaction.timeout.ms"]
         return properties
 
+    def poll(self) -> None:
+        """Take what librdkafka has reported."""
+        self._producer.poll(0)
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Hand a batch over for sending.
 
@@ -148,8 +164,10 @@ class Writer:
             try:
                 try:
                     produce(*record)
+                    continue
                 except BufferError:
-                    self._produce_when_there_is_room(record)
+                    pass
+                self._produce_when_there_is_room(record)
             except confluent_kafka.KafkaException as error:
                 # After the first failed record, all later ones fail with _STATE. Report the first.
                 self._served(poll, 0)
@@ -232,12 +250,12 @@ class Writer:
             Retriable: no broker answered in time.
             RoundAborted: this producer can't roll it back. The coordinator's sweep does.
         """
-        if self._is_ended:
+        if self._has_ended.is_set():
             return
         if self._transactional:
             try:
-                self._producer.abort_transaction(ABORT_TIMEOUT_S)
-                self._is_ended = True
+                _apart(self._producer.abort_transaction, ABORT_TIMEOUT_S)
+                self._has_ended.set()
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 error = self._reason(raised)
                 if error.code() in _FENCED:  # the producer that took over the id has aborted it already
@@ -252,17 +270,17 @@ class Writer:
 
     def _end(self) -> None:
         """End a fenced producer. confluent-kafka would otherwise keep it and its threads forever."""
-        self._is_ended = True
+        self._has_ended.set()
         self._producer.purge()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a warning that the producer can't abort, which is known
             try:
-                self._producer.close()
+                _apart(self._producer.close)
             except (
                 confluent_kafka.KafkaException,
                 SystemError,
             ):  # the fatal error again, raised instead of closing
-                self._producer.close()
+                _apart(self._producer.close)
 
     def _identity(self) -> ProducerIdentity:
         deadline = time.monotonic() + IDENTITY_TIMEOUT_S
@@ -276,7 +294,7 @@ class Writer:
     def _served(self, call: Callable[[float], int], timeout_s: float) -> int:
         """Call ``poll`` or ``flush``, which serve callbacks, and raise the producer's failure as ``RoundAborted``."""
         try:
-            return call(timeout_s)
+            return _apart(call, timeout_s)
         except (confluent_kafka.KafkaException, SystemError) as raised:
             raise self._broken(self._reason(raised)) from raised
 
@@ -284,7 +302,7 @@ class Writer:
         """Return the raised error, or the fatal error of the producer if confluent-kafka has lost it."""
         if (error := _of_librdkafka(raised)).code() == _FATAL:
             try:
-                self._producer.begin_transaction()  # fails, with the fatal error if there is one
+                _apart(self._producer.begin_transaction)  # fails, with the fatal error if there is one
             except (confluent_kafka.KafkaException, SystemError) as refused:
                 reason = _of_librdkafka(refused)
                 return reason if reason.fatal() else error
@@ -326,6 +344,25 @@ class Writer:
             f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}:"
             f" {error.str()} ({error.name()}). {_advice(error)}"
         )
+
+
+def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
+    """Call confluent-kafka, on a thread of its own if an exception is being handled.
+
+    When confluent-kafka (2.16) raises an error meanwhile, it keeps that exception forever, with its frames and so with
+    the producer, its threads, and its statistics, which nobody takes any more."""
+    if sys.exc_info()[0] is None:
+        return call(*arguments)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(call, *arguments).result()
+
+
+def _keep_polled(writer: weakref.ref[Writer], ended: threading.Event) -> None:
+    """Take the reports of a writer's producer while its task waits for records."""
+    while not ended.wait(POLL_INTERVAL_S) and (alive := writer()) is not None:
+        with contextlib.suppress(confluent_kafka.KafkaException, SystemError):  # the task's own calls raise it, too
+            alive.poll()
+        del alive
 
 
 _known_topics: dict[tuple[str, str], tuple[int, float]] = {}
