@@ -247,6 +247,7 @@ def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(top
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.crash
 def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     second_broker: Any, make_topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,12 +259,13 @@ def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     votes = 0
     with contextlib.suppress(RoundAborted), Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
         participant.write("orders", text("a"))
-        participant._transactions["orders"].writer._producer.flush(10)
+        transactions: Any = participant._transactions
+        transactions["orders"].writer._producer.flush(10)
         second_broker.broker.kill()
         participant.write("orders", text("b"))
         votes += len(participant.pre_commit())
     assert not votes
-    del participant
+    del participant, transactions
     second_broker.broker.start()
     wait.until("no thread is left", lambda: gc.collect() >= 0 and threads_of_librdkafka() <= before)
 
@@ -274,8 +276,13 @@ def test_statistics_are_taken_while_a_task_waits_for_its_next_records(
     """librdkafka would keep them, which takes 3 MB of memory per second."""
     monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
     writer = Writer(make_sink(topic)._options, f"slow-{topic.name}")
-    seen = {writer._reports.statistics}
-    wait.until("three of them were taken", lambda: seen.add(writer._reports.statistics) or len(seen) > 3)
+    seen = set[str]()
+
+    def several() -> bool:
+        seen.add(writer._reports.statistics)
+        return len(seen) > 3
+
+    wait.until("several were taken", several)
     writer.abort()
 
 
