@@ -251,7 +251,7 @@ def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(top
 def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     second_broker: Any, make_topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """confluent-kafka keeps the exception that is being handled while it raises one, and all that belongs to it."""
+    """confluent-kafka leaks an exception that is being handled when it raises an error, and the producer with it."""
     monkeypatch.setattr(librdkafka, "ABORT_TIMEOUT_S", 0.5)
     monkeypatch.setattr("twopc.participant.logger.disabled", True)  # pytest keeps what is logged, with its traceback
     sink = make_sink(make_topic(on=second_broker.broker), message_timeout_ms=2000)

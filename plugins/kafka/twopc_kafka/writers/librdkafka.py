@@ -56,8 +56,8 @@ LOGIN_LOOK_S = 1.0
 """How often to check for a refused login while a producer waits for its transactional id."""
 
 POLL_INTERVAL_S = 1.0
-"""How often a producer is polled while its task waits for records. Until then librdkafka keeps its statistics, up to
-3 MB per second."""
+"""The time between two polls of a producer whose task waits for records. librdkafka keeps its statistics until a poll
+takes them, up to 3 MB per second."""
 
 PAUSE_S = 0.1
 """How long to wait for room in the queue before the next attempt to produce."""
@@ -166,7 +166,7 @@ class Writer:
                     produce(*record)
                     continue
                 except BufferError:
-                    pass
+                    pass  # what follows may raise, so not while this error is handled: see _apart
                 self._produce_when_there_is_room(record)
             except confluent_kafka.KafkaException as error:
                 # After the first failed record, all later ones fail with _STATE. Report the first.
@@ -349,8 +349,8 @@ class Writer:
 def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     """Call confluent-kafka, on a thread of its own if an exception is being handled.
 
-    When confluent-kafka (2.16) raises an error meanwhile, it keeps that exception forever, with its frames and so with
-    the producer, its threads, and its statistics, which nobody takes any more."""
+    If confluent-kafka (2.16) raises an error while an exception is being handled, it leaks that exception. The
+    exception's frames then keep the producer and its threads for as long as the process lives."""
     if sys.exc_info()[0] is None:
         return call(*arguments)
     with ThreadPoolExecutor(1) as thread:
