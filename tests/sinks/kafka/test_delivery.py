@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import kafka.errors
 import pyarrow as pa
 import pytest
@@ -270,12 +271,15 @@ def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     wait.until("no thread is left", lambda: gc.collect() >= 0 and threads_of_librdkafka() <= before)
 
 
-def test_statistics_are_taken_while_a_task_waits_for_its_next_records(
-    topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_rolled_back", [False, True])
+def test_statistics_are_taken_for_as_long_as_a_writer_is_kept(
+    has_rolled_back: bool, topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librdkafka would keep them, which takes 3 MB of memory per second."""
     monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
     writer = Writer(make_sink(topic)._options, f"slow-{topic.name}")
+    if has_rolled_back:
+        writer.abort()
     seen = set[str]()
 
     def several() -> bool:
@@ -286,9 +290,35 @@ def test_statistics_are_taken_while_a_task_waits_for_its_next_records(
     writer.abort()
 
 
+def refused(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_host_without_threads_to_spare_fails_the_attempt_and_not_the_query(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = make_sink(topic)._options
+    monkeypatch.setattr("threading.Thread.start", refused)
+    with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
+        Writer(options, f"no-thread-{topic.name}")
+
+
+def test_a_transaction_is_rolled_back_on_a_host_without_threads_to_spare(
+    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic)
+    with contextlib.suppress(ValueError), Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", text("a"))
+        participant._transactions["orders"].writer._producer.flush(10)  # type: ignore[attr-defined]
+        monkeypatch.setattr("threading.Thread.start", refused)
+        raise ValueError
+    assert not [*sink.recover()]
+
+
 # Another producer took over. ------------------------------------------------------------------------------------------
 
 TAKEN_OVER = "another producer took over its transactional id"
+ILLEGAL_STATE = confluent_kafka.KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 @pytest.fixture
@@ -324,6 +354,16 @@ def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait:
         wait.until("the writer is told", writes_on)
 
 
+@pytest.mark.parametrize("call", [lambda writer: writer.finish(), lambda writer: writer.write(text("b"))])
+def test_a_writer_that_learns_it_while_its_task_waits_says_so_in_the_next_call(
+    call: Any, fenced: Writer, wait: Any
+) -> None:
+    """librdkafka reports it once, to the thread that polls meanwhile."""
+    wait.until("the polling thread is told", lambda: fenced._reports.broken)
+    with pytest.raises(RoundAborted, match=TAKEN_OVER):
+        call(fenced)
+
+
 @pytest.mark.parametrize("learns_of_it_before", [False, True])
 def test_what_another_producer_took_over_is_aborted_already_and_leaves_no_thread(
     learns_of_it_before: bool, fenced: Writer
@@ -339,6 +379,32 @@ def test_what_another_producer_took_over_is_aborted_already_and_leaves_no_thread
 
 def without_a_reason(_: float) -> int:
     raise SystemError("<method 'flush' of 'cimpl.Producer' objects> returned NULL without setting an exception")
+
+
+class Broken:
+    """A producer with a fatal error that is not about its epoch."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def abort_transaction(self, _: float) -> None:
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(ILLEGAL_STATE, "gap", fatal=True))
+
+    def purge(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_producer_that_has_failed_for_good_is_closed(topic: Any, make_sink: Any) -> None:
+    writer = Writer(make_sink(topic)._options, f"broken-{topic.name}")
+    live, broken = writer._producer, Broken()
+    writer._producer = broken  # type: ignore[assignment]
+    with pytest.raises(RoundAborted, match="could not be rolled back by its own producer: gap"):
+        writer.abort()
+    assert broken.is_closed
+    live.abort_transaction()
 
 
 class Silent:

@@ -71,6 +71,7 @@ class _Reports:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
         self.statistics = ""
         self.refused_login: str | None = None
+        self.broken: confluent_kafka.KafkaError | None = None
 
     def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
@@ -101,21 +102,23 @@ class Writer:
         self._reports = _Reports()
         self._transactional = options.delivery == EXACTLY_ONCE
         self._transactional_id = transactional_id
-        self._has_ended = threading.Event()
+        self._has_ended = False
         self.topic_ids: dict[str, str] = {}
         self._looked_up: set[str] = set()
         try:
-            self._producer = confluent_kafka.Producer(self._properties(), logger=logger)
-        except confluent_kafka.KafkaException as error:  # such as a certificate that is missing on this host
-            raise wrong_options(error.args[0].str()) from None
+            self._producer = _apart(lambda: confluent_kafka.Producer(self._properties(), logger=logger))
+        except confluent_kafka.KafkaException as raised:
+            error = raised.args[0]
+            if error.code() == confluent_kafka.KafkaError._CRIT_SYS_RESOURCE:  # noqa: SLF001  # its name
+                raise _no_thread(error.str()) from None
+            raise wrong_options(error.str()) from None  # such as a certificate that is missing on this host
         if self._transactional:
             try:
                 self._init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
-                self._producer.begin_transaction()
+                _apart(self._producer.begin_transaction)
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 raise self._refused(self._reason(raised)) from raised
-            polling = (weakref.ref(self), self._has_ended)
-            threading.Thread(target=_keep_polled, args=polling, name="twopc-kafka-poll", daemon=True).start()
+            self._keep_polled()
 
     def _init_transactions(self, timeout_s: float) -> None:
         """Wait for the transactional id, for a limited time. librdkafka would retry forever if the broker is gone or
@@ -124,7 +127,7 @@ class Writer:
         while True:
             left_s = deadline - time.monotonic()
             try:
-                self._producer.init_transactions(max(min(left_s, LOGIN_LOOK_S), 0.001))
+                _apart(self._producer.init_transactions, max(min(left_s, LOGIN_LOOK_S), 0.001))
             except confluent_kafka.KafkaException as error:
                 _apart(self._producer.poll, 0)  # serves the callback
                 if not error.args[0].retriable() or left_s <= LOGIN_LOOK_S or self._reports.refused_login:
@@ -147,9 +150,20 @@ class Writer:
             del properties["transaction.timeout.ms"]
         return properties
 
+    def _keep_polled(self) -> None:
+        """Take what librdkafka reports while the task waits for records, for as long as this writer is in use."""
+        polling = threading.Thread(target=_poll_on, args=[weakref.ref(self)], name="twopc-kafka-poll", daemon=True)
+        try:
+            polling.start()
+        except RuntimeError as error:
+            raise _no_thread(str(error)) from None
+
     def poll(self) -> None:
-        """Take what librdkafka has reported."""
-        self._producer.poll(0)
+        """Take what librdkafka has reported. It reports a fatal error once, so keep that for the task's calls."""
+        try:
+            self._producer.poll(0)
+        except (confluent_kafka.KafkaException, SystemError) as raised:
+            self._reports.broken = self._reason(raised)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Hand a batch over for sending.
@@ -166,13 +180,13 @@ class Writer:
                     produce(*record)
                     continue
                 except BufferError:
-                    pass  # what follows may raise, so not while this error is handled: see _apart
+                    pass  # what follows may raise, and would leak this error: see _apart
                 self._produce_when_there_is_room(record)
             except confluent_kafka.KafkaException as error:
                 # After the first failed record, all later ones fail with _STATE. Report the first.
                 self._served(poll, 0)
                 self._raise_failures()
-                raise self._not_delivered(error.args[0], record[0], None) from error
+                raise self._not_delivered(self._reason(error), record[0], None) from error
         self._served(poll, 0)
         self._raise_failures()
 
@@ -250,37 +264,32 @@ class Writer:
             Retriable: no broker answered in time.
             RoundAborted: this producer can't roll it back. The coordinator's sweep does.
         """
-        if self._has_ended.is_set():
+        if self._has_ended:
             return
         if self._transactional:
             try:
                 _apart(self._producer.abort_transaction, ABORT_TIMEOUT_S)
-                self._has_ended.set()
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 error = self._reason(raised)
-                if error.code() in _FENCED:  # the producer that took over the id has aborted it already
+                if error.fatal() or error.code() in _FENCED:
                     self._end()
+                if error.code() in _FENCED:  # the producer that took over the id has aborted it already
                     return
                 raise (Retriable if error.retriable() else RoundAborted)(
                     f"transaction {self._transactional_id} could not be rolled back by its own producer: {error.str()}"
                     f" ({error.name()}). The coordinator's sweep rolls it back."
                 ) from raised
+            self._has_ended = True
         else:
             self._producer.purge()
 
     def _end(self) -> None:
-        """End a fenced producer. confluent-kafka would otherwise keep it and its threads forever."""
-        self._has_ended.set()
+        """End a producer that has failed for good. confluent-kafka would otherwise keep it and its threads forever.
+
+        No other producer is closed: ``close`` would roll back a transaction that has voted, and wait for that."""
         self._producer.purge()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a warning that the producer can't abort, which is known
-            try:
-                _apart(self._producer.close)
-            except (
-                confluent_kafka.KafkaException,
-                SystemError,
-            ):  # the fatal error again, raised instead of closing
-                _apart(self._producer.close)
+        _apart(_close, self._producer)
+        self._has_ended = True
 
     def _identity(self) -> ProducerIdentity:
         deadline = time.monotonic() + IDENTITY_TIMEOUT_S
@@ -300,7 +309,7 @@ class Writer:
 
     def _reason(self, raised: BaseException) -> confluent_kafka.KafkaError:
         """Return the raised error, or the fatal error of the producer if confluent-kafka has lost it."""
-        if (error := _of_librdkafka(raised)).code() == _FATAL:
+        if (error := _of_librdkafka(raised)).code() in _WITHOUT_REASON:
             try:
                 _apart(self._producer.begin_transaction)  # fails, with the fatal error if there is one
             except (confluent_kafka.KafkaException, SystemError) as refused:
@@ -309,6 +318,8 @@ class Writer:
         return error
 
     def _raise_failures(self) -> None:
+        if self._reports.broken:
+            raise self._broken(self._reports.broken)
         if self._reports.failures:
             raise self._not_delivered(*self._reports.failures[0])
 
@@ -354,21 +365,43 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     if sys.exc_info()[0] is None:
         return call(*arguments)
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(call, *arguments).result()
+        try:
+            called = thread.submit(call, *arguments)
+        except RuntimeError:  # no thread can be started: a leak is better than no rollback
+            called = None
+        if called:
+            return called.result()
+    return call(*arguments)
 
 
-def _keep_polled(writer: weakref.ref[Writer], ended: threading.Event) -> None:
-    """Take the reports of a writer's producer while its task waits for records."""
-    while not ended.wait(POLL_INTERVAL_S) and (alive := writer()) is not None:
-        with contextlib.suppress(confluent_kafka.KafkaException, SystemError):  # the task's own calls raise it, too
-            alive.poll()
-        del alive
+def _poll_on(writer: weakref.ref[Writer]) -> None:
+    while (polled := writer()) is not None:
+        with contextlib.suppress(RuntimeError):  # it has been closed
+            polled.poll()
+        del polled
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _close(producer: confluent_kafka.Producer) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a warning that the producer can't abort, which is known
+        for _ in range(2):  # the first call may raise the fatal error instead of closing
+            with contextlib.suppress(confluent_kafka.KafkaException, SystemError):
+                producer.close()
+                return
+
+
+def _no_thread(reason: str) -> RoundAborted:
+    return RoundAborted(f"this host can start no thread for a producer: {reason}. The batch can be run again.")
 
 
 _known_topics: dict[tuple[str, str], tuple[int, float]] = {}
 """This process's cache: brokers and topic → the number of partitions, and the time of the lookup."""
 
 _FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
+
+_WITHOUT_REASON = (_FATAL, confluent_kafka.KafkaError._STATE)  # noqa: SLF001  # its name
+"""What calls raise after a fatal error, in place of it."""
 
 _FENCED = (
     confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
