@@ -247,14 +247,25 @@ def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(top
         Writer(elsewhere, "never-begun")
 
 
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """As in a worker that waits for its next task."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.crash
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     second_broker: Any, make_topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """confluent-kafka leaks an exception that is being handled when it raises an error, and the producer with it."""
     monkeypatch.setattr(librdkafka, "ABORT_TIMEOUT_S", 0.5)
     monkeypatch.setattr("twopc.participant.logger.disabled", True)  # pytest keeps what is logged, with its traceback
+    monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
     sink = make_sink(make_topic(on=second_broker.broker), message_timeout_ms=2000)
     before = threads_of_librdkafka()
     votes = 0
@@ -268,7 +279,31 @@ def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     assert not votes
     del participant, transactions
     second_broker.broker.start()
-    wait.until("no thread is left", lambda: gc.collect() >= 0 and threads_of_librdkafka() <= before)
+    wait.until("no thread is left", lambda: threads_of_librdkafka() <= before)
+
+
+def test_a_transaction_that_was_rolled_back_takes_no_more_records_and_has_no_vote(topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic)
+    writer = Writer(sink._options, f"ended-{topic.name}")
+    writer.write(text("a"))
+    writer.abort()
+    for call in (lambda: writer.write(text("b")), lambda: writer.write(text("c")), writer.finish):
+        with pytest.raises(RoundAborted, match="has been rolled back by its task"):
+            call()
+    assert not [*sink.recover()]
+
+
+def test_polling_goes_on_when_a_handler_of_log_records_raises(topic: Any, make_sink: Any, wait: Any) -> None:
+    writer = Writer(make_sink(topic)._options, f"handler-{topic.name}")
+    polls = list[int]()
+
+    def raises() -> None:
+        polls.append(len(polls))
+        raise ValueError
+
+    writer.poll = raises  # type: ignore[method-assign]
+    wait.until("it is polled twice", lambda: len(polls) > 1)
+    writer.abort()
 
 
 @pytest.mark.parametrize("has_rolled_back", [False, True])

@@ -318,6 +318,8 @@ class Writer:
         return error
 
     def _raise_failures(self) -> None:
+        if self._has_ended:
+            raise RoundAborted(f"transaction {self._transactional_id} has been rolled back by its task.")
         if self._reports.broken:
             raise self._broken(self._reports.broken)
         if self._reports.failures:
@@ -367,16 +369,19 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     with ThreadPoolExecutor(1) as thread:
         try:
             called = thread.submit(call, *arguments)
-        except RuntimeError:  # no thread can be started: a leak is better than no rollback
-            called = None
-        if called:
-            return called.result()
-    return call(*arguments)
+        except RuntimeError:
+            pass  # no thread can be started
+        else:
+            try:
+                return called.result()
+            finally:
+                del called  # it keeps its error, and that keeps this frame
+    return call(*arguments)  # a leak is better than no rollback
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
     while (polled := writer()) is not None:
-        with contextlib.suppress(RuntimeError):  # it has been closed
+        with contextlib.suppress(Exception):  # it has been closed, or a handler of log records raised
             polled.poll()
         del polled
         time.sleep(POLL_INTERVAL_S)
