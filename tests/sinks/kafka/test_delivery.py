@@ -329,11 +329,19 @@ def refused(*_: object) -> None:
     raise RuntimeError("can't start new thread")
 
 
+def refused_by_librdkafka(*_: object, **__: object) -> None:
+    error = confluent_kafka.KafkaError(confluent_kafka.KafkaError._CRIT_SYS_RESOURCE, "Failed to create thread")
+    raise confluent_kafka.KafkaException(error)
+
+
+@pytest.mark.parametrize(
+    ("what", "refuses"), [("threading.Thread.start", refused), ("confluent_kafka.Producer", refused_by_librdkafka)]
+)
 def test_a_host_without_threads_to_spare_fails_the_attempt_and_not_the_query(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    what: str, refuses: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = make_sink(topic)._options
-    monkeypatch.setattr("threading.Thread.start", refused)
+    monkeypatch.setattr(what, refuses)
     with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
         Writer(options, f"no-thread-{topic.name}")
 
