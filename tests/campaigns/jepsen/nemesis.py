@@ -529,6 +529,9 @@ class Nemesis:
             self._network.clocks.step(host, seconds)
             yield self._seconds(3, LONGEST_S)
             self._network.clocks.step(host, -seconds)
+            if host in BROKERS and seconds == max(CLOCK_STEPS_S):
+                # Kafka's Raft client waits by the wall clock: a wait that began meanwhile would last for 70 minutes.
+                yield from self._down([host], 0)
 
         return Fault(f"step the clock of {host} by {seconds:+} s", steps())
 
