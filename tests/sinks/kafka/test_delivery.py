@@ -361,7 +361,6 @@ def test_a_transaction_is_rolled_back_on_a_host_without_threads_to_spare(
 # Another producer took over. ------------------------------------------------------------------------------------------
 
 TAKEN_OVER = "another producer took over its transactional id"
-ILLEGAL_STATE = confluent_kafka.KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
 
 
 @pytest.fixture
@@ -397,7 +396,7 @@ def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait:
         wait.until("the writer is told", writes_on)
 
 
-@pytest.mark.parametrize("call", [lambda writer: writer.finish(), lambda writer: writer.write(text("b"))])
+@pytest.mark.parametrize("call", [Writer.finish, lambda writer: writer.write(text("b"))])
 def test_a_writer_that_learns_it_while_its_task_waits_says_so_in_the_next_call(
     call: Any, fenced: Writer, wait: Any
 ) -> None:
@@ -431,7 +430,8 @@ class Broken:
         self.is_closed = False
 
     def abort_transaction(self, _: float) -> None:
-        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(ILLEGAL_STATE, "gap", fatal=True))
+        code = confluent_kafka.KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(code, "gap", fatal=True))
 
     def purge(self) -> None:
         pass

@@ -71,7 +71,7 @@ class _Reports:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
         self.statistics = ""
         self.refused_login: str | None = None
-        self.broken: confluent_kafka.KafkaError | None = None
+        self.broken: confluent_kafka.KafkaError | None = None  # the fatal error, which is reported once
 
     def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
@@ -159,7 +159,7 @@ class Writer:
             raise _no_thread(str(error)) from None
 
     def poll(self) -> None:
-        """Take what librdkafka has reported. It reports a fatal error once, so keep that for the task's calls."""
+        """Take what librdkafka has reported, and keep a fatal error for the task's next call."""
         try:
             self._producer.poll(0)
         except (confluent_kafka.KafkaException, SystemError) as raised:
@@ -286,7 +286,7 @@ class Writer:
     def _end(self) -> None:
         """End a producer that has failed for good. confluent-kafka would otherwise keep it and its threads forever.
 
-        No other producer is closed: ``close`` would roll back a transaction that has voted, and wait for that."""
+        Never close any other: ``close`` would roll back a transaction that has voted, and wait for the answer."""
         self._producer.purge()
         _apart(_close, self._producer)
         self._has_ended = True
@@ -380,6 +380,7 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
+    """Poll a writer's producer until nobody refers to the writer any more."""
     while (polled := writer()) is not None:
         with contextlib.suppress(Exception):  # it has been closed, or a handler of log records raised
             polled.poll()
@@ -406,7 +407,7 @@ _known_topics: dict[tuple[str, str], tuple[int, float]] = {}
 _FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
 
 _WITHOUT_REASON = (_FATAL, confluent_kafka.KafkaError._STATE)  # noqa: SLF001  # its name
-"""What calls raise after a fatal error, in place of it."""
+"""Codes that calls may raise in place of the producer's fatal error."""
 
 _FENCED = (
     confluent_kafka.KafkaError._FENCED,  # noqa: SLF001  # its name
