@@ -23,6 +23,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, groupby
+from operator import attrgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
@@ -108,8 +110,8 @@ class Coordinator:
         replay_copies: a folder where participants keep a copy of what they write, or None. If a target system rolls
             back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
             the copy. Without copies the query stops.
-        commits_at_once: threads of phase two. A commit mostly waits for its target system. With 1, the calling thread
-            commits.
+        commits_at_once: threads of phase two, which the sinks share evenly. A commit mostly waits for its target
+            system. With 1, the calling thread commits.
         rest_interval_s: how long after a batch, and how often from then on, a thread of its own calls ``rest``; None
             for never.
         start_timeout_s: how long a target system may give no answer before the first decision of a new log. After the
@@ -480,16 +482,22 @@ class Coordinator:
             among = f"batch {batch_id} is decided; commits of {self._sinks[call.sink].transactional_ids.scope}"
             try:
                 until_answered(what, call.commit, tell=self._tell, waits=self._waits, among=among)
-                for committable in call.committables:
-                    self._tell(TransactionCommitted(call.sink, batch_id, committable, recovered, self._owner))
+                self._tell_committed(call, batch_id, recovered)
             except Exception as error:  # noqa: BLE001  # raised below, when all attempts have ended
                 return error
             return None
 
+        def failed_in(calls: Sequence[CommitCall]) -> list[tuple[CommitCall, Exception]]:
+            left = self._commit_many(calls, batch_id, recovered)
+            with self._threads(len(left), at_once) as map_:
+                return [(call, error) for call, error in zip(left, map_(attempt, left), strict=True) if error]
+
         calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
-        with self._threads(len(calls)) as map_:
-            outcomes = list(map_(attempt, calls))
-        failed = [(call, error) for call, error in zip(calls, outcomes, strict=True) if error]
+        of_sinks = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
+        # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
+        at_once = max(1, self._commits_at_once // max(1, len(of_sinks)))
+        with self._threads(len(of_sinks), len(of_sinks)) as map_:
+            failed = list(chain.from_iterable(map_(failed_in, of_sinks)))
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
             self._until_answered("look at the log", self._log.verify)
         lost: dict[str, list[Committable]] = {}  # what target systems rolled back and copies can replace
@@ -514,13 +522,41 @@ class Coordinator:
             return {name: (*again.get(name, ()), *lost.get(name, ())) for name in again.keys() | lost.keys()}
         return self._replay(batch_id, lost) if lost else {}
 
+    def _commit_many(self, calls: Sequence[CommitCall], batch_id: int, recovered: bool) -> Sequence[CommitCall]:
+        """Have a sink commit several transactions at once, if it can. Return the calls that are left to make."""
+        sink = self._sinks[calls[0].sink]
+        if len(calls) == 1 or not sink.commits_many:
+            return calls
+        try:
+            committed = frozenset(sink.commit_many([call.committables[0] for call in calls]))
+        except Exception as error:  # noqa: BLE001  # it is not believed: each commit finds out what happened
+            logger.warning(
+                "batch %d is decided; sink %r could not commit its %d transactions at once, and commits them one by"
+                " one: %s: %s",
+                *(batch_id, calls[0].sink, len(calls), type(error).__name__, error),
+            )
+            return calls
+        for call in calls:
+            if call.transaction_id in committed:
+                self._tell_committed(call, batch_id, recovered)
+        return [call for call in calls if call.transaction_id not in committed]
+
+    def _tell_committed(self, call: CommitCall, batch_id: int, recovered: bool) -> None:
+        for committable in call.committables:
+            self._tell(TransactionCommitted(call.sink, batch_id, committable, recovered, self._owner))
+
     @contextlib.contextmanager
-    def _threads(self, calls: int) -> Iterator[Callable[..., Iterable[Any]]]:
-        """Yield a ``map`` for that many calls, which runs them on this thread or on a pool's."""
+    def _threads(self, calls: int, at_once: int) -> Iterator[Callable[..., Iterable[Any]]]:
+        """Yield a ``map`` for that many calls, which runs them on this thread or, ``at_once``, on a pool's."""
         if self._commits_at_once == 1 or calls <= 1:
             yield map
             return
-        with ThreadPoolExecutor(self._commits_at_once, thread_name_prefix="twopc-commit") as pool:
+        with ThreadPoolExecutor(at_once, thread_name_prefix="twopc-commit") as pool:
+            try:
+                pool.submit(int)
+            except RuntimeError:  # an interpreter that is shutting down starts no threads
+                yield map
+                return
             try:
                 yield pool.map
             except BaseException:  # such as Ctrl-C: else the pool would wait for as long as target systems are away

@@ -4,9 +4,9 @@ A sink knows how one target system begins, writes, pre-commits, commits, aborts 
 nothing. Only the coordinator decides, by one append to the commit log.
 
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
-``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit`` or ``commit_batch``, ``complete``,
-``abort`` and ``recover``; and to write a lost transaction again, it does as a participant does. ``check`` runs before
-there is a query. What every sink inherits, its name in a log and the checks around these calls, is in
+``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
+``complete``, ``abort`` and ``recover``; and to write a lost transaction again, it does as a participant does. ``check``
+runs before there is a query. What every sink inherits, its name in a log and the checks around these calls, is in
 ``_bound_sink.py``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files)
 belongs in a ``Transaction`` or is made where it is used.
 """
@@ -14,7 +14,7 @@ belongs in a ``Transaction`` or is made where it is used.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from twopc._bound_sink import BoundSink
@@ -94,6 +94,23 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
             TransactionLost: the target system has rolled the transaction back.
             OutcomeUnknown: the target system can't report what became of the transaction.
         """
+
+    def commit_many(self, committables: Sequence[Committable]) -> Collection[str]:  # noqa: ARG002
+        """Try to commit decided transactions with less effort than one by one. Return the ids of those that are
+        committed, as if ``commit`` had returned for them.
+
+        ``commit`` follows for every other one, and it alone finds out what happened, although a request of this call
+        may still arrive. An error is logged, and ends nothing. The commits of this sink wait for the call, so it must
+        end in bounded time.
+        """
+        return ()
+
+    @property
+    def commits_many(self) -> bool:
+        """Whether ``commit_many`` does what ``commit`` does: a subclass may override ``commit`` alone."""
+        order = [vars(each) for each in type(self).__mro__]
+        many, one = (next(n for n, own in enumerate(order) if name in own) for name in ("commit_many", "commit"))
+        return many <= one
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Make all of this sink's transactions of a decided batch visible: the default commits one after the other.

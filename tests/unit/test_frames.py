@@ -15,7 +15,7 @@ from twopc.testing import MemorySink, MemoryTarget
 
 PACKAGE = str(Path(twopc.__file__).parent)
 
-FRAMES_AT_MOST = 5
+FRAMES_AT_MOST = 6
 
 
 class Deep(MemorySink):

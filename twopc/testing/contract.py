@@ -271,6 +271,17 @@ class SinkContract(ABC):
         query.complete(0, *committables)
         self._require_visible([*"abcdefgh"])
 
+    def test_what_is_reported_as_committed_at_once_is_visible_and_every_other_can_be_committed(self) -> None:
+        self._require_commits_of_transactions()
+        query = self.query()
+        sink, committables = query.sink(), self._pre_committed("abcdefgh")
+        committed = set(query.answered(sink.commit_many, committables))
+        assert committed <= {*map(_name, committables)}
+        left = [each for each in committables if _name(each) not in committed]
+        query.commit(*left)
+        query.complete(0, *committables)
+        self._require_visible([*"abcdefgh"])
+
     def test_coordinators_that_commit_at_once_publish_each_transaction_once(self) -> None:
         """A coordinator that was replaced may still be committing. Only the newest one's errors count."""
         query = self.query()

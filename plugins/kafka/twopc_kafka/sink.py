@@ -283,8 +283,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if any(has_timeout(committable) for committable in committables):
             self._refuse_too_old(age_s)
         started_s = time.monotonic()
-        with topics.looked_up_meanwhile(self._leaders, committables, started_s):
-            described = self._describe_to_seal(committables)
+        topics.look_up_soon(self._leaders, committables, started_s)
+        described = self._describe_to_seal(committables)
         version = self._control.end_txn_version
         since_s = max(started_s, time.monotonic() - METADATA_MAX_AGE_S)  # looked up again if describing took long
         topic_ids = topics.ids_to_seal(self._leaders, committables, described.values(), since_s)
@@ -355,6 +355,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 raise stuck(name)
             case EndTxnAnswer.DESCRIBE:
                 self._judge(committable, error, self._state(committable), is_first)
+
+    def commit_many(self, committables: Sequence[Committable]) -> Collection[str]:
+        """Ask for all commits without waiting for each answer."""
+        since_s = time.monotonic() - METADATA_MAX_AGE_S
+        if any(topics.deleted_since(self._leaders, one, since_s) for one in topics.one_per_topic(committables)):
+            return ()  # what is left of each transaction is the concern of 'commit'
+        due = {identity_of(one): (self._name(one), version_of(one)) for one in committables if one.handle}
+        first = due.keys() - self._asked_to_commit
+        self._asked_to_commit |= due.keys()
+        answers = self._control.commit_many(due)
+        committed = {each for each, answer in answers.items() if answer and to_end(answer) is EndTxnAnswer.DONE}
+        self._asked_to_commit -= committed | (first - answers.keys())
+        return [one.transaction_id for one in committables if not one.handle or identity_of(one) in committed]
 
     def _roll_back_if_topic_is_gone(self, committable: Committable, since_s: float) -> None:
         """Raise if a topic was deleted since the decision, and maybe created again. Kafka would commit what is left of
@@ -434,8 +447,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         partitions = partitions_of(ended)
         self._hanging.note_written(partitions)
         names = {identity_of(committable): committable.transaction_id for committable in ended}
-        with topics.looked_up_meanwhile(self._leaders, ended, ended_s):
-            seen = self._hanging.look(self._leaders)
+        topics.look_up_soon(self._leaders, ended, ended_s)
+        seen = self._hanging.look(self._leaders)
         for committable in topics.one_per_topic(ended):
             self._roll_back_if_topic_is_gone(committable, ended_s)
         for open_ in seen.open:

@@ -5,9 +5,7 @@ Kafka commits the rest of such a transaction without an error. A topic that is c
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterable, Mapping
 
 from twopc.errors import RoundAborted
 from twopc.transaction import Committable
@@ -57,16 +55,9 @@ def _deleted(then: Iterable[tuple[str, str]], now: Mapping[str, str]) -> list[st
     return list(dict.fromkeys([*changed, *(topic for topic, id in now.items() if not id)]))
 
 
-@contextlib.contextmanager
-def looked_up_meanwhile(leaders: Leaders, committables: Iterable[Committable], since_s: float) -> Iterator[None]:
-    """Look up the ids of the written topics in a thread while the body runs. ``leaders`` caches the ids for the caller.
-    If the lookup fails, the caller's own lookup sends the request again."""
-    topics = {topic for committable in committables for topic in topic_ids_of(committable)}
-    with ThreadPoolExecutor(1) as thread:
-        if topics:
-            with contextlib.suppress(RuntimeError):  # an interpreter that is shutting down starts no threads
-                thread.submit(leaders.topic_ids, topics, since_s)
-        yield
+def look_up_soon(leaders: Leaders, committables: Iterable[Committable], since_s: float) -> None:
+    """Begin to look up the topics that transactions wrote to. ``leaders`` keeps the answer for the caller."""
+    leaders.look_up_soon({topic for committable in committables for topic in topic_ids_of(committable)}, since_s)
 
 
 def one_per_topic(ended: Iterable[Committable]) -> Iterable[Committable]:

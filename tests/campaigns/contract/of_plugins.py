@@ -161,6 +161,10 @@ def _nulls_filled(real: Any, self: Any, transaction: Any, batch: Any) -> None:
     real(self, transaction, batch.set_column(where, "value", pc.fill_null(batch.column(where), "")))
 
 
+def _asked_is_committed(_: Any, __: Any, due: Iterable[tuple[int, int]]) -> dict[tuple[int, int], str]:
+    return dict.fromkeys(due, "NO_ERROR")
+
+
 KAFKA: Sequence[tuple[str, tuple[Seam, ...]]] = (
     ("a commit of what was rolled back is a success", (Seam(f"{KAFKA_SINK}.commit", _lost_is_committed),)),
     ("a refused commit counts as committed", (Seam(f"{CONTROL}.end", _refusal_is_success),)),
@@ -185,5 +189,6 @@ KAFKA: Sequence[tuple[str, tuple[Seam, ...]]] = (
         "recover does not tell a transaction from a later one of the same name",
         (Seam(f"{KAFKA_SINK}.recover", _without_epochs),),
     ),
+    ("what was asked for at once counts as committed", (Seam(f"{CONTROL}.commit_many", _asked_is_committed),)),
     ("a null value becomes an empty one", (Seam(f"{KAFKA_SINK}.write", _nulls_filled),)),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +89,8 @@ class _Recorder:
             "recover": self._recover,
             "complete": self._complete,
         }
+        if module == "twopc_kafka.sink":  # the others have none
+            calls["commit_many"] = self._commit_many
         return [Seam(f"{module}:{sink}.{name}", instead) for name, instead in calls.items()]
 
     def _add(self, kind: str, at: float | None = None, /, **values: Any) -> None:
@@ -202,6 +204,15 @@ class _Recorder:
         self._add("ask to commit", **what)
         real(sink, committable)
         self._add("commit", **what)
+
+    def _commit_many(self, real: Any, sink: Any, committables: Sequence[Committable]) -> Collection[str]:
+        for committable in committables:
+            self._add("ask to commit", **self._at(sink), of=_key(committable))
+        committed: Collection[str] = real(sink, committables)
+        for committable in committables:
+            if committable.transaction_id in committed:
+                self._add("commit", **self._at(sink), of=_key(committable))
+        return committed
 
     def _abort(self, real: Any, sink: Any, committable: Committable) -> None:
         if self._discards or id(sink) not in self._lives:  # nobody has voted for it

@@ -7,8 +7,9 @@ real.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -384,6 +385,18 @@ class ModelControl(Control):
         if commit:
             self._broker.on_commit_asked(transactional_id, producer_id, epoch)
         return self._step(END, self._end, transactional_id, producer_id, epoch, commit, version)
+
+    def commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
+        """Ask for one more commit after the first that gets no answer: it was sent before."""
+        answers: dict[tuple[int, int], str | None] = {}
+        for producer, (name, version) in due.items():
+            is_last = None in answers.values()
+            answers[producer] = None
+            with contextlib.suppress(Retriable):
+                answers[producer] = self.end(name, *producer, commit=True, version=version)
+            if is_last:
+                break
+        return answers
 
     def _end(self, *asked: Any) -> str:  # type: ignore[override]
         if not self._is_stale():

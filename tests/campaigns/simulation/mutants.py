@@ -68,6 +68,7 @@ SWEEP = "twopc.sweep"
 KAFKA = "twopc_kafka.sink:KafkaSink"
 HANGING = "twopc_kafka.hanging:Hanging"
 BROKER = "tests.campaigns.simulation.kafka_model:ModelControl"
+COMMITTING = (f"{KAFKA}.commit", f"{BROKER}.commit_many")
 FILES = "twopc_files.stores.local:Local"
 SYSTEM = "tests.campaigns.simulation.disk:OperatingSystem"
 CALLS = "twopc._bound_sink:BoundSink.commit_calls"
@@ -292,6 +293,11 @@ def _silence_is_committed(real: Any, *arguments: Any, **named: Any) -> str:
     except Retriable:
         return "NO_ERROR"
     return error
+
+
+def _asked_is_committed(real: Any, self: Any, committables: Sequence[Committable]) -> list[str]:
+    real(self, committables)
+    return [committable.transaction_id for committable in committables]
 
 
 def _rolled_back_is_committed(real: Any, *arguments: Any) -> Outcome:
@@ -690,7 +696,7 @@ MUTANTS = (
     ),
     Mutant(
         "FENCED counts as committed",
-        (Seam(f"{BROKER}.end", _fenced_is_committed, f"{KAFKA}.commit"),),
+        tuple(Seam(f"{BROKER}.end", _fenced_is_committed, asking) for asking in COMMITTING),
         (Scenario(sinks="k", end_txn_version=4),),
     ),
     Mutant(
@@ -699,7 +705,11 @@ MUTANTS = (
     ),
     Mutant(
         "no answer to a commit counts as committed",
-        (Seam(f"{BROKER}.end", _silence_is_committed, f"{KAFKA}.commit"),),
+        tuple(Seam(f"{BROKER}.end", _silence_is_committed, asking) for asking in COMMITTING),
+    ),
+    Mutant(
+        "what was asked for at once counts as committed",
+        (Seam(f"{KAFKA}.commit_many", _asked_is_committed),),
     ),
     Mutant(
         "a word of the past ends the query",

@@ -198,20 +198,6 @@ def test_a_decision_of_before_topics_were_noted_is_committed(topic: Any, make_si
     assert topic.visible() == ["a"]
 
 
-def test_an_interpreter_that_ends_and_starts_no_threads_can_still_decide_and_commit(
-    topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def submit(*_: object) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
-
-    monkeypatch.setattr("twopc_kafka.topics.ThreadPoolExecutor.submit", submit)
-    sink = make_sink(topic)
-    committable = pre_commit(sink, ["a"])
-    wait.repeated(lambda: sink.commit(committable))
-    wait.repeated(lambda: sink.complete(0, [committable]))
-    assert topic.visible() == ["a"]
-
-
 class Told:
     """Brokers, each with what it says of a topic: its id's first byte; 0: there is none; None: no answer; "no id": it
     is there; "denied"."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -49,6 +49,13 @@ _PROOF_MS = PATIENCE_MS // 2
 
 FEATURES_MAX_AGE_S = 1.0
 """How long a broker's report of its features is reused. No operator lowers transaction.version twice a second."""
+
+COMMITS_UNDER_WAY = 16
+"""How many commits are sent to the cluster before the answer to the first. A broker handles the requests of one
+connection one after the other, so more of them would only wait there."""
+
+COMMITTING_S = 1.0
+"""How long ``commit_many`` sends requests. Its caller then commits the rest one by one, and repeats what needs it."""
 
 _BUMPS_EPOCHS = 2  # from this transaction.version on, the end of a transaction raises the producer's epoch (KIP-890)
 _TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the fields that EndTxn 5 writes
@@ -174,6 +181,18 @@ class Control:
         """
         return self.run(self._end, transactional_id, producer_id, epoch, commit, version)
 
+    def commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
+        """Ask to commit transactions, several at a time. Stop asking after ``COMMITTING_S``, or when a request gets no
+        answer.
+
+        Args:
+            due: producer id and epoch → transactional id and version of EndTxn.
+
+        Returns:
+            Kafka's answer to each commit that was asked for, as from ``end``; None for no answer.
+        """
+        return self.run(self._commit_many, due) if due else {}
+
     def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT:
         """Run a coroutine that sends requests to brokers, and return its result."""
         try:
@@ -185,15 +204,19 @@ class Control:
                 self._knows_brokers = True
             return self.manager.run(asked, *args)  # type: ignore[no-any-return]
         except (kafka.errors.KafkaError, OSError) as error:
-            self.is_refused |= isinstance(error, kafka.errors.SaslAuthenticationFailedError)
+            self._forget(error)
             if (refusal := lasting(error)) is not None:
                 raise refusal from error
-            # Brokers may be gone, and others coordinate their ids, or they have new addresses. The next call asks anew.
-            refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is up
-            self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
-            self._coordinators.clear()
-            self._versions.clear()
             raise Retriable(f"the cluster did not answer: {_told(error)}") from None
+
+    def _forget(self, error: Exception) -> None:
+        """Have the next call ask anew: brokers may be gone, and others coordinate their ids, or they have new
+        addresses."""
+        self.is_refused |= isinstance(error, kafka.errors.SaslAuthenticationFailedError)
+        refused = isinstance(error, kafka.errors.BrokerResponseError)  # by a broker that is up
+        self._knows_brokers = refused and not isinstance(error, kafka.errors.RequestTimedOutError)
+        self._coordinators.clear()
+        self._versions.clear()
 
     def send(self, request: Any, node: int | None = None) -> Any:
         """Within ``run``: send a request to the broker ``node``, or to any broker.
@@ -397,14 +420,52 @@ class Control:
         return [broker.node_id for broker in self.manager.cluster.brokers()]
 
     async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+        asked = await self._ask_to_end(transactional_id, producer_id, epoch, commit, version)
+        return self._answer_to_end(transactional_id, await asked)
+
+    async def _ask_to_end(
+        self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int
+    ) -> Future:
+        """Send EndTxn. Return a future for the response."""
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
         if await self._transaction_version(node) < _TAKES_NEW_FIELDS:
             version = min(version, EPOCH_BUMPING_END_TXN - 1)
         producer = ProducerIdentity(producer_id, epoch)
-        response = await self.send(requests.end_transaction(transactional_id, producer, commit, version), node)
+        return self.send(requests.end_transaction(transactional_id, producer, commit, version), node)
+
+    def _answer_to_end(self, transactional_id: str, response: Any) -> str:
         if response.error_code == kafka.errors.NotCoordinatorError.errno:
             self._coordinators.pop(transactional_id, None)
         return meaning(response.error_code).name
+
+    async def _commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
+        await self.coordinators_of([name for name, _ in due.values()])  # in one request, and kept for those below
+        answers: dict[tuple[int, int], str | None] = {}
+        under_way: deque[tuple[tuple[int, int], str, Future]] = deque()
+        until_s = time.monotonic() + COMMITTING_S
+        for producer, (name, version) in due.items():
+            is_full = len(under_way) == COMMITS_UNDER_WAY
+            if is_full and not await self._is_answered(answers, *under_way.popleft()):
+                break
+            if time.monotonic() > until_s:
+                break
+            under_way.append((producer, name, await self._ask_to_end(name, *producer, commit=True, version=version)))
+            answers[producer] = None
+        for each in under_way:
+            await self._is_answered(answers, *each)
+        return answers
+
+    async def _is_answered(
+        self, answers: dict[tuple[int, int], str | None], producer: tuple[int, int], name: str, asked: Future
+    ) -> bool:
+        """Wait for the answer to a commit, and note it. Return whether there is one."""
+        try:
+            answers[producer] = self._answer_to_end(name, await asked)
+        except (kafka.errors.KafkaError, OSError) as error:
+            logger.debug("no answer to the commit of %s: %s", name, _told(error))
+            self._forget(error)
+            return False
+        return True
 
     async def coordinators_of(self, transactional_ids: Sequence[str]) -> dict[str, int]:
         """Within ``run``: return the coordinator of each id."""

@@ -133,6 +133,11 @@ class Leaders:
             found = self._control.run(self._look_up, topics, since_s)
         return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
+    def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
+        """Begin to look topics up, so that ``topic_ids`` need not wait. If that fails, it asks again."""
+        if topics:
+            self._control.manager.call_soon(self._look_up, topics, since_s)
+
     def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
         """Return the id of each topic that more than half of the brokers report now. A single broker may be cut off
         from the others and report an old id.
