@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from twopc.checkpoint.folder import url
-from twopc.checkpoint.offsets import Reads, by_source, parse
+from twopc.checkpoint.offsets import Reads, by_source, parse, records_between
 from twopc.checkpoint.source_files import files_read, read_before, stands_for_files, with_files
 from twopc.errors import ConfigurationError
 from twopc.transaction import JsonValue
@@ -48,6 +49,8 @@ class BatchInput:
     Attributes:
         query: Spark's object for this start of the query, in the JVM.
         checkpoint: the URL of the query's checkpoint folder.
+        records: how many records the current batch reads at most. None if that is not known: only offsets of Kafka
+            sources tell it, and those of the first batch after the query's start do not.
 
     Raises:
         ConfigurationError: Spark would not repeat a batch with the same records.
@@ -64,6 +67,7 @@ class BatchInput:
         self._folder = _JvmFolder(session, root)
         self._folders: list[str] = []
         self._before: Mapping[str, JsonValue] | None = None
+        self.records: int | None = None
 
     @property
     def file_sources(self) -> list[str]:
@@ -92,7 +96,13 @@ class BatchInput:
         if is_first and batch_id and stands_for_files(entry):
             before = by_source(self._entry(self._written(batch_id - 1)))
         self._before = by_source(entry)
+        self.records = None if is_first or not self._is_of_kafka else _records_between(before, self._before)
         return with_files(entry, files_read(self._folder, batch_id, self._before, before))
+
+    @cached_property
+    def _is_of_kafka(self) -> bool:
+        """Whether all sources are Kafka's."""
+        return all(_is_kafka(source) for source in each(self.query.sources()))
 
     def kafka_offsets(self) -> pa.RecordBatch:
         """Return where the query's Kafka sources are at the end of the current batch. If several sources read a
@@ -145,6 +155,12 @@ class BatchInput:
             if not any(source.equals(other) for other in distinct):
                 distinct.append(source)
         return [str(next(n for n, other in enumerate(distinct) if source.equals(other))) for source in sources]
+
+
+def _records_between(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> int | None:
+    """Return how many records lie between the offsets of Kafka sources, or None if that is not known."""
+    counts = [records_between(before.get(source), offset) for source, offset in after.items()]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _running_query(session: SparkSession, query_id: str) -> Any:

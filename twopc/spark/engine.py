@@ -118,10 +118,12 @@ class ConnectInput:
     Attributes:
         checkpoint: the URL of the query's checkpoint folder.
         file_sources: nothing is known of them here.
+        records: not known.
         is_active: whether the query is running: its process ends with it.
     """
 
     file_sources: tuple[str, ...] = ()
+    records = None
     is_active = True
 
     def __init__(self, folder: CheckpointFolder) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
@@ -23,11 +23,12 @@ from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord, as_output_takes, schema_of
 from twopc.spark.batch_input import OFFSETS_SCHEMA
+from twopc.spark.collecting import Collecting
 from twopc.spark.engine import ClassicEngine, ConnectEngine, Engine, Input, UnknownPlans, is_connected
 from twopc.spark.output import Output, projected, require_conditions_of_rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
-from twopc.spark.task import VOTE_SCHEMA, Task, load_bad_records, load_vote, portable, refusals_from_tasks
+from twopc.spark.task import VOTE_SCHEMA, Task, Written, portable, refusals_from_tasks
 from twopc.spark.tuning import Plan, Plans, limited_by_rows, on_few_tasks
 from twopc.transactional_ids import Round
 
@@ -52,6 +53,7 @@ def foreach_batch(
     max_bad_records: int = MAX_BAD_RECORDS,
     checkpoint: str | os.PathLike[str] | None = None,
     coalesce: bool = True,
+    collect: bool = True,
     uncapped: bool = True,
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> ForeachBatch:
@@ -66,7 +68,7 @@ def foreach_batch(
         replay_copies: a folder for copies of the records, or None; see ``Coordinator``. Executors must reach it.
         recompute: if a target system rolls back a decided transaction, write its records again when Spark repeats the
             batch, provided that they are the same: see docs/spark.md. Each record gets a hash for that, and small
-            batches keep their tasks, as with ``coalesce=False``.
+            batches keep their tasks, as with ``coalesce=False`` and ``collect=False``.
         offsets: a sink of backend ``kafka-offsets``, or None. With each batch's decision, a consumer group gets the
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
         otherwise: what becomes of a row for which the condition of every output is false or null: ``count`` it in
@@ -80,6 +82,8 @@ def foreach_batch(
             process that can't ask Spark for it; Python must be able to read it there.
         coalesce: write a batch that is likely to be small on at most as many tasks as there are cores, if its plan
             consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
+        collect: write a batch of up to 10,000 records and 16 MiB on the driver, without Python tasks, if it reads from
+            Kafka alone and its plan consists of columns and filters: see docs/spark.md.
         uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
             Python. Spark's check of its limit of bytes may take longer than everything else.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
@@ -115,6 +119,7 @@ def foreach_batch(
             max_bad_records=max_bad_records,
             checkpoint=None if checkpoint is None else os.fspath(checkpoint),
             coalesce=coalesce and not recompute,
+            collect=collect and not recompute,
             uncapped=uncapped,
             start_timeout_s=start_timeout_s,
         )
@@ -143,6 +148,7 @@ class _Settings:
     max_bad_records: int
     checkpoint: str | None
     coalesce: bool
+    collect: bool
     uncapped: bool
     start_timeout_s: float
 
@@ -190,6 +196,7 @@ class ForeachBatch:
         self._plans: Plans | UnknownPlans | None = None
         self._schemas_on_driver: Mapping[str, pa.Schema] = {}
         self._record_bytes = 0.0
+        self._collecting = Collecting()
         self._left_out = LeftOut()
         self._turn = Turn()
         settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
@@ -220,7 +227,7 @@ class ForeachBatch:
         offsets = batch_input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
-        def returned(what: str, round: Round, wanted: Wanted | None = None) -> list[Row]:
+        def written(what: str, round: Round, wanted: Wanted | None = None) -> list[Written]:
             task = Task(
                 sinks=PickledSinks.of(settings.sinks),
                 rows=rows,
@@ -230,13 +237,13 @@ class ForeachBatch:
                 wanted=wanted,
             )
             with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
-                return self._run_tasks(frame, task, plan)
+                return self._written(frame, task, plan, batch_input.records)
 
         def phase_one(round: Round) -> Iterator[Vote]:
-            by_task = returned("pre-commit", round)
-            bad = [each for row in by_task for each in load_bad_records(row.bad_records)]
-            self._left_out = LeftOut(sum(row.unrouted for row in by_task), len(bad))
-            yield from (load_vote(row.vote) for row in by_task)
+            by_task = written("pre-commit", round)
+            bad = [each for task in by_task for each in task.bad_records]
+            self._left_out = LeftOut(sum(task.unrouted for task in by_task), len(bad))
+            yield from (task.vote for task in by_task)
             if offsets is not None:
                 yield self._pre_commit_offsets(round, offsets)
             if bad:
@@ -244,7 +251,7 @@ class ForeachBatch:
 
         def computed_again(round: Round, wanted: Wanted) -> Iterator[Vote]:
             if not settings.sinks.keys().isdisjoint(wanted):
-                yield from (load_vote(row.vote) for row in returned("compute again what is lost of", round, wanted))
+                yield from (task.vote for task in written("compute again what is lost of", round, wanted))
             if offsets is not None and _OFFSETS in wanted:
                 yield self._pre_commit_offsets(round, offsets)
 
@@ -263,13 +270,16 @@ class ForeachBatch:
             with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    def _run_tasks(self, frame: DataFrame, task: Task, plan: Plan) -> list[Row]:
-        """Run the Spark job that writes and pre-commits. Return what each task returned."""
-        record_bytes = self._record_bytes if self._settings.uncapped and not plan.python else 0
+    def _written(self, frame: DataFrame, task: Task, plan: Plan, records: int | None) -> list[Written]:
+        """Write and pre-commit a batch, on the driver or in the tasks of a Spark job."""
+        settings = self._settings
+        if settings.collect and (small := self._collecting.written(frame, plan, records, task, settings.sinks)):
+            return [small]
+        record_bytes = self._record_bytes if settings.uncapped and not plan.python else 0
         with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():
-            rows = frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()
-        self._record_bytes = max([self._record_bytes, *(row.record_bytes for row in rows)])
-        return rows
+            by_task = [Written.of(row) for row in frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()]
+        self._record_bytes = max([self._record_bytes, *(each.record_bytes for each in by_task)])
+        return by_task
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
         return self._pre_commit_on_driver(round, _OFFSETS, [offsets], hashed=self._settings.recompute)
@@ -330,6 +340,7 @@ class ForeachBatch:
         conditions that are not about a row."""
         if self._input is None or self._plans is None or not self._input.is_active:
             self._input, self._plans = engine.look(batch)
+            self._collecting = Collecting()
             self._refuse_shared_folders(self._input)
             require_conditions_of_rows(batch, self._settings.outputs)
             self._schemas_on_driver = self._look_at_schemas(batch.sparkSession)

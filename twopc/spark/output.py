@@ -152,10 +152,10 @@ class Rows:
             if self.in_structs:
                 within = frame.schema[name].dataType
                 assert isinstance(within, StructType)
-                yield name, {f"{_quoted(name)}.{_quoted(field.name)}": field for field in within}
+                yield name, {f"{quoted(name)}.{quoted(field.name)}": field for field in within}
             else:
                 beside = self._beside
-                yield name, {_quoted(field.name): field for field in frame.schema if field.name not in beside}
+                yield name, {quoted(field.name): field for field in frame.schema if field.name not in beside}
 
     def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
         """Return each sink's part of a record batch."""
@@ -216,7 +216,7 @@ def projected(
     if not hashed:
         return frame, rows
     try:
-        hashes = [f"{_hash(columns)} AS {_quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
+        hashes = [f"{_hash(columns)} AS {quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
         with_hashes = frame.selectExpr("*", *hashes)
         _ = with_hashes.schema
     except AnalysisException as error:
@@ -260,7 +260,7 @@ def _selected(
             frame = batch.select(*map(expr, output.columns), _source_row(batch)) if with_source else frame
             return frame, Rows(names, in_structs=False, with_source=with_source)
     # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
-    structs = [f"{_struct(outputs[name])} AS {_quoted(name)}" for name in names]
+    structs = [f"{_struct(outputs[name])} AS {quoted(name)}" for name in names]
     frame = batch.select(*map(expr, structs), _source_row(batch)) if with_source else batch.selectExpr(*structs)
     return frame, Rows(names, in_structs=True, with_source=with_source)
 
@@ -370,7 +370,7 @@ def _hashed(value: str, of_spark: DataType, depth: int) -> list[str]:
     """
     match of_spark:
         case StructType():
-            fields = {f"{value}.{_quoted(field.name)}": field.dataType for field in of_spark}
+            fields = {f"{value}.{quoted(field.name)}": field.dataType for field in of_spark}
             return [*_hashed_apart(fields, depth), f"{value} IS NULL"]
         case ArrayType():
             each = f"each{depth}"
@@ -379,5 +379,6 @@ def _hashed(value: str, of_spark: DataType, depth: int) -> list[str]:
     return [value]
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Return a column's name as SQL takes it."""
     return f"`{name.replace('`', '``')}`"

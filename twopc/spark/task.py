@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
+from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from twopc import errors
 from twopc.participant import Participant, Vote
 from twopc.recompute import Wanted
+from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord
 from twopc.spark.gathering import gathered
 from twopc.spark.output import Part, Rows, refuse_unrouted
@@ -35,14 +37,43 @@ VOTE_SCHEMA = (
     .add("unrouted", "long")
     .add("bad_records", "string")
 )
-"""A value, because a schema given as text takes a call to the JVM to parse. ``record_bytes`` is the largest mean size
-of the records of one record batch, or 0 if there was none; ``unrouted`` the number of rows that went to no sink;
-``bad_records`` those that a sink refused, as JSON."""
+"""Of the row by which a task returns what it has ``Written``; vote and bad records as JSON. A value, because a schema
+given as text takes a call to the JVM to parse."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What an attempt has written.
+
+    Attributes:
+        vote: its vote.
+        record_bytes: the largest mean size of the records of one record batch, or 0 if there was none.
+        unrouted: the number of rows that went to no sink.
+        bad_records: the records that a sink refused.
+    """
+
+    vote: Vote
+    record_bytes: float
+    unrouted: int
+    bad_records: Sequence[BadRecord]
+
+    def to_batch(self) -> pa.RecordBatch:
+        """Return this as one row, for its way to the driver."""
+        vote = json.dumps({name: committable.to_json() for name, committable in self.vote.items()})
+        row = {"vote": vote, "record_bytes": self.record_bytes, "unrouted": self.unrouted}
+        return pa.RecordBatch.from_pylist([{**row, "bad_records": json.dumps(self.bad_records)}])
+
+    @classmethod
+    def of(cls, row: Row) -> Written:
+        """Return what a task has written, by the row that it returned."""
+        vote = {name: Committable.from_json(value) for name, value in json.loads(row.vote).items()}
+        bad = [BadRecord(*each) for each in json.loads(row.bad_records)]
+        return cls(vote, row.record_bytes, row.unrouted, bad)
 
 
 @dataclass(frozen=True)
 class Task:
-    """The function for ``mapInArrow``: it takes the columns of all sinks and returns one row, with the attempt's vote.
+    """The function for ``mapInArrow``: it takes the columns of all sinks and returns one row, with what it has written.
 
     Each task attempt has one participant, for all sinks at once.
 
@@ -63,33 +94,31 @@ class Task:
     wanted: Wanted | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with refusals_to_driver():
-            yield self._returned(batches)
-
-    def _returned(self, batches: Iterable[pa.RecordBatch]) -> pa.RecordBatch:
         context = TaskContext.get()
         assert context is not None
+        with refusals_to_driver():
+            # Spark counts task attempts through all jobs of an application: a retry of a whole stage has other numbers.
+            written = self.write(self.sinks.loaded(), batches, context.partitionId(), context.taskAttemptId())
+            spare_garbage_collection()
+            yield written.to_batch()
+
+    def write(
+        self,
+        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+        batches: Iterable[pa.RecordBatch],
+        partition: int,
+        serial: int,
+    ) -> Written:
+        """Write and pre-commit the record batches of a partition. ``serial``: no other attempt of the round has it."""
         counts, bad = _Counts(), list[BadRecord]()
         with Participant(
-            self.sinks.loaded(),
-            self.round,
-            partition=context.partitionId(),
-            # Spark counts task attempts through all jobs of an application: a retry of a whole stage has other numbers.
-            serial=context.taskAttemptId(),
-            max_bad_records=self.max_bad_records,
+            sinks, self.round, partition=partition, serial=serial, max_bad_records=self.max_bad_records
         ) as participant:
-            for part in gathered(self._parts(batches, context.partitionId(), counts)):
+            for part in gathered(self._parts(batches, partition, counts)):
                 refused = participant.write(part.sink, part.records, part.hashes)
                 bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
-        spare_garbage_collection()
-        row = {
-            "vote": _dump(vote),
-            "record_bytes": counts.record_bytes,
-            "unrouted": counts.unrouted,
-            "bad_records": json.dumps(bad),
-        }
-        return pa.RecordBatch.from_pylist([row])
+        return Written(vote, counts.record_bytes, counts.unrouted, bad)
 
     def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, counts: _Counts) -> Iterator[Part]:
         """Yield what each sink gets of the record batches of a partition, and count them."""
@@ -112,24 +141,10 @@ class Task:
 
 @dataclass
 class _Counts:
-    """What a task tells of its record batches; see ``VOTE_SCHEMA``."""
+    """What is counted of record batches; see ``Written``."""
 
     record_bytes: float = 0.0
     unrouted: int = 0
-
-
-def _dump(vote: Vote) -> str:
-    return json.dumps({name: committable.to_json() for name, committable in vote.items()})
-
-
-def load_bad_records(text: str) -> list[BadRecord]:
-    """Return the bad records that a task returned as text."""
-    return [BadRecord(*each) for each in json.loads(text)]
-
-
-def load_vote(text: str) -> Vote:
-    """Return the vote that a task returned as text."""
-    return {name: Committable.from_json(value) for name, value in json.loads(text).items()}
 
 
 def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:

@@ -34,7 +34,8 @@ _ABOVE = frozenset({"Project", "Filter", "SubqueryAlias"})
 _SOURCES = frozenset(
     {"StreamingDataSourceV2ScanRelation", "StreamingDataSourceV2Relation", "StreamingExecutionRelation"}
 )
-_CHEAP = frozenset({"WriteToMicroBatchDataSourceV1", *_SOURCES, *_ABOVE, "View", "EventTimeWatermark", "Union"})
+_UNION = "Union"
+_CHEAP = frozenset({"WriteToMicroBatchDataSourceV1", *_SOURCES, *_ABOVE, "View", "EventTimeWatermark", _UNION})
 """Nodes that pass on a source's rows one by one, in the source's partitions and without state."""
 
 _OF_THE_JVM = _CHEAP | {
@@ -53,6 +54,7 @@ class Plan:
     Attributes:
         tasks: the number of its tasks, or None if that is not known.
         python: whether Python may evaluate a part of it.
+        keeps_rows: whether it is mergeable, and has at most one row for each row of its sources.
         mergeable: whether fewer tasks may run it: it consists of sources, columns and filters without functions of the
             user, and Spark does not request executors by the number of waiting tasks.
         query: Spark's query, in the JVM.
@@ -61,6 +63,7 @@ class Plan:
     tasks: int | None = None
     python: bool = True
     mergeable: bool = False
+    keeps_rows: bool = False
     query: Any = None
 
     def rows_before(self) -> int:
@@ -106,7 +109,8 @@ class Plans:
             return Plan()
         python = of_query.python or (node is not plan and plan.containsPattern(of_python))
         scala = node is not plan and plan.containsPattern(of_scala)
-        return Plan(rdd.getNumPartitions(), python, of_query.mergeable and not python and not scala, self._query)
+        mergeable = of_query.mergeable and not python and not scala
+        return Plan(rdd.getNumPartitions(), python, mergeable, mergeable and of_query.keeps_rows, self._query)
 
     @cached_property
     def _of_query(self) -> Plan:
@@ -120,7 +124,7 @@ class Plans:
         )
         cheap = not python and nodes <= _CHEAP and not plan.containsPattern(of_scala)
         allocates = str(self._session.conf.get(_ALLOCATION, "false")).lower() == "true"
-        return Plan(python=python, mergeable=cheap and not allocates)
+        return Plan(python=python, mergeable=cheap and not allocates, keeps_rows=cheap and _UNION not in nodes)
 
     @cached_property
     def _patterns(self) -> tuple[Any, Any]:

@@ -1,0 +1,285 @@
+"""A batch that is certainly small is written by the driver; any other, or one that it can't write, by tasks."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.functions import udf
+
+import twopc
+from twopc import Participant
+from twopc.spark import Output, collecting, foreach_batch
+from twopc.spark.collecting import Collecting
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.spark.conftest import Pipeline, Topic
+    from twopc.spark.task import Written
+    from twopc_kafka_broker import KafkaBroker
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+PARTITIONS, BATCHES, RECORDS = 2, 4, 10
+ON_DRIVER, BY_TASKS = True, False
+FIRST_BY_TASKS = [BY_TASKS, *[ON_DRIVER] * (BATCHES - 1)]
+"""The first batch after a start is not known to be small."""
+
+
+class Killed(BaseException):
+    """The driver is dead. No error handling sees it, because it is no Exception."""
+
+
+@dataclass
+class Copying:
+    """A query that copies a topic to another one.
+
+    Attributes:
+        on_driver: of each batch, whether the driver has written it.
+    """
+
+    spark: SparkSession
+    folder: Path
+    source: str
+    target: Topic
+    on_driver: list[bool] = field(default_factory=list)
+
+    def produce(self, batches: int = BATCHES, value: Callable[[int], str] = str) -> None:
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.target.servers})
+        for number in range(batches * RECORDS):
+            producer.produce(self.source, value(number).encode(), partition=number % PARTITIONS)
+        assert producer.flush(30) == 0
+
+    def frame(self) -> DataFrame:
+        stream = self.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.target.servers)
+        options = {"subscribe": self.source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS)}
+        return stream.options(**options).load()
+
+    def run(
+        self,
+        plan: Callable[[DataFrame], DataFrame] = lambda source: source.select("value"),
+        sinks: Any = None,
+        **arguments: Any,
+    ) -> None:
+        """Run the query to the end of its topic. Raises StreamingQueryException."""
+        writer = foreach_batch(sinks or self.target.sink(), log=f"{self.folder}/log", **arguments)
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            try:
+                writer(batch, batch_id)
+            except Killed as killed:  # the process of the test goes on
+                raise RuntimeError("the driver was killed") from killed
+
+        query = plan(self.frame()).writeStream.foreachBatch(write).trigger(availableNow=True)
+        query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
+
+    def shows(self, batches: int = BATCHES) -> bool:
+        return self.target.shows([str(number) for number in range(batches * RECORDS)])
+
+
+@pytest.fixture
+def copying(
+    spark: SparkSession, topic: Topic, kafka_broker: KafkaBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Copying:
+    source = f"source-{uuid.uuid4().hex[:8]}"
+    kafka_broker.create_topic(source, PARTITIONS)
+    made = Copying(spark, tmp_path, source, topic)
+    written = Collecting.written
+
+    def noted(self: Collecting, *arguments: Any) -> Written | None:
+        found = written(self, *arguments)
+        made.on_driver.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Collecting, "written", noted)
+    return made
+
+
+@pytest.fixture
+def driver_fails(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Make the driver's next vote raise. Tasks run in other processes."""
+    pre_commit = Participant.pre_commit
+    raised: list[BaseException] = []
+
+    def failing(self: Participant) -> Any:
+        vote = pre_commit(self)
+        if raised:
+            raise raised.pop()
+        return vote
+
+    monkeypatch.setattr(Participant, "pre_commit", failing)
+    return raised.append
+
+
+def test_small_batches_are_written_by_the_driver_in_one_transaction(copying: Copying) -> None:
+    copying.produce()
+    copying.run()
+    assert copying.on_driver == FIRST_BY_TASKS
+    assert copying.shows()
+    assert copying.target.ongoing() == []
+
+
+def test_two_sinks_get_the_same_records(copying: Copying, pipeline: Pipeline) -> None:
+    copying.produce(value=lambda number: f'{{"id":{number},"name":"a"}}')
+    sinks = {"orders": copying.target.sink(), "archive": pipeline.files()}
+    copying.run(lambda source: source.selectExpr("CAST(value AS STRING) AS value"), sinks)
+    assert copying.on_driver == FIRST_BY_TASKS
+    assert sorted(copying.target.values()) == sorted(row["value"] for row in pipeline.archived())
+    assert len(pipeline.archived()) == BATCHES * RECORDS
+
+
+def test_conditions_of_outputs_are_kept(copying: Copying, pipeline: Pipeline) -> None:
+    copying.produce()
+    sinks = {
+        "orders": Output(copying.target.sink(), where="value < '2'"),
+        "archive": Output(pipeline.files(), where="value >= '4'"),
+    }
+    copying.run(lambda source: source.selectExpr("CAST(value AS STRING) AS value"), sinks)
+    assert copying.on_driver == FIRST_BY_TASKS
+    values = [str(number) for number in range(BATCHES * RECORDS)]
+    assert copying.target.shows([value for value in values if value < "2"])
+    assert sorted(row["value"] for row in pipeline.archived()) == sorted(value for value in values if value >= "4")
+
+
+def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:
+    copying.produce()
+    copying.run(collect=False)
+    assert copying.on_driver == []
+    assert copying.shows()
+
+
+def test_what_is_computed_again_if_it_is_lost_keeps_its_tasks(copying: Copying) -> None:
+    copying.produce()
+    copying.run(recompute=True)
+    assert copying.on_driver == []
+    assert copying.shows()
+
+
+def test_a_batch_with_many_records_is_left_to_tasks(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collecting, "RECORDS_AT_MOST", RECORDS - 1)
+    copying.produce()
+    copying.run()
+    assert copying.on_driver == [BY_TASKS] * BATCHES
+    assert copying.shows()
+
+
+def exploded(frame: DataFrame) -> DataFrame:
+    return frame.selectExpr("explode(array(value)) AS value")
+
+
+def of_a_union(frame: DataFrame) -> DataFrame:
+    return frame.select("value").union(frame.select("value").where("false"))
+
+
+def by_a_function(frame: DataFrame) -> DataFrame:
+    return frame.select(udf(lambda value: value, "binary")("value").alias("value"))
+
+
+def with_headers(frame: DataFrame) -> DataFrame:
+    """An array has no size that Spark tells."""
+    return frame.selectExpr("value", "array(struct('a' AS key, value AS value)) AS headers")
+
+
+@pytest.mark.parametrize("plan", [exploded, of_a_union, by_a_function, with_headers])
+def test_a_batch_whose_size_the_plan_does_not_tell_is_left_to_tasks(
+    plan: Callable[[DataFrame], DataFrame], copying: Copying
+) -> None:
+    copying.produce()
+    copying.run(plan)
+    assert copying.on_driver == [BY_TASKS] * BATCHES
+    assert copying.shows()
+
+
+def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline: Pipeline, copying: Copying) -> None:
+    for number in range(BATCHES):
+        pipeline.add_batch([{"id": number, "name": "a"}])
+    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
+    assert copying.on_driver == [BY_TASKS] * BATCHES
+    assert pipeline.archived_ids() == [*range(BATCHES)]
+
+
+def test_a_record_that_is_too_large_is_left_to_tasks_with_its_batch_and_some_after_it(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "BYTES_AT_MOST", 100 * RECORDS)
+    monkeypatch.setattr(collecting, "PAUSE_BATCHES", 1)
+    large = RECORDS + 3  # in the second batch
+
+    def value(number: int) -> str:
+        return "x" * 101 if number == large else str(number)
+
+    copying.produce(value=value)
+    copying.run()
+    assert copying.on_driver == [BY_TASKS, BY_TASKS, BY_TASKS, ON_DRIVER]
+    assert copying.target.shows([value(number) for number in range(BATCHES * RECORDS)])
+
+
+def test_what_the_driver_can_not_write_is_rolled_back_and_written_by_tasks(
+    copying: Copying, driver_fails: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collecting, "PAUSE_BATCHES", 1)
+    driver_fails(OSError("no space left on the driver's disk"))
+    copying.produce()
+    copying.run()
+    assert copying.on_driver == [BY_TASKS, BY_TASKS, BY_TASKS, ON_DRIVER]
+    assert copying.shows()
+    assert copying.target.ongoing() == []
+
+
+def test_a_batch_of_which_the_plan_leaves_no_record_has_no_transaction(copying: Copying) -> None:
+    copying.produce()
+    copying.run(lambda source: source.select("value").where("CAST(CAST(value AS STRING) AS INT) NOT BETWEEN 20 AND 29"))
+    assert copying.on_driver == FIRST_BY_TASKS
+    assert copying.target.shows([str(number) for number in range(BATCHES * RECORDS) if not 20 <= number <= 29])
+    assert copying.target.ongoing() == []
+
+
+def test_a_driver_that_is_killed_while_it_writes_loses_and_doubles_nothing(
+    copying: Copying, driver_fails: Callable[[BaseException], None]
+) -> None:
+    copying.produce()
+    driver_fails(Killed())
+    with pytest.raises(StreamingQueryException):
+        copying.run()
+    assert copying.shows(batches=1)
+    copying.run()
+    assert copying.shows()
+    assert copying.target.ongoing() == []
+
+
+def test_a_record_that_a_sink_refuses_is_named_as_tasks_name_it(copying: Copying) -> None:
+    copying.produce(batches=1)
+    copying.run()
+    copying.produce(batches=2)
+    with pytest.raises(StreamingQueryException, match=r"partition 99 .* does not exist|RecordRefused"):
+        copying.run(lambda source: source.selectExpr("value", "IF(offset >= 10, 99, 0) AS partition"))
+    assert copying.on_driver[-1] is BY_TASKS
+
+
+def test_the_driver_writes_records_of_the_schema_that_tasks_write(copying: Copying, tmp_path: Path) -> None:
+    copying.produce()
+    columns = [
+        "value", "CAST(value AS STRING) AS text", "CAST(NULL AS STRING) AS nothing", "'constant' AS constant",
+        "CAST(value AS STRING) = '1' AS flag", "offset", "partition", "CAST(partition AS TINYINT) AS tiny",
+        "CAST(partition AS SMALLINT) AS small", "CAST(partition AS FLOAT) AS single",
+        "CAST(offset AS DOUBLE) AS double", "CAST(offset AS DECIMAL(30, 2)) AS decimal", "timestamp",
+        "CAST(timestamp AS DATE) AS date", "CAST(timestamp AS TIMESTAMP_NTZ) AS local",
+    ]  # fmt: skip
+    path = tmp_path / "parquet"
+    copying.run(
+        lambda source: source.selectExpr(*columns), twopc.create_sink("files", {"path": str(path), "format": "parquet"})
+    )
+    assert copying.on_driver == FIRST_BY_TASKS
+    files = sorted(path.glob("part-*"), key=lambda file: file.stat().st_mtime)
+    schemas = [pq.read_schema(file) for file in files]
+    assert len(files) == PARTITIONS + BATCHES - 1
+    assert all(schema.equals(schemas[0], check_metadata=True) for schema in schemas)

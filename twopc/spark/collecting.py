@@ -1,0 +1,155 @@
+"""A batch that is certainly small: the driver takes its records, and writes them without Python tasks.
+
+Python tasks, and the transaction that each of them begins, take most of the time of a batch of 1,000 records: see
+docs/performance.md. The driver's memory is bounded by what Spark knows before it sends any record:
+
+- The number of records, by the offsets of Kafka sources. The plan must not make more rows of them.
+- The size of a record, by a condition that Spark evaluates where it reads it. A record that is too large ends the job.
+
+A batch that turns out to be too large, or that the driver can't write, is left to tasks in the same call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.functions import expr
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.output import quoted
+from twopc.spark.task import Task, Written
+from twopc.spark.tuning import Plan
+
+logger = logging.getLogger(__name__)
+
+RECORDS_AT_MOST = 10_000
+"""What the driver takes of a batch: one Arrow record batch, by Spark's default."""
+
+BYTES_AT_MOST = 16 * 1024 * 1024
+"""What the driver takes of a batch, which its records share evenly."""
+
+PAUSE_BATCHES = 100
+"""How many batches are left to tasks after one that the driver could not write."""
+
+DRIVERS_SERIAL = 1 << 62
+"""The serial number of the driver's attempt. Spark's task attempts begin with 0."""
+
+_TOO_LARGE = "twopc: a record is too large for the driver"
+"""What Spark raises in the job."""
+
+_SIZED = (StringType, BinaryType)  # not their subclasses, such as CHAR
+_FIXED = (
+    *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
+    *(DateType, TimestampType, TimestampNTZType),
+)
+_FIXED_BYTES = 16
+"""What a value of fixed size takes at most."""
+
+
+class _LeftToTasks(Exception):
+    """The driver does not write this batch. The message has the reason."""
+
+
+class Collecting:
+    """The batches of a query that the driver takes, from one start of the query to its end."""
+
+    def __init__(self) -> None:
+        self._pause = 0
+        self._parsed: dict[str, Column] = {}
+
+    def written(
+        self,
+        frame: DataFrame,
+        plan: Plan,
+        records: int | None,
+        task: Task,
+        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+    ) -> Written | None:
+        """Take the records of a batch and write them, or return None: then tasks do.
+
+        Args:
+            frame: the batch.
+            plan: its plan.
+            records: how many records its sources give at most, or None if that is not known.
+            task: what a task would do.
+            sinks: the sinks.
+        """
+        if self._pause:
+            self._pause -= 1
+            return None
+        if not plan.keeps_rows or records is None or not 0 < records <= RECORDS_AT_MOST:
+            return None
+        # The same for most batches: Spark compiles each new condition.
+        bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()
+        condition = _fits(frame.schema, bytes_a_record)
+        if condition is None:
+            return None
+        if condition not in self._parsed:
+            self._parsed[condition] = expr(condition)
+        try:
+            return _written(task, sinks, _collected(frame, self._parsed[condition]))
+        except _LeftToTasks as why:
+            self._pause = PAUSE_BATCHES
+            logger.info("%s and the %d batches after it are left to tasks: %s", task.round, PAUSE_BATCHES, why)
+            return None
+
+
+def _collected(frame: DataFrame, fits: Column) -> list[pa.RecordBatch]:
+    """Return the records of a frame as tasks get them. Errors of Spark's, such as the interrupt of its ``stop()``, are
+    not left to tasks, which would meet them, too."""
+    try:
+        table = frame.where(fits).toArrow()
+    except Exception as error:
+        if _TOO_LARGE in str(error):
+            raise _LeftToTasks(_TOO_LARGE) from None
+        raise
+    fields = zip(table.schema, frame.schema, strict=True)
+    as_in_tasks = pa.schema([_as_in_tasks(arrow, field, frame) for arrow, field in fields])
+    batches: list[pa.RecordBatch] = table.cast(as_in_tasks).to_batches()
+    return batches
+
+
+def _written(task: Task, sinks: Mapping[str, TwoPhaseCommitSink[Any]], batches: Sequence[pa.RecordBatch]) -> Written:
+    try:
+        return task.write(sinks, batches, partition=0, serial=DRIVERS_SERIAL)
+    except Exception as error:  # it is rolled back, and tasks find out what is wrong
+        raise _LeftToTasks(f"{type(error).__name__}: {error}") from error
+
+
+def _fits(schema: StructType, bytes_at_most: int) -> str | None:
+    """Return a condition in SQL that raises for a larger record; None if Spark does not tell the size of each."""
+    sized = [quoted(field.name) for field in schema if type(field.dataType) in _SIZED]
+    fixed = [field.name for field in schema if type(field.dataType) in _FIXED]
+    if len(sized) + len(fixed) < len(schema):
+        return None
+    share = (bytes_at_most - _FIXED_BYTES * len(fixed)) // max(1, len(sized))
+    too_large = " OR ".join(f"octet_length({column}) > {share}" for column in sized) or str(share < 0)
+    return f"IF({too_large}, raise_error('{_TOO_LARGE}'), true)"
+
+
+def _as_in_tasks(arrow: pa.Field, field: StructField, frame: DataFrame) -> pa.Field:
+    """Return the field of Arrow that tasks get. Their timestamps have the session's time zone."""
+    if not isinstance(field.dataType, TimestampType):
+        return arrow
+    return arrow.with_type(pa.timestamp(arrow.type.unit, frame.sparkSession.conf.get("spark.sql.session.timeZone")))
