@@ -110,8 +110,8 @@ class Coordinator:
         replay_copies: a folder where participants keep a copy of what they write, or None. If a target system rolls
             back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
             the copy. Without copies the query stops.
-        commits_at_once: threads of phase two, which the sinks share evenly. A commit mostly waits for its target
-            system. With 1, the calling thread commits.
+        commits_at_once: threads of phase two for each sink. A commit mostly waits for its target system. With 1, the
+            calling thread commits, and a target system that is away keeps the sinks after it waiting.
         rest_interval_s: how long after a batch, and how often from then on, a thread of its own calls ``rest``; None
             for never.
         start_timeout_s: how long a target system may give no answer before the first decision of a new log. After the
@@ -489,13 +489,13 @@ class Coordinator:
 
         def failed_in(calls: Sequence[CommitCall]) -> list[tuple[CommitCall, Exception]]:
             left = self._commit_many(calls, batch_id, recovered)
-            with self._threads(len(left), at_once) as map_:
-                return [(call, error) for call, error in zip(left, map_(attempt, left), strict=True) if error]
+            with self._threads(len(left), self._commits_at_once) as map_:
+                outcomes = list(map_(attempt, left))
+            return [(call, error) for call, error in zip(left, outcomes, strict=True) if error]
 
         calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
         of_sinks = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
         # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
-        at_once = max(1, self._commits_at_once // max(1, len(of_sinks)))
         with self._threads(len(of_sinks), len(of_sinks)) as map_:
             failed = list(chain.from_iterable(map_(failed_in, of_sinks)))
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since

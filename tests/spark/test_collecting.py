@@ -14,6 +14,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import udf
 
 import twopc
+from tests.spark.conftest import descriptions, wait_until
+from tests.support.topic_reader import records_of
 from twopc import Participant
 from twopc.spark import Output, collecting, foreach_batch
 from twopc.spark.collecting import Collecting
@@ -93,14 +95,14 @@ def copying(
     source = f"source-{uuid.uuid4().hex[:8]}"
     kafka_broker.create_topic(source, PARTITIONS)
     made = Copying(spark, tmp_path, source, topic)
-    written = Collecting.written
+    write = Collecting.write
 
     def noted(self: Collecting, *arguments: Any) -> Written | None:
-        found = written(self, *arguments)
+        found = write(self, *arguments)
         made.on_driver.append(found is not None)
         return found
 
-    monkeypatch.setattr(Collecting, "written", noted)
+    monkeypatch.setattr(Collecting, "write", noted)
     return made
 
 
@@ -148,6 +150,57 @@ def test_conditions_of_outputs_are_kept(copying: Copying, pipeline: Pipeline) ->
     values = [str(number) for number in range(BATCHES * RECORDS)]
     assert copying.target.shows([value for value in values if value < "2"])
     assert sorted(row["value"] for row in pipeline.archived()) == sorted(value for value in values if value >= "4")
+
+
+def test_a_record_without_a_value_is_written(copying: Copying) -> None:
+    copying.produce()
+    copying.run(
+        lambda source: source.selectExpr("CAST(value AS STRING) AS key", "IF(offset % 2 = 0, value, NULL) AS value")
+    )
+    assert copying.on_driver == FIRST_BY_TASKS
+    found = records_of(copying.target.servers, copying.target.name)
+    assert sorted(record.key.decode() for record in found) == sorted(str(number) for number in range(BATCHES * RECORDS))
+
+
+def test_the_driver_writes_where_spark_asks_for_executors_by_waiting_tasks(copying: Copying) -> None:
+    settings = copying.spark._jsparkSession.sessionState().conf()
+    settings.setConfString("spark.dynamicAllocation.enabled", "true")
+    try:
+        copying.produce()
+        copying.run()
+    finally:
+        settings.unsetConf("spark.dynamicAllocation.enabled")
+    assert copying.on_driver == FIRST_BY_TASKS
+
+
+@pytest.mark.parametrize(
+    ("columns", "records", "is_told"),
+    [
+        ("value BINARY", 10_000, True),
+        ("id LONG, at TIMESTAMP", 10_000, True),
+        ("values ARRAY<STRING>", 1, False),
+        (", ".join(f"c{number} LONG" for number in range(1_000)), 10_000, False),
+        (", ".join(f"c{number} STRING" for number in range(1_000)), 10_000, False),
+    ],
+    ids=["bytes", "fixed", "array", "many numbers", "many texts"],
+)
+def test_the_driver_takes_only_columns_that_fit(columns: str, records: int, is_told: bool, spark: SparkSession) -> None:
+    schema = spark.createDataFrame([], columns).schema
+    assert (collecting._fits(schema, collecting.BYTES_AT_MOST // records) is not None) is is_told
+
+
+def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses_nothing(copying: Copying) -> None:
+    copying.produce()
+    copying.run(lambda source: source.where("offset < 5").select("value"))
+    slow = "java_method('java.lang.Thread', 'sleep', CAST(20000 AS BIGINT)) IS NULL"  # no function of the user's
+    write = foreach_batch(copying.target.sink(), log=f"{copying.folder}/slow-log")
+    frame = copying.frame().selectExpr("value", f"IF(offset >= {RECORDS // PARTITIONS} AND {slow}, 1, 0) AS partition")
+    query = frame.select("value").where("partition < 2").writeStream.foreachBatch(write)
+    query = query.option("checkpointLocation", f"{copying.folder}/slow").start()
+    wait_until(lambda: any("batch 1 of" in each for each in descriptions(copying.spark)))
+    query.stop()
+    assert query.exception() is None
+    assert query.status["message"] == "Stopped"  # the query's thread has not died
 
 
 def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:

@@ -123,6 +123,7 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
         raise RuntimeError("the driver dies")
 
     with monkeypatch.context() as patch:
+        patch.setattr(KafkaSink, "commit_many", dies)
         patch.setattr(KafkaSink, "commit", dies)
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             run()

@@ -66,8 +66,10 @@ def test_an_entry_that_a_power_cut_has_cut_off_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     ("earlier", "later", "records"),
     [
-        ({"a": {"0": 100, "1": 5}, "b": {"0": 1}}, {"a": {"0": 300, "1": 4}, "b": {"0": 2}}, 200),
+        ({"a": {"0": 100, "1": 5}, "b": {"0": 1}}, {"a": {"0": 300, "1": 5}, "b": {"0": 2}}, 201),
         ({"a": {"0": 100}}, {"a": {"0": 100, "1": 5}}, None),  # from where its first is not told
+        ({"a": {"0": 20_000, "1": 100}}, {"a": {"0": 500, "1": 20_100}}, None),  # it was created again
+        ({"a": {}}, {"a": {}}, 0),
         ({"logOffset": 1}, {"logOffset": 2}, None),
         ({"a": {"x": 1}}, {"a": {"x": 2}}, None),
         (None, {"a": {"0": 1}}, None),

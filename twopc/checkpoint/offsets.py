@@ -78,11 +78,13 @@ def watermark_ms(reads: Reads) -> int:
 
 
 def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
-    """Return how many records lie between two offsets of a Kafka source, or None if that is not known."""
+    """Return how many records lie between two offsets of a Kafka source, or None if that is not known, such as for a
+    topic that was deleted and created again."""
     before, after = _partitions(earlier), _partitions(later)
     if before is None or after is None or before.keys() != after.keys():
         return None
-    return sum(after.values()) - sum(before.values())
+    counts = [after[partition] - before[partition] for partition in after]
+    return None if any(count < 0 for count in counts) else sum(counts)
 
 
 def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:

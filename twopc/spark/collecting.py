@@ -12,8 +12,6 @@ A batch that turns out to be too large, or that the driver can't write, is left 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -36,7 +34,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.output import quoted
 from twopc.spark.task import Task, Written
 from twopc.spark.tuning import Plan
@@ -58,17 +55,16 @@ DRIVERS_SERIAL = 1 << 62
 _TOO_LARGE = "twopc: a record is too large for the driver"
 """What Spark raises in the job."""
 
+_SPARKS_LIMIT = "spark.driver.maxResultSize"
+"""Named by Spark's error where results are larger."""
+
 _SIZED = (StringType, BinaryType)  # not their subclasses, such as CHAR
 _FIXED = (
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
     *(DateType, TimestampType, TimestampNTZType),
 )
-_FIXED_BYTES = 16
-"""What a value of fixed size takes at most."""
-
-
-class _LeftToTasks(Exception):
-    """The driver does not write this batch. The message has the reason."""
+_COLUMN_BYTES = 16
+"""What a value of fixed size takes at most; and more than Arrow needs beside a text or a binary value."""
 
 
 class Collecting:
@@ -78,14 +74,7 @@ class Collecting:
         self._pause = 0
         self._parsed: dict[str, Column] = {}
 
-    def written(
-        self,
-        frame: DataFrame,
-        plan: Plan,
-        records: int | None,
-        task: Task,
-        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
-    ) -> Written | None:
+    def write(self, frame: DataFrame, plan: Plan, records: int | None, task: Task) -> Written | None:
         """Take the records of a batch and write them, or return None: then tasks do.
 
         Args:
@@ -93,7 +82,6 @@ class Collecting:
             plan: its plan.
             records: how many records its sources give at most, or None if that is not known.
             task: what a task would do.
-            sinks: the sinks.
         """
         if self._pause:
             self._pause -= 1
@@ -107,22 +95,29 @@ class Collecting:
             return None
         if condition not in self._parsed:
             self._parsed[condition] = expr(condition)
+        batches = _collected(frame, self._parsed[condition])
+        if batches is None:
+            return self._left(task, logging.INFO, f"a record has more than {bytes_a_record} bytes")
         try:
-            return _written(task, sinks, _collected(frame, self._parsed[condition]))
-        except _LeftToTasks as why:
-            self._pause = PAUSE_BATCHES
-            logger.info("%s and the %d batches after it are left to tasks: %s", task.round, PAUSE_BATCHES, why)
-            return None
+            # With copies of the sinks, as tasks have them.
+            return task.write(task.sinks.loaded(), batches, partition=0, serial=DRIVERS_SERIAL)
+        except Exception as error:  # noqa: BLE001  # it is rolled back, and tasks find out what is wrong
+            return self._left(task, logging.WARNING, f"{type(error).__name__}: {error}")
+
+    def _left(self, task: Task, level: int, why: str) -> Written | None:
+        self._pause = PAUSE_BATCHES
+        logger.log(level, "%s and the %d batches after it are left to tasks: %s", task.round, PAUSE_BATCHES, why)
+        return None
 
 
-def _collected(frame: DataFrame, fits: Column) -> list[pa.RecordBatch]:
-    """Return the records of a frame as tasks get them. Errors of Spark's, such as the interrupt of its ``stop()``, are
-    not left to tasks, which would meet them, too."""
+def _collected(frame: DataFrame, fits: Column) -> list[pa.RecordBatch] | None:
+    """Return the records of a frame as tasks get them; None if Spark refuses to send them. Its other errors, such as
+    the interrupt of its ``stop()``, would come to tasks, too."""
     try:
         table = frame.where(fits).toArrow()
     except Exception as error:
-        if _TOO_LARGE in str(error):
-            raise _LeftToTasks(_TOO_LARGE) from None
+        if _TOO_LARGE in str(error) or _SPARKS_LIMIT in str(error):
+            return None
         raise
     fields = zip(table.schema, frame.schema, strict=True)
     as_in_tasks = pa.schema([_as_in_tasks(arrow, field, frame) for arrow, field in fields])
@@ -130,21 +125,16 @@ def _collected(frame: DataFrame, fits: Column) -> list[pa.RecordBatch]:
     return batches
 
 
-def _written(task: Task, sinks: Mapping[str, TwoPhaseCommitSink[Any]], batches: Sequence[pa.RecordBatch]) -> Written:
-    try:
-        return task.write(sinks, batches, partition=0, serial=DRIVERS_SERIAL)
-    except Exception as error:  # it is rolled back, and tasks find out what is wrong
-        raise _LeftToTasks(f"{type(error).__name__}: {error}") from error
-
-
 def _fits(schema: StructType, bytes_at_most: int) -> str | None:
-    """Return a condition in SQL that raises for a larger record; None if Spark does not tell the size of each."""
-    sized = [quoted(field.name) for field in schema if type(field.dataType) in _SIZED]
-    fixed = [field.name for field in schema if type(field.dataType) in _FIXED]
-    if len(sized) + len(fixed) < len(schema):
+    """Return a condition in SQL that raises for a larger record; None if Spark does not tell the size of each, or if
+    there are too many columns."""
+    if any(type(field.dataType) not in (*_SIZED, *_FIXED) for field in schema):
         return None
-    share = (bytes_at_most - _FIXED_BYTES * len(fixed)) // max(1, len(sized))
-    too_large = " OR ".join(f"octet_length({column}) > {share}" for column in sized) or str(share < 0)
+    sized = [quoted(field.name) for field in schema if type(field.dataType) in _SIZED]
+    share = (bytes_at_most - _COLUMN_BYTES * len(schema)) // max(1, len(sized))
+    if share < 0:
+        return None
+    too_large = " OR ".join(f"octet_length({column}) > {share}" for column in sized) or "false"
     return f"IF({too_large}, raise_error('{_TOO_LARGE}'), true)"
 
 

@@ -123,7 +123,7 @@ class ConnectInput:
     """
 
     file_sources: tuple[str, ...] = ()
-    records = None
+    records: int | None = None
     is_active = True
 
     def __init__(self, folder: CheckpointFolder) -> None:

@@ -237,7 +237,7 @@ class ForeachBatch:
                 wanted=wanted,
             )
             with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
-                return self._written(frame, task, plan, batch_input.records)
+                return self._run(frame, task, plan, batch_input.records)
 
         def phase_one(round: Round) -> Iterator[Vote]:
             by_task = written("pre-commit", round)
@@ -270,10 +270,10 @@ class ForeachBatch:
             with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    def _written(self, frame: DataFrame, task: Task, plan: Plan, records: int | None) -> list[Written]:
+    def _run(self, frame: DataFrame, task: Task, plan: Plan, records: int | None) -> list[Written]:
         """Write and pre-commit a batch, on the driver or in the tasks of a Spark job."""
         settings = self._settings
-        if settings.collect and (small := self._collecting.written(frame, plan, records, task, settings.sinks)):
+        if settings.collect and (small := self._collecting.write(frame, plan, records, task)):
             return [small]
         record_bytes = self._record_bytes if settings.uncapped and not plan.python else 0
         with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from py4j.protocol import Py4JJavaError
@@ -129,8 +129,8 @@ def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> It
         yield
     except Exception as error:
         cause = error.__cause__ if isinstance(error, RoundAborted) else error
-        thrown = cause.java_exception.toString() if isinstance(cause, Py4JJavaError) else ""
-        is_interrupt = thrown.startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED))
+        thrown = _thrown(cause.java_exception) if isinstance(cause, Py4JJavaError) else ()
+        is_interrupt = any(each.startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED)) for each in thrown)
         if not is_interrupt and not (isinstance(cause, Retriable) and is_stopped()):
             raise
         kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
@@ -138,3 +138,10 @@ def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> It
             f"batch {batch_id} was interrupted: its query was stopped, or its job cancelled. The query's next start"
             f" continues with it. (py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {_INTERRUPT})"
         ) from None
+
+
+def _thrown(error: Any) -> Iterator[str]:
+    """Yield what Java's error says, then what its causes say. Spark wraps the error of a job in another thread."""
+    while error is not None:
+        yield str(error.toString())
+        error = error.getCause()

@@ -54,7 +54,8 @@ class Plan:
     Attributes:
         tasks: the number of its tasks, or None if that is not known.
         python: whether Python may evaluate a part of it.
-        keeps_rows: whether it is mergeable, and has at most one row for each row of its sources.
+        keeps_rows: whether it consists of sources, columns and filters without functions of the user. So it has at most
+            one row for each row of its sources.
         mergeable: whether fewer tasks may run it: it consists of sources, columns and filters without functions of the
             user, and Spark does not request executors by the number of waiting tasks.
         query: Spark's query, in the JVM.
@@ -109,8 +110,9 @@ class Plans:
             return Plan()
         python = of_query.python or (node is not plan and plan.containsPattern(of_python))
         scala = node is not plan and plan.containsPattern(of_scala)
-        mergeable = of_query.mergeable and not python and not scala
-        return Plan(rdd.getNumPartitions(), python, mergeable, mergeable and of_query.keeps_rows, self._query)
+        own = python or scala
+        mergeable, keeps_rows = of_query.mergeable and not own, of_query.keeps_rows and not own
+        return Plan(rdd.getNumPartitions(), python, mergeable, keeps_rows, self._query)
 
     @cached_property
     def _of_query(self) -> Plan:

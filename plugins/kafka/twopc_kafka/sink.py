@@ -364,9 +364,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         due = {identity_of(one): (self._name(one), version_of(one)) for one in committables if one.handle}
         first = due.keys() - self._asked_to_commit
         self._asked_to_commit |= due.keys()
-        answers = self._control.commit_many(due)
-        committed = {each for each, answer in answers.items() if answer and to_end(answer) is EndTxnAnswer.DONE}
-        self._asked_to_commit -= committed | (first - answers.keys())
+        try:
+            asked = self._control.commit_many(due)
+        except Retriable:
+            self._asked_to_commit -= first  # nothing was sent
+            raise
+        answers = {each: to_end(name) if name else None for each, name in asked.items()}
+        committed = {each for each, answer in answers.items() if answer is EndTxnAnswer.DONE}
+        refused = {each for each, answer in answers.items() if answer is EndTxnAnswer.DESCRIBE}
+        # What was refused is asked for again, and was not committed before.
+        self._asked_to_commit -= committed | (first & refused) | (first - answers.keys())
         return [one.transaction_id for one in committables if not one.handle or identity_of(one) in committed]
 
     def _roll_back_if_topic_is_gone(self, committable: Committable, since_s: float) -> None:

@@ -41,7 +41,7 @@ from twopc_files.layout import Layout
 from twopc_files.sink import FileSink
 from twopc_files.stores import local
 from twopc_files.stores.local import Local
-from twopc_kafka import ending, hanging, topics
+from twopc_kafka import ending, hanging
 from twopc_kafka import sink as kafka_sink
 
 ResultT = TypeVar("ResultT")
@@ -239,7 +239,6 @@ def simulated() -> Iterator[None]:
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
         (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
         (log_store, "mount_of", lambda _: None),
-        (topics, "ThreadPoolExecutor", contextlib.nullcontext),  # unused: the model's topics have no ids
         (durable_files, "os", _OS),
         (durable_files, "uuid", uuids),
         (local, "os", _OS),

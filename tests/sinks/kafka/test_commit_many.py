@@ -12,9 +12,10 @@ from kafka.future import Future
 from kafka.protocol.producer.transaction import EndTxnRequest
 
 from twopc import Committable
-from twopc.errors import TransactionLost
+from twopc.errors import OutcomeUnknown, Retriable, TransactionLost
 from twopc_kafka.client import control
 from twopc_kafka.client.control import Control
+from twopc_kafka.writers.librdkafka import Writer
 
 pytestmark = pytest.mark.kafka
 
@@ -56,14 +57,41 @@ def test_all_transactions_are_committed_by_one_call(version: int, topic: Any, ma
 
 
 def test_a_transaction_that_is_rolled_back_is_left_to_its_own_commit(
-    topic: Any, make_sink: Any, pre_commit: Any
+    topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:
     due, sink = pre_committed(3, make_sink(topic), pre_commit), make_sink(topic)
     sink.abort(due[1])
     assert sorted(sink.commit_many(due)) == sorted(ids([due[0], due[2]]))
     with pytest.raises(TransactionLost):
-        sink.commit(due[1])
+        wait.repeated(lambda: sink.commit(due[1]))  # its markers may be on their way
     topic.becomes(["00", "02"])
+
+
+def test_a_transaction_whose_id_another_client_took_was_refused_at_first(
+    topic: Any, make_sink: Any, pre_commit: Any
+) -> None:
+    due, sink = pre_committed(2, make_sink(topic), pre_commit), make_sink(topic)
+    Writer(sink._options, due[1].transaction_id)
+    assert list(sink.commit_many(due)) == ids(due[:1])
+    with pytest.raises(OutcomeUnknown) as unknown:
+        sink.commit(due[1])
+    assert unknown.value.was_refused_at_first
+
+
+def test_nothing_counts_as_asked_for_if_no_coordinator_is_found(
+    topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due, sink = pre_committed(2, make_sink(topic), pre_commit), make_sink(topic)
+
+    async def away(*_: object) -> None:
+        raise kafka.errors.CoordinatorNotAvailableError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Control, "coordinators_of", away)
+        with pytest.raises(Retriable):
+            sink.commit_many(due)
+    assert sink._asked_to_commit == set()
+    assert sorted(sink.commit_many(due)) == sorted(ids(due))
 
 
 def test_what_gets_no_answer_is_in_doubt_and_no_further_commit_is_sent(

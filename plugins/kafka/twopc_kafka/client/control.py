@@ -62,6 +62,8 @@ _TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the field
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _WITHOUT_MEMBERS = ("Empty", "Dead")
 
+_NO_ANSWER = (kafka.errors.KafkaError, OSError)
+
 ResultT = TypeVar("ResultT")
 
 
@@ -182,14 +184,17 @@ class Control:
         return self.run(self._end, transactional_id, producer_id, epoch, commit, version)
 
     def commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
-        """Ask to commit transactions, several at a time. Stop asking after ``COMMITTING_S``, or when a request gets no
-        answer.
+        """Ask to commit transactions, ``COMMITS_UNDER_WAY`` at a time. Stop asking after ``COMMITTING_S``, or when the
+        oldest request on its way has got no answer.
 
         Args:
             due: producer id and epoch → transactional id and version of EndTxn.
 
         Returns:
             Kafka's answer to each commit that was asked for, as from ``end``; None for no answer.
+
+        Raises:
+            Retriable: the coordinators were not found. Nothing was sent.
         """
         return self.run(self._commit_many, due) if due else {}
 
@@ -203,7 +208,7 @@ class Control:
                     self._find_brokers()
                 self._knows_brokers = True
             return self.manager.run(asked, *args)  # type: ignore[no-any-return]
-        except (kafka.errors.KafkaError, OSError) as error:
+        except _NO_ANSWER as error:
             self._forget(error)
             if (refusal := lasting(error)) is not None:
                 raise refusal from error
@@ -449,7 +454,12 @@ class Control:
                 break
             if time.monotonic() > until_s:
                 break
-            under_way.append((producer, name, await self._ask_to_end(name, *producer, commit=True, version=version)))
+            try:
+                asked = await self._ask_to_end(name, *producer, commit=True, version=version)
+            except _NO_ANSWER as error:
+                self._forget(error)
+                break
+            under_way.append((producer, name, asked))
             answers[producer] = None
         for each in under_way:
             await self._is_answered(answers, *each)
@@ -461,7 +471,7 @@ class Control:
         """Wait for the answer to a commit, and note it. Return whether there is one."""
         try:
             answers[producer] = self._answer_to_end(name, await asked)
-        except (kafka.errors.KafkaError, OSError) as error:
+        except _NO_ANSWER as error:
             logger.debug("no answer to the commit of %s: %s", name, _told(error))
             self._forget(error)
             return False
