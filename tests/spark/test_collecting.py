@@ -195,8 +195,8 @@ def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses
     slow = "java_method('java.lang.Thread', 'sleep', CAST(20000 AS BIGINT)) IS NULL"  # no function of the user's
     write = foreach_batch(copying.target.sink(), log=f"{copying.folder}/slow-log")
     frame = copying.frame().selectExpr("value", f"IF(offset >= {RECORDS // PARTITIONS} AND {slow}, 1, 0) AS partition")
-    query = frame.select("value").where("partition < 2").writeStream.foreachBatch(write)
-    query = query.option("checkpointLocation", f"{copying.folder}/slow").start()
+    stream = frame.select("value").where("partition < 2").writeStream.foreachBatch(write)
+    query = stream.option("checkpointLocation", f"{copying.folder}/slow").start()
     wait_until(lambda: any("batch 1 of" in each for each in descriptions(copying.spark)))
     query.stop()
     assert query.exception() is None
@@ -294,6 +294,21 @@ def test_a_batch_of_which_the_plan_leaves_no_record_has_no_transaction(copying: 
     assert copying.on_driver == FIRST_BY_TASKS
     assert copying.target.shows([str(number) for number in range(BATCHES * RECORDS) if not 20 <= number <= 29])
     assert copying.target.ongoing() == []
+
+
+def test_what_spark_does_not_send_to_the_driver_is_written_by_tasks(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = copying.spark._jsc.sc().conf()
+    monkeypatch.setattr(collecting, "PAUSE_BATCHES", 0)
+    settings.set("spark.driver.maxResultSize", "100000")  # the votes of tasks have a few kB
+    try:
+        copying.produce(value=lambda number: f"{number:020000}")
+        copying.run()
+    finally:
+        settings.set("spark.driver.maxResultSize", "1g")
+    assert copying.on_driver == [BY_TASKS] * BATCHES
+    assert copying.target.shows([f"{number:020000}" for number in range(BATCHES * RECORDS)])
 
 
 def test_a_driver_that_is_killed_while_it_writes_loses_and_doubles_nothing(

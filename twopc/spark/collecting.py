@@ -35,6 +35,7 @@ from pyspark.sql.types import (
 )
 
 from twopc.spark.output import quoted
+from twopc.spark.stopping import is_interrupt
 from twopc.spark.task import Task, Written
 from twopc.spark.tuning import Plan
 
@@ -54,9 +55,6 @@ DRIVERS_SERIAL = 1 << 62
 
 _TOO_LARGE = "twopc: a record is too large for the driver"
 """What Spark raises in the job."""
-
-_SPARKS_LIMIT = "spark.driver.maxResultSize"
-"""Named by Spark's error where results are larger."""
 
 _SIZED = (StringType, BinaryType)  # not their subclasses, such as CHAR
 _FIXED = (
@@ -95,30 +93,25 @@ class Collecting:
             return None
         if condition not in self._parsed:
             self._parsed[condition] = expr(condition)
-        batches = _collected(frame, self._parsed[condition])
-        if batches is None:
-            return self._left(task, logging.INFO, f"a record has more than {bytes_a_record} bytes")
         try:
+            batches = _collected(frame.where(self._parsed[condition]))
             # With copies of the sinks, as tasks have them.
             return task.write(task.sinks.loaded(), batches, partition=0, serial=DRIVERS_SERIAL)
-        except Exception as error:  # noqa: BLE001  # it is rolled back, and tasks find out what is wrong
-            return self._left(task, logging.WARNING, f"{type(error).__name__}: {error}")
-
-    def _left(self, task: Task, level: int, why: str) -> Written | None:
-        self._pause = PAUSE_BATCHES
-        logger.log(level, "%s and the %d batches after it are left to tasks: %s", task.round, PAUSE_BATCHES, why)
-        return None
-
-
-def _collected(frame: DataFrame, fits: Column) -> list[pa.RecordBatch] | None:
-    """Return the records of a frame as tasks get them; None if Spark refuses to send them. Its other errors, such as
-    the interrupt of its ``stop()``, would come to tasks, too."""
-    try:
-        table = frame.where(fits).toArrow()
-    except Exception as error:
-        if _TOO_LARGE in str(error) or _SPARKS_LIMIT in str(error):
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            # What was written is rolled back, and tasks find out what is wrong.
+            self._pause = PAUSE_BATCHES
+            logger.warning(
+                "the driver can't write %s: tasks write it and the %d batches after it. %s: %s",
+                *(task.round, PAUSE_BATCHES, type(error).__name__, str(error).partition("\n")[0]),
+            )
             return None
-        raise
+
+
+def _collected(frame: DataFrame) -> list[pa.RecordBatch]:
+    """Return the records of a frame as tasks get them."""
+    table = frame.toArrow()
     fields = zip(table.schema, frame.schema, strict=True)
     as_in_tasks = pa.schema([_as_in_tasks(arrow, field, frame) for arrow, field in fields])
     batches: list[pa.RecordBatch] = table.cast(as_in_tasks).to_batches()

@@ -12,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from py4j.protocol import Py4JJavaError
@@ -129,9 +129,7 @@ def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> It
         yield
     except Exception as error:
         cause = error.__cause__ if isinstance(error, RoundAborted) else error
-        thrown = _thrown(cause.java_exception) if isinstance(cause, Py4JJavaError) else ()
-        is_interrupt = any(each.startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED)) for each in thrown)
-        if not is_interrupt and not (isinstance(cause, Retriable) and is_stopped()):
+        if not is_interrupt(cause) and not (isinstance(cause, Retriable) and is_stopped()):
             raise
         kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
         raise kind(
@@ -140,8 +138,12 @@ def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> It
         ) from None
 
 
-def _thrown(error: Any) -> Iterator[str]:
-    """Yield what Java's error says, then what its causes say. Spark wraps the error of a job in another thread."""
-    while error is not None:
-        yield str(error.toString())
-        error = error.getCause()
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether Spark's ``stop()`` has interrupted a call into Java, or cancelled its job. Spark wraps the error of a job
+    that it runs in another thread."""
+    thrown = error.java_exception if isinstance(error, Py4JJavaError) else None
+    while thrown is not None:
+        if str(thrown.toString()).startswith((_INTERRUPT, *_INTERRUPTED_READING, _CANCELLED)):
+            return True
+        thrown = thrown.getCause()
+    return False
