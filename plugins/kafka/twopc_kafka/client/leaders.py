@@ -134,7 +134,7 @@ class Leaders:
         return {name: topic.id for name, topic in found.items() if topic.id is not None}
 
     def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
-        """Begin to look topics up, so that ``topic_ids`` rarely has to wait. It asks again."""
+        """Begin to look topics up, so that ``topic_ids`` rarely has to wait. It asks for what is not known then."""
         if topics:
             self._control.manager.call_soon(self._look_up, topics, since_s)
 
