@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -15,6 +15,7 @@ from pyspark.sql.functions import udf
 
 import twopc
 from tests.spark.conftest import descriptions, wait_until
+from tests.support.observing import Killed
 from tests.support.topic_reader import records_of
 from twopc import Participant
 from twopc.spark import Output, collecting, foreach_batch
@@ -35,10 +36,6 @@ PARTITIONS, BATCHES, RECORDS = 2, 4, 10
 ON_DRIVER, BY_TASKS = True, False
 FIRST_BY_TASKS = [BY_TASKS, *[ON_DRIVER] * (BATCHES - 1)]
 """The first batch after a start is not known to be small."""
-
-
-class Killed(BaseException):
-    """The driver is dead. No error handling sees it, because it is no Exception."""
 
 
 @dataclass
@@ -62,9 +59,7 @@ class Copying:
         assert producer.flush(30) == 0
 
     def frame(self) -> DataFrame:
-        stream = self.spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.target.servers)
-        options = {"subscribe": self.source, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(RECORDS)}
-        return stream.options(**options).load()
+        return replace(self.target, name=self.source).stream(self.spark, RECORDS)
 
     def run(
         self,
@@ -191,16 +186,18 @@ def test_the_driver_takes_only_columns_that_fit(columns: str, records: int, is_t
 
 def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses_nothing(copying: Copying) -> None:
     copying.produce()
-    copying.run(lambda source: source.where("offset < 5").select("value"))
     slow = "java_method('java.lang.Thread', 'sleep', CAST(20000 AS BIGINT)) IS NULL"  # no function of the user's
-    write = foreach_batch(copying.target.sink(), log=f"{copying.folder}/slow-log")
+    write = foreach_batch({"slow": copying.target.sink()}, log=f"{copying.folder}/log")
     frame = copying.frame().selectExpr("value", f"IF(offset >= {RECORDS // PARTITIONS} AND {slow}, 1, 0) AS partition")
     stream = frame.select("value").where("partition < 2").writeStream.foreachBatch(write)
-    query = stream.option("checkpointLocation", f"{copying.folder}/slow").start()
-    wait_until(lambda: any("batch 1 of" in each for each in descriptions(copying.spark)))
+    query = stream.option("checkpointLocation", f"{copying.folder}/checkpoint").start()
+    wait_until(lambda: any("batch 1 of slow" in each for each in descriptions(copying.spark)))
     query.stop()
     assert query.exception() is None
     assert query.status["message"] == "Stopped"  # the query's thread has not died
+    copying.run(sinks={"slow": copying.target.sink()})
+    assert copying.shows()
+    assert copying.target.ongoing() == []
 
 
 def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -69,8 +70,7 @@ def test_a_batch_makes_few_calls_to_the_jvm(
     for number in range(BATCHES * RECORDS):
         producer.produce(source, str(number).encode(), partition=number % 4)
     assert producer.flush(30) == 0
-    options = {"kafka.bootstrap.servers": topic.servers, "subscribe": source, "startingOffsets": "earliest"}
-    stream = spark.readStream.format("kafka").options(**options, maxOffsetsPerTrigger=str(RECORDS)).load()
+    stream = replace(topic, name=source).stream(spark, RECORDS)
     write = foreach_batch(topic.sink(), log=str(tmp_path / "log"), collect=collect)
     query = stream.select("value").writeStream.foreachBatch(write).trigger(availableNow=True)
     query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()

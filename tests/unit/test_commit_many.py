@@ -10,17 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from twopc import (
-    Committable,
-    Coordinator,
-    Participant,
-    Round,
-    TwoPhaseCommitSink,
-    Vote,
-    hookimpl,
-    register_observer,
-    unregister_observer,
-)
+from tests.support.observing import observing
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
 from twopc.errors import Retriable
 from twopc.events import Event, TransactionCommitted
 from twopc.testing import MemorySink, MemoryTarget
@@ -93,10 +84,8 @@ def committed() -> Iterator[list[str]]:
             if isinstance(event, TransactionCommitted):
                 heard.append(event.committable.transaction_id)
 
-    listening = Listening()
-    register_observer(listening)
-    yield heard
-    unregister_observer(listening)
+    with observing(Listening()):
+        yield heard
 
 
 def run(threads: int = 16, **sinks: TwoPhaseCommitSink[Any]) -> None:

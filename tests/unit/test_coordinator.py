@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl, register_observer, unregister_observer
+from tests.support.observing import observing
+from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -153,10 +154,8 @@ def events() -> Iterator[list[Event]]:
         def twopc_event(self, event: Event) -> None:
             heard.append(event)
 
-    listening = Listening()
-    register_observer(listening)
-    yield heard
-    unregister_observer(listening)
+    with observing(Listening()):
+        yield heard
 
 
 def write_all(coordinator: Coordinator) -> Callable[[Round], list[Vote]]:
