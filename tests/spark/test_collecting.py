@@ -195,6 +195,7 @@ def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses
     query.stop()
     assert query.exception() is None
     assert query.status["message"] == "Stopped"  # the query's thread has not died
+    assert copying.on_driver == [BY_TASKS]  # of the first batch; the second was not left to tasks
     copying.run(sinks={"slow": copying.target.sink()})
     assert copying.shows()
     assert copying.target.ongoing() == []
