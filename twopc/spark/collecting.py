@@ -45,7 +45,7 @@ RECORDS_AT_MOST = 10_000
 """What the driver takes of a batch: one Arrow record batch, by Spark's default."""
 
 BYTES_AT_MOST = 16 * 1024 * 1024
-"""What the driver takes of a batch, which its records share evenly."""
+"""What the driver takes of a batch. It is divided evenly among the records."""
 
 PAUSE_BATCHES = 100
 """How many batches are left to tasks after one that the driver could not write."""
@@ -62,7 +62,7 @@ _FIXED = (
     *(DateType, TimestampType, TimestampNTZType),
 )
 _COLUMN_BYTES = 16
-"""What a value of fixed size takes at most; and more than Arrow needs beside a text or a binary value."""
+"""What a value of fixed size takes at most. Beside a text or a binary value, Arrow needs less."""
 
 
 class Collecting:

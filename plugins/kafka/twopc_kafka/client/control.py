@@ -62,7 +62,7 @@ _TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the field
 _LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _WITHOUT_MEMBERS = ("Empty", "Dead")
 
-_NO_ANSWER = (kafka.errors.KafkaError, OSError)
+_FAILURES = (kafka.errors.KafkaError, OSError)
 
 ResultT = TypeVar("ResultT")
 
@@ -208,7 +208,7 @@ class Control:
                     self._find_brokers()
                 self._knows_brokers = True
             return self.manager.run(asked, *args)  # type: ignore[no-any-return]
-        except _NO_ANSWER as error:
+        except _FAILURES as error:
             self._forget(error)
             if (refusal := lasting(error)) is not None:
                 raise refusal from error
@@ -456,7 +456,7 @@ class Control:
                 break
             try:
                 asked = await self._ask_to_end(name, *producer, commit=True, version=version)
-            except _NO_ANSWER as error:
+            except _FAILURES as error:
                 self._forget(error)
                 break
             under_way.append((producer, name, asked))
@@ -471,7 +471,7 @@ class Control:
         """Wait for the answer to a commit, and note it. Return whether there is one."""
         try:
             answers[producer] = self._answer_to_end(name, await asked)
-        except _NO_ANSWER as error:
+        except _FAILURES as error:
             logger.debug("no answer to the commit of %s: %s", name, _told(error))
             self._forget(error)
             return False
