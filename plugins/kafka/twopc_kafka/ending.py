@@ -20,6 +20,8 @@ STUCK_S = 10.0
 """How long to watch a transaction that may be stuck before the query stops with ``OperatorRequired``. The operator must
 act before the transaction times out."""
 
+_STILL_ENDING = "CONCURRENT_TRANSACTIONS"
+
 _MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
 ADVICE = (
     "If this persists, are all brokers up? A transaction ends only while each partition that it wrote to, and its"
@@ -67,7 +69,8 @@ def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Com
 def refuse_stuck(control: Control, committable: Committable) -> None:
     """Raise if the transaction is stuck: ``transaction.version`` was lowered to 0 while Kafka was ending the
     transaction by a version of EndTxn that needs a higher one. The coordinator can then proceed no further: the
-    transaction stays ongoing, or stays in its "Prepare" state although all markers are written.
+    transaction stays ongoing while each EndTxn is refused, or stays in its "Prepare" state although all markers are
+    written. Asks for the commit of an ongoing one.
 
     Raises:
         OperatorRequired: the transaction is stuck. Only the message's advice helps, and the transaction may time out.
@@ -84,7 +87,9 @@ def refuse_stuck(control: Control, committable: Committable) -> None:
 def _is_stuck(control: Control, committable: Committable, state: TransactionState | None) -> bool:
     match outcome_of(state, committable, control.end_txn_version):
         case Outcome.ONGOING:
-            return True
+            # Nobody else asks for its commit meanwhile. A coordinator that was starting accepts it by now.
+            name, version = committable.transaction_id, version_of(committable)
+            return control.end(name, *identity_of(committable), commit=True, version=version) == _STILL_ENDING
         case Outcome.ENDING:
             return state is not None and not state.partitions
         case _:

@@ -156,6 +156,20 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
     topic.becomes(["a"])
 
 
+def test_a_coordinator_that_was_starting_is_asked_again_before_an_operator_is_told(
+    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic)
+    committable = pre_commit(sink, ["a"])
+    cluster.set(0, wait)
+    monkeypatch.setattr(ending, "STUCK_S", 0.2)
+    answers, end = ["COORDINATOR_LOAD_IN_PROGRESS"], Control.end
+    monkeypatch.setattr(Control, "end", lambda *args, **named: answers.pop() if answers else end(*args, **named))
+    wait.repeated(lambda: sink.commit(committable))
+    assert not answers
+    topic.becomes(["a"])
+
+
 def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_look_at_it_and_the_commit(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

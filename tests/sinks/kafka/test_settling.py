@@ -17,6 +17,7 @@ from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_kafka import KafkaSink
 from twopc_kafka.answers import TransactionState
+from twopc_kafka.client import cluster
 from twopc_kafka.client.control import Control, name_beside
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.writers.librdkafka import Writer
@@ -214,6 +215,25 @@ def test_an_abort_that_the_broker_denies_or_does_not_perform_is_no_success(
         monkeypatch.setattr(Control, "end", lambda *_, answer=answer, **__: answer)
         with pytest.raises(expected):
             sink.abort(committable)
+
+
+@pytest.mark.parametrize("patience_s", [10.0, 0.0])
+def test_a_task_repeats_its_rollback_while_the_broker_asks_for_that_and_does_not_wait_for_ever(
+    patience_s: float, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = make_sink(topic)
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.writer.finish()  # so that the broker has the record, and the transaction
+    answers, end = ["CONCURRENT_TRANSACTIONS"] * 2, Control.end
+    monkeypatch.setattr(Control, "end", lambda *args, **named: answers.pop() if answers else end(*args, **named))
+    monkeypatch.setattr(cluster, "ABORT_TIMEOUT_S", patience_s)
+    if patience_s:
+        sink.discard(transaction)
+        assert sink.recover() == []
+    else:
+        with pytest.raises(Retriable, match=r"could not be rolled back by its writer: CONCURRENT_TRANSACTIONS"):
+            sink.discard(transaction)
 
 
 @pytest.mark.parametrize(

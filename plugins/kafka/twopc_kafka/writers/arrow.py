@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.client.cluster import cluster_of, roll_back
+from twopc_kafka.client.cluster import ABORT_TIMEOUT_S, cluster_of, roll_back
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.values import check_values
 from twopc_kafka.writers.encoding.batches import Encoder, in_runs, room_for_records
 from twopc_kafka.writers.encoding.partitions import choose, grouped
 from twopc_kafka.writers.encoding.records import records_of
 from twopc_kafka.writers.encoding.varints import Integers
-from twopc_kafka.writers.librdkafka import ABORT_TIMEOUT_S
 from twopc_kafka.writers.sender import Sending
 from twopc_kafka.writers.settings import settings
 

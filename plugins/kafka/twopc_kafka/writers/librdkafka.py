@@ -31,7 +31,7 @@ from twopc_kafka.answers import (
     records_refused,
     timeout_refused,
 )
-from twopc_kafka.client.cluster import Lookups, cluster_of
+from twopc_kafka.client.cluster import ABORT_TIMEOUT_S, Lookups, cluster_of
 from twopc_kafka.columns import records
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-ABORT_TIMEOUT_S = 10.0
-"""How long a participant tries to roll back a failed transaction. After that the coordinator's sweep does."""
 
 IDENTITY_TIMEOUT_S = 10.0
 """How long to wait for statistics that contain the producer's epoch. librdkafka reports statistics every 5 ms."""
