@@ -54,6 +54,13 @@ BOTH, SPARKS_TWO = "kafka-and-parquet", "spark-kafka-then-parquet"
 BEFORE_S, DURING_S = 10, 20
 """How long each contestant runs before its delays count, and while they do."""
 
+SHORT_FETCH = {"kafka.fetch.max.wait.ms": "5"}
+"""How long a broker may hold a request of Spark's source until there is a record. The source's other requests wait for
+that answer, also if the batch has all its records."""
+
+LONG_FETCH = ", default fetch"
+"""The suffix of contestants without ``SHORT_FETCH``."""
+
 RAW_CHECKPOINT = {"fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs"}
 """Spark then writes a local checkpoint without checksum files, and starts fewer programs for each of its files."""
 
@@ -111,10 +118,11 @@ SMALL = {
 
 @dataclass(frozen=True, slots=True)
 class OnSpark:
-    """A contestant on Spark, with settings of its session."""
+    """A contestant on Spark, with options of its source and settings of its session."""
 
     machine: Machine
     name: str
+    reads: Mapping[str, str]
     settings: Mapping[str, str]
 
     @contextlib.contextmanager
@@ -123,7 +131,9 @@ class OnSpark:
         spark, folder = self.machine.spark, f"{self.machine.folder}/{target}"
         for key, value in self.settings.items():
             spark.conf.set(key, value)
-        writer, _ = SMALL[self.name].start(self.machine, self.machine.source(source, **FAST_READING), target, folder)
+        writer, _ = SMALL[self.name].start(
+            self.machine, self.machine.source(source, **FAST_READING, **self.reads), target, folder
+        )
         query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
         for key in self.settings:
             spark.conf.unset(key)
@@ -146,8 +156,12 @@ def _delay(machine: Machine, running: Callable[[str, str], contextlib.AbstractCo
 
 def _on_spark(machine: Machine) -> dict[str, Callable[[], Delays]]:
     return {
-        f"{name}{suffix}": functools.partial(_delay, machine, OnSpark(machine, name, settings).running)
-        for suffix, settings in (("", {}), (", raw checkpoint", RAW_CHECKPOINT))
+        f"{name}{suffix}": functools.partial(_delay, machine, OnSpark(machine, name, reads, settings).running)
+        for suffix, reads, settings in (
+            ("", SHORT_FETCH, {}),
+            (LONG_FETCH, {}, {}),
+            (", raw checkpoint", SHORT_FETCH, RAW_CHECKPOINT),
+        )
         for name in (SPARK, ARROW)
     }
 
@@ -180,6 +194,13 @@ def _delays(delays: dict[str, list[Delays]]) -> list[Row]:
     ratios = [
         ratio("median delay with Arrow, over Spark's own sink", median, ARROW, SPARK, "latency_p50_vs_spark"),
         ratio("p99 of the delay with Arrow, over Spark's own sink", p99, ARROW, SPARK, "latency_p99_vs_spark"),
+        ratio(
+            "the same, with Kafka's default of 500 ms for fetch.max.wait.ms",
+            p99,
+            f"{ARROW}{LONG_FETCH}",
+            f"{SPARK}{LONG_FETCH}",
+            "latency_p99_vs_spark_default_fetch",
+        ),
     ]
     if "flink-1s" in delays:
         what = "p99 of the delay with Arrow, over Flink with a checkpoint per second"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import statistics
 import tempfile
 import time
 import uuid
@@ -14,14 +16,17 @@ from typing import Any
 import pyarrow as pa
 
 import twopc
-from tests.benchmarks.measuring import Row
+from tests.benchmarks.measuring import Row, in_turns
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 
-BATCHES = {4: (100, 25), 200: (10, 3), 2_000: (5, 1)}
-"""Transactions per batch → the number of batches, in a full and in a quick run. The first batches are a warm-up."""
+BATCHES = {4: 60, 200: 6, 2_000: 2}
+"""Transactions per batch → the number of batches in a turn. A turn's figure is their median."""
+
+TURNS = 5
+"""After an uncounted one: the broker's JVM compiles code in its first minute."""
 
 DANGLING = (1_250, 2_500, 5_000, 10_000)
 WRITERS_AT_ONCE = 8
@@ -37,17 +42,20 @@ def run(quick: bool) -> list[Row]:
             where = {"bootstrap.servers": broker.bootstrap_servers, "topic": "target", "writer": "arrow"}
             return twopc.create_sink("kafka", where)
 
-        counts = DANGLING[:1] if quick else DANGLING
+        def protocol_ms(transactions: int) -> float:
+            batches = run_batches(sink(), Path(folder), transactions, BATCHES[transactions])
+            return statistics.median(_protocol_ms(batch) for batch in batches)
+
+        contestants = {str(each): functools.partial(protocol_ms, each) for each in BATCHES}
+        in_turns(contestants, 0 if quick else 1)
+        took = in_turns(contestants, 1 if quick else TURNS)
         return [
-            *(_protocol(sink, Path(folder), transactions, quick) for transactions in BATCHES),
-            *(_recovery(sink, Path(folder), dangling) for dangling in counts),
+            *(
+                Row(f"protocol for {each} transactions", "ms", tuple(took[str(each)]), f"protocol_ms_{each}")
+                for each in BATCHES
+            ),
+            *(_recovery(sink, Path(folder), dangling) for dangling in (DANGLING[:1] if quick else DANGLING)),
         ]
-
-
-def _protocol(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, transactions: int, quick: bool) -> Row:
-    batches = run_batches(sink(), folder, transactions, BATCHES[transactions][quick])
-    took = tuple(_protocol_ms(batch) for batch in batches)
-    return Row(f"protocol for {transactions} transactions", "ms", took, f"protocol_ms_{transactions}")
 
 
 def run_batches(

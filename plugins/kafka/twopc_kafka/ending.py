@@ -14,7 +14,8 @@ from twopc_kafka.handles import identity_of, version_of
 MARKERS_TIMEOUT_S = 1.0
 """How long to wait for markers before the call fails and is reported. Callers repeat it. Markers take 1 to 3 ms."""
 
-MARKERS_INTERVAL_S = 0.001
+MARKERS_INTERVAL_S = 0.0002
+"""The first pause between two looks at whether markers are written. Each later one is twice as long."""
 
 STUCK_S = 10.0
 """How long to watch a transaction that may be stuck before the query stops with ``OperatorRequired``. The operator must
@@ -50,13 +51,14 @@ def wait_for_markers(control: Control, ended: Sequence[Committable]) -> None:
         Retriable: a coordinator has not finished yet.
         OperatorRequired: a coordinator can't finish.
     """
-    deadline = time.monotonic() + MARKERS_TIMEOUT_S
+    deadline, pause_s = time.monotonic() + MARKERS_TIMEOUT_S, MARKERS_INTERVAL_S
     while ended := _without_markers(control, ended):
         if time.monotonic() > deadline:
             refuse_stuck(control, ended[0])
             name = ended[0].transaction_id
             raise Retriable(f"Kafka has not written the markers of transaction {name} yet. {ADVICE}")
-        time.sleep(MARKERS_INTERVAL_S)
+        time.sleep(pause_s)
+        pause_s *= 2
 
 
 def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
