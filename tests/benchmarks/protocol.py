@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
+import itertools
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,12 @@ from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 
-BATCHES = {4: 60, 200: 6, 2_000: 2}
-"""Transactions per batch → the number of batches in a turn. A turn's figure is their median."""
+BATCHES = {4: 30, 200: 5, 2_000: 1}
+"""Transactions per batch → the number of batches in a turn."""
 
-TURNS = 5
-"""After an uncounted one: the broker's JVM compiles code in its first minute."""
+TURNS, WARM_UP_TURNS = 5, 5
+"""Counted turns, and uncounted ones before them: the broker's JVM compiles code, and ids repeat after ``BATCH_SLOTS``
+batches, so that their coordinators are known from then on."""
 
 DANGLING = (1_250, 2_500, 5_000, 10_000)
 WRITERS_AT_ONCE = 8
@@ -35,32 +36,37 @@ RECORD = pa.record_batch({"value": ["a"]})
 
 def run(quick: bool) -> list[Row]:
     """Return the milliseconds of the protocol per batch, and the seconds of a recovery."""
+    with _broker() as (sink, folder):
+        warm_up, counted = (1, 1) if quick else (WARM_UP_TURNS, TURNS)
+        queries = {n: run_batches(sink(), folder, n, each * (warm_up + counted)) for n, each in BATCHES.items()}
+        contestants = {str(n): functools.partial(_turn, query, BATCHES[n]) for n, query in queries.items()}
+        in_turns(contestants, warm_up)
+        turns = in_turns(contestants, counted)
+        for query in queries.values():
+            query.close()
+    with _broker() as (sink, folder):
+        recoveries = [_recovery(sink, folder, dangling) for dangling in (DANGLING[:1] if quick else DANGLING)]
+    took = {n: tuple(itertools.chain.from_iterable(turns[str(n)])) for n in BATCHES}
+    return [*(Row(f"protocol for {n} transactions", "ms", took[n], f"protocol_ms_{n}") for n in BATCHES), *recoveries]
+
+
+@contextlib.contextmanager
+def _broker() -> Iterator[tuple[Callable[[], TwoPhaseCommitSink[Any]], Path]]:
+    """Run a broker, and yield what makes a sink of it, and a folder."""
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         broker.create_topic("target", partitions=4)
+        options = {"bootstrap.servers": broker.bootstrap_servers, "topic": "target", "writer": "arrow"}
+        yield functools.partial(twopc.create_sink, "kafka", options), Path(folder)
 
-        def sink() -> TwoPhaseCommitSink[Any]:
-            where = {"bootstrap.servers": broker.bootstrap_servers, "topic": "target", "writer": "arrow"}
-            return twopc.create_sink("kafka", where)
 
-        def protocol_ms(transactions: int) -> float:
-            batches = run_batches(sink(), Path(folder), transactions, BATCHES[transactions])
-            return statistics.median(_protocol_ms(batch) for batch in batches)
-
-        contestants = {str(each): functools.partial(protocol_ms, each) for each in BATCHES}
-        in_turns(contestants, 0 if quick else 1)
-        took = in_turns(contestants, 1 if quick else TURNS)
-        return [
-            *(
-                Row(f"protocol for {each} transactions", "ms", tuple(took[str(each)]), f"protocol_ms_{each}")
-                for each in BATCHES
-            ),
-            *(_recovery(sink, Path(folder), dangling) for dangling in (DANGLING[:1] if quick else DANGLING)),
-        ]
+def _turn(query: Iterator[BatchFinished], batches: int) -> list[float]:
+    phases = (Phase.SEALING, Phase.DECIDING, Phase.COMMITTING)
+    return [sum(batch.phases_ms[phase.value] for phase in phases) for batch in itertools.islice(query, batches)]
 
 
 def run_batches(
     sink: TwoPhaseCommitSink[Any], folder: Path, transactions: int, batches: int
-) -> Iterator[BatchFinished]:
+) -> Generator[BatchFinished, None, None]:
     """Run batches of one record per transaction."""
 
     def phase_one(round: Round) -> list[Vote]:
@@ -69,10 +75,6 @@ def run_batches(
     with Coordinator({"sink": sink}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark") as coordinator:
         for batch_id in range(batches):
             yield coordinator.run(batch_id, phase_one)
-
-
-def _protocol_ms(batch: BatchFinished) -> float:
-    return sum(batch.phases_ms[phase.value] for phase in (Phase.SEALING, Phase.DECIDING, Phase.COMMITTING))
 
 
 def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, dangling: int) -> Row:

@@ -183,7 +183,7 @@ class SinkContract(ABC):
         with query.sent(sink, Round(2, 0), max_bad_records=len(bad)) as participant:
             participant.write(SINK, records.take(pa.array(bad)))
             assert participant.pre_commit() == {}
-        assert query.recover() == []
+        self._require_nothing_open(query)
 
     def _good_and_bad(self) -> tuple[pa.RecordBatch, list[int], list[int]]:
         """Records, and the positions of those that the sink takes and of those that it refuses."""
@@ -432,7 +432,7 @@ class SinkContract(ABC):
         for _ in range(2):
             query.abort(committable)
         assert self.visible() == []
-        assert query.recover() == []
+        self._require_nothing_open(query)
 
     def test_an_abort_rolls_back_its_own_transaction_alone(self) -> None:
         query = self.query()
@@ -472,7 +472,7 @@ class SinkContract(ABC):
         query = self.query()
         with contextlib.suppress(Lost), self._writing("a"):
             raise Lost
-        assert query.recover() == []
+        self._require_nothing_open(query)
         assert self.visible() == []
 
     def test_a_participant_that_fails_after_its_vote_is_rolled_back(self) -> None:
@@ -482,7 +482,7 @@ class SinkContract(ABC):
             participant.pre_commit()
             raise Lost
         query.sweep()
-        assert query.recover() == []
+        self._require_nothing_open(query)
         assert self.visible() == []
 
     def test_a_transaction_without_a_record_is_rolled_back(self) -> None:
@@ -492,7 +492,7 @@ class SinkContract(ABC):
         query.answered(sink.require_valid, self.record_batch(["a"]).schema)  # as a participant does before each begin
         transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition=0))
         query.answered(sink.discard, transaction)
-        assert query.recover() == []
+        self._require_nothing_open(query)
         assert self.visible() == []
 
     def test_a_writer_that_was_rolled_back_does_not_vote_for_a_part(self) -> None:
@@ -543,14 +543,14 @@ class SinkContract(ABC):
             assert error is None, f"recover did not list a transaction that the target system rolled back: {error!r}"
             raise Lost
         query.sweep()
-        assert query.recover() == []
+        self._require_nothing_open(query)
         assert self.visible() == []
 
     def test_what_recover_finds_can_be_aborted(self) -> None:
         query = self.query()
         self._pre_committed("ab")
         query.sweep()
-        assert query.recover() == []
+        self._require_nothing_open(query)
         assert self.visible() == []
 
     def test_recover_leaves_out_what_is_committed(self) -> None:
@@ -558,14 +558,14 @@ class SinkContract(ABC):
         committable = query.pre_committed(self.record_batch(["a"]))
         query.commit(committable)
         query.complete(0, committable)
-        assert query.recover() == []
+        self._require_nothing_open(query)
 
     # Other queries and sinks on the same target system. ---------------------------------------------------------
 
     def test_recover_finds_nothing_of_another_query_or_sink(self) -> None:
         for value, (name, log_id) in zip("abcd", NEIGHBORS, strict=True):
             self.query(name, log_id).pre_committed(self.record_batch([value]))
-        assert self.query().recover() == []
+        self._require_nothing_open(self.query())
 
     def test_one_query_or_sink_ends_nothing_of_another(self) -> None:
         query = self.query()
@@ -596,7 +596,7 @@ class SinkContract(ABC):
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
         findings = list(self.sink().check())
         assert [finding for finding in findings if finding.result is CheckStatus.FAILED] == []
-        assert self.query().recover() == []
+        self._require_nothing_open(self.query())
         assert self.visible() == []
 
     def test_a_sink_that_was_closed_can_be_used_again(self) -> None:
@@ -653,6 +653,9 @@ class SinkContract(ABC):
 
     def _require_visible(self, values: list[str]) -> None:
         assert self.becomes_visible(values), f"visible should be {values}, not {self.visible()}"
+
+    def _require_nothing_open(self, query: Query) -> None:
+        assert not (found := query.recover()), f"open: {found}"
 
     def _pre_committed(self, values: Iterable[str], round: Round = FIRST_ROUND) -> list[Committable]:
         """A transaction for each of ``values``, by as many participants of a round, which are gone."""

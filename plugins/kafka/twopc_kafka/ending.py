@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from twopc.errors import OperatorRequired, Retriable
+from twopc.retry import until_answered
 from twopc.transaction import Committable
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, Outcome, TransactionState, outcome
+from twopc_kafka.answers import (
+    EPOCH_BUMPING_END_TXN,
+    EndTxnAnswer,
+    Outcome,
+    TransactionState,
+    denied,
+    outcome,
+    to_end,
+)
 from twopc_kafka.client.control import Control
-from twopc_kafka.handles import identity_of, version_of
+from twopc_kafka.handles import identity_of, is_ongoing, version_of
+
+if TYPE_CHECKING:
+    from twopc_kafka.client.cluster import OpenTransaction
 
 MARKERS_TIMEOUT_S = 1.0
 """How long to wait for markers before the call fails and is reported. Callers repeat it. Markers take 1 to 3 ms."""
 
-MARKERS_INTERVAL_S = 0.0002
-"""The first pause between two looks at whether markers are written. Each later one is twice as long."""
+MARKERS_INTERVALS_S = 0.0002, 0.005
+"""The first and the longest pause between two looks at whether markers are written. Each is twice the one before."""
 
-STUCK_S = 10.0
-"""How long to watch a transaction that may be stuck before the query stops with ``OperatorRequired``. The operator must
-act before the transaction times out."""
+STUCK_S = 40.0
+"""How long a transaction looks stuck before the query stops with ``OperatorRequired``. A coordinator whose replicas are
+slow looks like that, too, until it goes on without them after ``replica.lag.time.max.ms``, 30 s by default."""
 
-_STILL_ENDING = "CONCURRENT_TRANSACTIONS"
+ABORT_TIMEOUT_S = 10.0
+"""How long a participant tries to roll back a failed transaction, once its requests in flight are answered. After that
+the coordinator's sweep does."""
+
+_PENDING = "CONCURRENT_TRANSACTIONS"
+"""How a coordinator answers EndTxn while it is busy with an earlier one."""
 
 _MEND = "raise it to 1 or more (kafka-features.sh upgrade --feature transaction.version=1) and restart the brokers"
 ADVICE = (
@@ -44,54 +63,77 @@ def outcome_of(described: TransactionState | None, committable: Committable, ver
     return outcome(described, *identity_of(committable), version_of(committable, version_now))
 
 
-def wait_for_markers(control: Control, ended: Sequence[Committable]) -> None:
+def wait_for_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
     """Wait until the coordinators have finished ending these transactions. They may have left out markers.
 
-    Raises:
-        Retriable: a coordinator has not finished yet.
-        OperatorRequired: a coordinator can't finish.
+    Returns:
+        the transactions that were not finished within ``MARKERS_TIMEOUT_S``.
     """
-    deadline, pause_s = time.monotonic() + MARKERS_TIMEOUT_S, MARKERS_INTERVAL_S
-    while ended := _without_markers(control, ended):
-        if time.monotonic() > deadline:
-            refuse_stuck(control, ended[0])
-            name = ended[0].transaction_id
-            raise Retriable(f"Kafka has not written the markers of transaction {name} yet. {ADVICE}")
+    pause_s, longest_s = MARKERS_INTERVALS_S
+    deadline = time.monotonic() + MARKERS_TIMEOUT_S
+    left = _without_markers(control, ended)
+    while left and time.monotonic() < deadline:
         time.sleep(pause_s)
-        pause_s *= 2
+        pause_s = min(2 * pause_s, longest_s)
+        left = _without_markers(control, left)
+    return left
 
 
 def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
-    described = control.describe([committable.transaction_id for committable in ended]) if ended else {}
-    return [
-        c for c in ended if outcome_of(described.get(c.transaction_id), c, control.end_txn_version) is Outcome.ENDING
-    ]
+    if not ended:
+        return []
+    described = control.describe([committable.transaction_id for committable in ended])
+    version = control.end_txn_version
+    return [c for c in ended if outcome_of(described.get(c.transaction_id), c, version) is Outcome.ENDING]
 
 
-def refuse_stuck(control: Control, committable: Committable) -> None:
-    """Raise if the transaction is stuck: ``transaction.version`` was lowered to 0 while Kafka was ending the
-    transaction by a version of EndTxn that needs a higher one. The coordinator can then proceed no further: the
-    transaction stays ongoing while each EndTxn is refused, or stays in its "Prepare" state although all markers are
-    written. Asks for the commit of an ongoing one.
+def unmarked(committable: Committable) -> Retriable:
+    """Return the error for a transaction that ``wait_for_markers`` has returned."""
+    name = committable.transaction_id
+    return Retriable(f"Kafka has not written the markers of transaction {name} yet. {ADVICE}")
 
-    Raises:
-        OperatorRequired: the transaction is stuck. Only the message's advice helps, and the transaction may time out.
+
+class Stuck:
+    """Decided transactions that look stuck, and since when.
+
+    A transaction is stuck if ``transaction.version`` was lowered to 0 while Kafka was ending it by a version of EndTxn
+    that needs a higher one. The coordinator can then proceed no further: the transaction stays ongoing while each
+    EndTxn is refused, or stays in its "Prepare" state although all markers are written.
     """
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[int, int], float] = {}  # by time.monotonic
+
+    def refuse(self, control: Control, committable: Committable, answer: str | None = None) -> None:
+        """Raise if the transaction has looked stuck in each call for ``STUCK_S``. The caller is repeated until then.
+
+        Args:
+            control: the cluster.
+            committable: the transaction.
+            answer: Kafka's answer to the latest EndTxn, if there is one.
+
+        Raises:
+            OperatorRequired: only the message's advice helps, and the transaction may time out.
+        """
+        identity, now_s = identity_of(committable), time.monotonic()
+        if not _looks_stuck(control, committable, answer):
+            self._since_s.pop(identity, None)
+        elif now_s - self._since_s.setdefault(identity, now_s) > STUCK_S:
+            raise stuck(committable.transaction_id)
+
+    def forget(self, committable: Committable) -> None:
+        """Note that Kafka has accepted the commit."""
+        self._since_s.pop(identity_of(committable), None)
+
+
+def _looks_stuck(control: Control, committable: Committable, answer: str | None) -> bool:
     if version_of(committable, 0) < EPOCH_BUMPING_END_TXN or control.transaction_version > 0:
-        return
-    name, deadline = committable.transaction_id, time.monotonic() + STUCK_S
-    while _is_stuck(control, committable, control.describe([name]).get(name)):
-        if time.monotonic() > deadline:
-            raise stuck(name)
-        time.sleep(STUCK_S / 10)
-
-
-def _is_stuck(control: Control, committable: Committable, state: TransactionState | None) -> bool:
+        return False
+    name = committable.transaction_id
+    state = control.describe([name]).get(name)
     match outcome_of(state, committable, control.end_txn_version):
         case Outcome.ONGOING:
-            # Nobody else asks for its commit meanwhile. A coordinator that was starting accepts it by now.
-            name, version = committable.transaction_id, version_of(committable)
-            return control.end(name, *identity_of(committable), commit=True, version=version) == _STILL_ENDING
+            return answer == _PENDING
         case Outcome.ENDING:
             return state is not None and not state.partitions
         case _:
@@ -105,3 +147,33 @@ def stuck(name: str) -> OperatorRequired:
         f" can't recover from that by itself. Nothing is lost yet. Before the transaction times out, {_MEND}, one after"
         " the other. Then start again: recovery continues where it stopped."
     )
+
+
+def abort(control: Control, committable: Committable) -> None:
+    """Roll the transaction back, by producer id and epoch: they protect later transactions of the same name. Any answer
+    by which it is no longer ongoing is a success.
+
+    Raises:
+        Retriable: it is still ongoing, or the cluster did not answer.
+        OperatorRequired: the brokers deny this principal the right, or the coordinator can't end the transaction.
+    """
+    name, version = committable.transaction_id, version_of(committable, control.end_txn_version)
+    error = control.end(name, *identity_of(committable), commit=False, version=version)
+    match to_end(error):
+        case EndTxnAnswer.DONE:
+            return
+        case EndTxnAnswer.DENIED:
+            raise denied(f"{error} for {name}")
+        case EndTxnAnswer.STUCK:
+            raise stuck(name)
+        case EndTxnAnswer.REPEAT | EndTxnAnswer.DESCRIBE:
+            state = control.describe([name]).get(name)
+            if is_ongoing(state, committable):
+                raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {ADVICE}")
+
+
+def roll_back(control: Control, transaction: OpenTransaction) -> None:
+    """Roll a participant's own transaction back, in ``ABORT_TIMEOUT_S`` at most. Raises like ``abort``."""
+    name = transaction.transactional_id
+    committable = Committable(name, asdict(transaction.producer))
+    until_answered(f"rollback of {name} by its writer", abort, control, committable, patience_s=ABORT_TIMEOUT_S)

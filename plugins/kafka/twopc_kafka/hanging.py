@@ -21,7 +21,7 @@ from twopc_kafka.answers import Outcome, TransactionState, hangs
 from twopc_kafka.client.control import Control
 from twopc_kafka.client.leaders import Away, Leaders, OpenInPartition, Seen, TopicPartition
 from twopc_kafka.client.requests import Partitions
-from twopc_kafka.ending import outcome_of, wait_for_markers
+from twopc_kafka.ending import outcome_of, unmarked, wait_for_markers
 from twopc_kafka.handles import identity_of
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,8 @@ class Hanging:
             ]
             if not ending:
                 break
-            wait_for_markers(control, ending)
+            if left := wait_for_markers(control, ending):
+                raise unmarked(left[0])
         self._note_away(away)
         version = control.end_txn_version
         return [transaction for transaction, state in open_ if hangs(state, identity_of(transaction)[1], version)]

@@ -41,7 +41,7 @@ from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
 from twopc_kafka.columns import check_columns
-from twopc_kafka.ending import ADVICE, outcome_of, refuse_stuck, stuck, wait_for_markers
+from twopc_kafka.ending import ADVICE, Stuck, abort, outcome_of, stuck, unmarked, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
 from twopc_kafka.values import no_such_topic, require_keys
@@ -105,6 +105,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Forget all that this process has observed."""
         self._hanging = hanging.Hanging(self._options.topic)
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
+        self._stuck = Stuck()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
 
     def unbound(self) -> Self:
@@ -345,9 +346,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         match to_end(error):
             case EndTxnAnswer.DONE:
                 self._asked_to_commit.discard(identity)
+                self._stuck.forget(committable)
                 return
             case EndTxnAnswer.REPEAT:
-                refuse_stuck(self._control, committable)
+                self._stuck.refuse(self._control, committable, error)
                 raise Retriable(f"the broker answered {error}")
             case EndTxnAnswer.DENIED:
                 raise denied(f"{error} for {name}")
@@ -428,7 +430,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             case Outcome.COMMITTED:
                 return
             case Outcome.ONGOING | Outcome.ENDING:
-                refuse_stuck(self._control, committable)
+                self._stuck.refuse(self._control, committable, error)
                 raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {ADVICE}")
             case Outcome.ROLLED_BACK:
                 timeout = f"'transaction.timeout.ms' ({self._options.properties['transaction.timeout.ms']} ms)"
@@ -449,7 +451,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         ended = [committable for committable in committables if committable.handle]
         if not ended:
             return
-        wait_for_markers(self._control, ended)
+        if left := wait_for_markers(self._control, ended):
+            self._stuck.refuse(self._control, left[0])
+            raise unmarked(left[0])
         ended_s = time.monotonic()
         partitions = partitions_of(ended)
         self._hanging.note_written(partitions)
@@ -487,20 +491,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         name = self._name(committable)
         if (open_ := hanging.where(committable)) is not None:
             hanging.end(self._leaders, open_, name, commit=False)
-            return
-        version = version_of(committable, self._control.end_txn_version)
-        error = self._control.end(name, *identity_of(committable), commit=False, version=version)
-        match to_end(error):
-            case EndTxnAnswer.DONE:
-                return
-            case EndTxnAnswer.DENIED:
-                raise denied(f"{error} for {name}")
-            case EndTxnAnswer.STUCK:
-                raise stuck(name)
-            case EndTxnAnswer.REPEAT | EndTxnAnswer.DESCRIBE:
-                state = self._control.describe([name]).get(name)
-                if is_ongoing(state, committable):
-                    raise Retriable(f"the broker answered {error} and describes the transaction as {state}. {ADVICE}")
+        else:
+            abort(self._control, committable)
 
     def _name(self, committable: Committable) -> str:
         """The transactional id. Raises ``CorruptLog`` if it is not this sink's: other queries use the same brokers."""

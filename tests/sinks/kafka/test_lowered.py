@@ -7,6 +7,7 @@ it is until the brokers are restarted, and times out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,24 +150,39 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
             with pytest.raises(
                 OperatorRequired, match=rf"{committable.transaction_id}: transaction\.version was lowered"
             ):
-                process.commit(committable)
+                wait.repeated(lambda p=process: p.commit(committable))
     cluster.set(raised, wait)
     cluster.restart()
     wait.repeated(lambda: make_sink(topic).commit(committable))
     topic.becomes(["a"])
 
 
-def test_a_coordinator_that_was_starting_is_asked_again_before_an_operator_is_told(
-    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ["COORDINATOR_LOAD_IN_PROGRESS"] * 3,
+        ["NOT_COORDINATOR"] * 3,
+        ["CONCURRENT_TRANSACTIONS", "COORDINATOR_NOT_AVAILABLE", "CONCURRENT_TRANSACTIONS"],
+    ],
+)
+def test_only_a_transaction_that_looks_stuck_each_time_counts_as_stuck(
+    answers: list[str],
+    cluster: Cluster,
+    topic: Any,
+    make_sink: Any,
+    pre_commit: Any,
+    wait: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Such as after a restart, while coordinators load their transactions."""
     sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     cluster.set(0, wait)
-    monkeypatch.setattr(ending, "STUCK_S", 0.2)
-    answers, end = ["COORDINATOR_LOAD_IN_PROGRESS"], Control.end
-    monkeypatch.setattr(Control, "end", lambda *args, **named: answers.pop() if answers else end(*args, **named))
+    monkeypatch.setattr(ending, "STUCK_S", 0.0)
+    left, end = list(answers), Control.end
+    monkeypatch.setattr(Control, "end", lambda *args, **named: left.pop() if left else end(*args, **named))
     wait.repeated(lambda: sink.commit(committable))
-    assert not answers
+    assert not left
     topic.becomes(["a"])
 
 
@@ -206,12 +222,10 @@ def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
     of: Any = committable.handle
     stuck = TransactionState("PrepareCommit", of["producer_id"], of["producer_epoch"] + 1, {})
     monkeypatch.setattr(Control, "describe", lambda *_: {committable.transaction_id: stuck})
-    expected = OperatorRequired if version == 0 else Retriable
-    with pytest.raises(expected, match=r"transaction\.version"):
-        sink.complete(0, [committable])
-    monkeypatch.setattr(Control, "end", lambda *_, **__: "PRODUCER_FENCED")
-    with pytest.raises(expected, match=r"transaction\.version"):
-        sink.commit(committable)
+    for call in (partial(sink.complete, 0, [committable]), partial(sink.commit, committable)):
+        with pytest.raises(OperatorRequired if version == 0 else Retriable, match=r"transaction\.version"):
+            wait.repeated(call) if version == 0 else call()
+        monkeypatch.setattr(Control, "end", lambda *_, **__: "PRODUCER_FENCED")
 
 
 def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(

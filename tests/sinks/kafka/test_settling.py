@@ -15,9 +15,8 @@ import pytest
 
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
-from twopc_kafka import KafkaSink
+from twopc_kafka import KafkaSink, ending
 from twopc_kafka.answers import TransactionState
-from twopc_kafka.client import cluster
 from twopc_kafka.client.control import Control, name_beside
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.writers.librdkafka import Writer
@@ -217,23 +216,45 @@ def test_an_abort_that_the_broker_denies_or_does_not_perform_is_no_success(
             sink.abort(committable)
 
 
-@pytest.mark.parametrize("patience_s", [10.0, 0.0])
-def test_a_task_repeats_its_rollback_while_the_broker_asks_for_that_and_does_not_wait_for_ever(
-    patience_s: float, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("answers", "patience_s", "expected"),
+    [
+        (["CONCURRENT_TRANSACTIONS", Retriable("no broker answered"), "NOT_COORDINATOR"], 10.0, None),
+        (["CONCURRENT_TRANSACTIONS"], 0.0, Retriable),
+        (["AN_ERROR_OF_KAFKA_9"], 0.0, Retriable),
+        (["TRANSACTIONAL_ID_AUTHORIZATION_FAILED"], 10.0, OperatorRequired),
+        (["UNSUPPORTED_VERSION"], 10.0, OperatorRequired),
+    ],
+)
+def test_a_task_repeats_its_rollback_until_it_is_certain_and_does_not_wait_for_ever(
+    answers: list[str | Retriable],
+    patience_s: float,
+    expected: type[Exception] | None,
+    topic: Any,
+    make_sink: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sink = make_sink(topic)
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, pa.record_batch({"value": ["a"]}))
     transaction.writer.finish()  # so that the broker has the record, and the transaction
-    answers, end = ["CONCURRENT_TRANSACTIONS"] * 2, Control.end
-    monkeypatch.setattr(Control, "end", lambda *args, **named: answers.pop() if answers else end(*args, **named))
-    monkeypatch.setattr(cluster, "ABORT_TIMEOUT_S", patience_s)
-    if patience_s:
+    left, end = list(answers), Control.end
+
+    def answered(*args: Any, **named: Any) -> Any:
+        answer = left.pop() if left else end(*args, **named)
+        if isinstance(answer, Retriable):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Control, "end", answered)
+    monkeypatch.setattr(ending, "ABORT_TIMEOUT_S", patience_s)
+    if expected is None:
         sink.discard(transaction)
         assert sink.recover() == []
     else:
-        with pytest.raises(Retriable, match=r"could not be rolled back by its writer: CONCURRENT_TRANSACTIONS"):
+        with pytest.raises(expected):
             sink.discard(transaction)
+    assert not left
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,11 @@ import kafka.errors
 from kafka.future import Future
 from kafka.protocol.metadata import CoordinatorType
 
-from twopc.errors import Retriable, RoundAborted
+from twopc.errors import RoundAborted
 from twopc_kafka.answers import (
     INVALID_TRANSACTION_TIMEOUT,
     TRANSACTIONAL_ID_NOT_FOUND,
     UNKNOWN_TOPIC,
-    EndTxnAnswer,
     Meaning,
     NotCommitted,
     ProducerIdentity,
@@ -35,11 +34,10 @@ from twopc_kafka.answers import (
     lasting,
     meaning,
     timeout_refused,
-    to_end,
 )
 from twopc_kafka.client import requests
 from twopc_kafka.client.connection import OfProcess
-from twopc_kafka.client.control import Control, control_of, key_of, state_of
+from twopc_kafka.client.control import Control, key_of, state_of
 from twopc_kafka.client.leaders import topic_id
 from twopc_kafka.client.retry import NotSent, Patience, Unanswered, until_accepted
 from twopc_kafka.client.tokens import require_token
@@ -56,11 +54,6 @@ that no longer coordinates the id rejects the request."""
 
 CHECK_INTERVAL_S = 1.0
 """How often a task that waits for the thread checks that the thread is alive."""
-
-ABORT_TIMEOUT_S = 10.0
-"""How long a participant tries to roll back a failed transaction. After that the coordinator's sweep does."""
-
-ABORT_INTERVAL_S = 0.01
 
 _NONE = meaning(0)
 
@@ -440,25 +433,6 @@ class Cluster:
         if not state.may_go_on:
             raise NotCommitted(transactional_id, state.state)
         return 0, state
-
-
-def roll_back(properties: Mapping[str, Any], transaction: OpenTransaction) -> None:
-    """Roll back this transaction. The epoch protects later transactions of the same id.
-
-    Raises:
-        Retriable: the coordinator did not answer, or could not do it for ``ABORT_TIMEOUT_S``.
-        OperatorRequired: the brokers refuse this principal.
-    """
-    control, name = control_of(properties), transaction.transactional_id
-    identity = transaction.producer.producer_id, transaction.producer.producer_epoch
-    deadline = time.monotonic() + ABORT_TIMEOUT_S
-    while True:
-        answer = control.end(name, *identity, commit=False, version=control.end_txn_version)
-        if to_end(answer) is not EndTxnAnswer.REPEAT:
-            return
-        if time.monotonic() > deadline:
-            raise Retriable(f"transaction {name} could not be rolled back by its writer: {answer}")
-        time.sleep(ABORT_INTERVAL_S)
 
 
 _clusters: OfProcess[Cluster] = OfProcess()

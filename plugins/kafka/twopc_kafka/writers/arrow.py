@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.client.cluster import ABORT_TIMEOUT_S, cluster_of, roll_back
+from twopc_kafka.client.cluster import cluster_of
+from twopc_kafka.client.control import control_of
+from twopc_kafka.ending import ABORT_TIMEOUT_S, roll_back
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.values import check_values
 from twopc_kafka.writers.encoding.batches import Encoder, in_runs, room_for_records
@@ -97,7 +99,7 @@ class ArrowWriter:
     def abort(self) -> None:
         """Roll the transaction back."""
         self._sending.stop(ABORT_TIMEOUT_S)
-        roll_back(self._options.control, self._transaction)
+        roll_back(control_of(self._options.control), self._transaction)
 
     def _partitions(self, topic: str, highest: int) -> int:
         new = Encoder(self._transaction.producer, self._settings.limits, self._settings.compression), 0

@@ -31,8 +31,9 @@ from twopc_kafka.answers import (
     records_refused,
     timeout_refused,
 )
-from twopc_kafka.client.cluster import ABORT_TIMEOUT_S, Lookups, cluster_of
+from twopc_kafka.client.cluster import Lookups, cluster_of
 from twopc_kafka.columns import records
+from twopc_kafka.ending import ABORT_TIMEOUT_S
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
 

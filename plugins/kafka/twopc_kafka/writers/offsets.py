@@ -16,8 +16,10 @@ from kafka.protocol.metadata import CoordinatorType
 from twopc.errors import ConfigurationError
 from twopc_kafka.answers import UNKNOWN_TOPIC, Meaning, ProducerIdentity, WriteAnswer, meaning
 from twopc_kafka.client import requests
-from twopc_kafka.client.cluster import cluster_of, roll_back
+from twopc_kafka.client.cluster import cluster_of
+from twopc_kafka.client.control import control_of
 from twopc_kafka.client.retry import Patience, until_accepted
+from twopc_kafka.ending import roll_back
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.settings import settings
 
@@ -62,7 +64,7 @@ class OffsetsWriter:
 
     def abort(self) -> None:
         """Roll the transaction back."""
-        roll_back(self._options.control, self._transaction)
+        roll_back(control_of(self._options.control), self._transaction)
 
     async def _until_accepted(self, request: Any, kind: CoordinatorType, key: str) -> None:
         """Repeat a request until the coordinator of ``key`` accepts it."""
