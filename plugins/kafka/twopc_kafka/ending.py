@@ -35,6 +35,10 @@ STUCK_S = 40.0
 """How long a transaction looks stuck before the query stops with ``OperatorRequired``. A coordinator whose replicas are
 slow looks like that, too, until it goes on without them after ``replica.lag.time.max.ms``, 30 s by default."""
 
+LONGEST_GAP_S = 10.0
+"""The longest time between two looks that see the same transaction stuck. After a longer silence, it begins anew: the
+coordinator may have been paused, too."""
+
 ABORT_TIMEOUT_S = 10.0
 """How long a participant tries to roll back a failed transaction, once its requests in flight are answered. After that
 the coordinator's sweep does."""
@@ -102,7 +106,7 @@ class Stuck:
     """
 
     def __init__(self) -> None:
-        self._since_s: dict[tuple[int, int], float] = {}  # by time.monotonic
+        self._looks_s: dict[tuple[int, int], tuple[float, float]] = {}  # the first and the last, by time.monotonic
 
     def refuse(self, control: Control, committable: Committable, answer: str | None = None) -> None:
         """Raise if the transaction has looked stuck in each call for ``STUCK_S``. The caller is repeated until then.
@@ -116,14 +120,14 @@ class Stuck:
             OperatorRequired: only the message's advice helps, and the transaction may time out.
         """
         identity, now_s = identity_of(committable), time.monotonic()
+        first_s, last_s = self._looks_s.pop(identity, (now_s, now_s))
         if not _looks_stuck(control, committable, answer):
-            self._since_s.pop(identity, None)
-        elif now_s - self._since_s.setdefault(identity, now_s) > STUCK_S:
+            return
+        if now_s - last_s > LONGEST_GAP_S:
+            first_s = now_s
+        if now_s - first_s > STUCK_S:
             raise stuck(committable.transaction_id)
-
-    def forget(self, committable: Committable) -> None:
-        """Note that Kafka has accepted the commit."""
-        self._since_s.pop(identity_of(committable), None)
+        self._looks_s[identity] = first_s, now_s
 
 
 def _looks_stuck(control: Control, committable: Committable, answer: str | None) -> bool:
@@ -173,7 +177,7 @@ def abort(control: Control, committable: Committable) -> None:
 
 
 def roll_back(control: Control, transaction: OpenTransaction) -> None:
-    """Roll a participant's own transaction back, in ``ABORT_TIMEOUT_S`` at most. Raises like ``abort``."""
+    """Roll a participant's own transaction back. Begin no attempt after ``ABORT_TIMEOUT_S``. Raises like ``abort``."""
     name = transaction.transactional_id
     committable = Committable(name, asdict(transaction.producer))
     until_answered(f"rollback of {name} by its writer", abort, control, committable, patience_s=ABORT_TIMEOUT_S)

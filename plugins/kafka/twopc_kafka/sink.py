@@ -346,7 +346,6 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         match to_end(error):
             case EndTxnAnswer.DONE:
                 self._asked_to_commit.discard(identity)
-                self._stuck.forget(committable)
                 return
             case EndTxnAnswer.REPEAT:
                 self._stuck.refuse(self._control, committable, error)

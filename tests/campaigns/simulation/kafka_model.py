@@ -22,6 +22,7 @@ from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, NotCommitted, ProducerIde
 from twopc_kafka.client.control import Control
 from twopc_kafka.client.leaders import Leaders, OpenInPartition, Seen
 from twopc_kafka.client.requests import Partitions
+from twopc_kafka.ending import Stuck
 from twopc_kafka.hanging import Hanging
 from twopc_kafka.options import parse_options
 from twopc_kafka.sink import KafkaSink
@@ -482,6 +483,7 @@ class SimulatedKafkaSink(KafkaSink):
         self._to_model = ModelControl(broker)
         self._hanging = Hanging(_OPTIONS.topic)
         self._visible = ()
+        self._stuck = Stuck()
         self._asked_to_commit = set()
 
     @property

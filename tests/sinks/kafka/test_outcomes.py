@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import product
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from twopc import Committable
+from twopc.errors import OperatorRequired
+from twopc_kafka import ending
 from twopc_kafka.answers import MEANINGS, EndTxnAnswer, Outcome, TransactionState, hangs, meaning, outcome, to_end
+
+if TYPE_CHECKING:
+    from twopc_kafka.client.control import Control
 
 PRODUCER, EPOCH = 7, 40
 STATES = (
@@ -83,6 +92,22 @@ def test_an_error_that_follows_a_roll_back_as_well_as_a_commit_means_describe(er
 
 def test_a_version_that_kafka_began_to_end_a_transaction_by_and_could_not_leaves_it_stuck() -> None:
     assert [each.name for each in MEANINGS.values() if each.to_end is EndTxnAnswer.STUCK] == ["UNSUPPORTED_VERSION"]
+
+
+@pytest.mark.parametrize(
+    ("looks_s", "is_told"), [((0, 9, 18, 27, 36, 41), True), ((0, 9, 41, 50), False), ((0, 41), False)]
+)
+def test_a_transaction_counts_as_stuck_only_if_no_long_silence_came_between(
+    looks_s: tuple[float, ...], is_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = list(reversed(looks_s))
+    monkeypatch.setattr(ending, "time", SimpleNamespace(monotonic=clock.pop))
+    monkeypatch.setattr(ending, "_looks_stuck", lambda *_: True)
+    committable, looked = Committable("a", {"producer_id": PRODUCER, "producer_epoch": EPOCH}), ending.Stuck()
+    while clock[1:]:
+        looked.refuse(cast("Control", None), committable)
+    with pytest.raises(OperatorRequired) if is_told else contextlib.nullcontext():
+        looked.refuse(cast("Control", None), committable)
 
 
 def test_markers_that_are_being_written_mean_the_same_call_again() -> None:
