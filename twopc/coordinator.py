@@ -547,7 +547,7 @@ class Coordinator:
 
     @contextlib.contextmanager
     def _threads(self, calls: int, at_once: int) -> Iterator[Callable[..., Iterable[Any]]]:
-        """Yield a ``map`` for that many calls. It runs them on this thread, or ``at_once`` on as many of a pool."""
+        """Yield a ``map`` for that many calls. It runs them on this thread, or on a pool of ``at_once`` threads."""
         if self._commits_at_once == 1 or calls <= 1:
             yield map
             return

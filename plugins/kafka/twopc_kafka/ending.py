@@ -36,8 +36,8 @@ STUCK_S = 40.0
 slow looks like that, too, until it goes on without them after ``replica.lag.time.max.ms``, 30 s by default."""
 
 LONGEST_GAP_S = 10.0
-"""The longest time between two looks that see the same transaction stuck. After a longer silence, it begins anew: the
-coordinator may have been paused, too."""
+"""The longest gap between two looks that see a transaction stuck. After a longer one, ``STUCK_S`` starts again: the
+coordinator may have been paused in between."""
 
 ABORT_TIMEOUT_S = 10.0
 """How long a participant tries to roll back a failed transaction, once its requests in flight are answered. After that
@@ -84,8 +84,6 @@ def wait_for_markers(control: Control, ended: Sequence[Committable]) -> list[Com
 
 
 def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Committable]:
-    if not ended:
-        return []
     described = control.describe([committable.transaction_id for committable in ended])
     version = control.end_txn_version
     return [c for c in ended if outcome_of(described.get(c.transaction_id), c, version) is Outcome.ENDING]
@@ -135,7 +133,7 @@ def _looks_stuck(control: Control, committable: Committable, answer: str | None)
         return False
     name = committable.transaction_id
     state = control.describe([name]).get(name)
-    match outcome_of(state, committable, control.end_txn_version):
+    match outcome_of(state, committable):
         case Outcome.ONGOING:
             return answer == _PENDING
         case Outcome.ENDING:

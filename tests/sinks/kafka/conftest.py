@@ -27,6 +27,7 @@ from tests.support.topic_reader import records_of
 from twopc import Committable, Participant, Round
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
+from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
 
 if TYPE_CHECKING:
@@ -53,6 +54,25 @@ def repeated(call: Callable[[], None]) -> None:
         except Retriable:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.fixture
+def answer_first(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[Any]]:
+    """Have ``Control.end`` return or raise these, the last one first, and then ask the broker. Returns what is left."""
+
+    def patch(answers: list[Any]) -> list[Any]:
+        left, end = list(answers), Control.end
+
+        def answered(*args: Any, **named: Any) -> Any:
+            answer = left.pop() if left else end(*args, **named)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(Control, "end", answered)
+        return left
+
+    return patch
 
 
 @dataclass(frozen=True)

@@ -230,6 +230,7 @@ def test_a_task_repeats_its_rollback_until_it_is_certain_and_does_not_wait_for_e
     answers: list[str | Retriable],
     patience_s: float,
     expected: type[Exception] | None,
+    answer_first: Any,
     topic: Any,
     make_sink: Any,
     monkeypatch: pytest.MonkeyPatch,
@@ -238,15 +239,7 @@ def test_a_task_repeats_its_rollback_until_it_is_certain_and_does_not_wait_for_e
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, pa.record_batch({"value": ["a"]}))
     transaction.writer.finish()  # so that the broker has the record, and the transaction
-    left, end = list(answers), Control.end
-
-    def answered(*args: Any, **named: Any) -> Any:
-        answer = left.pop() if left else end(*args, **named)
-        if isinstance(answer, Retriable):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(Control, "end", answered)
+    left = answer_first(answers)
     monkeypatch.setattr(ending, "ABORT_TIMEOUT_S", patience_s)
     if expected is None:
         sink.discard(transaction)
