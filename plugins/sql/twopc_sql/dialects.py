@@ -1,0 +1,90 @@
+"""What the sink must know of each database beyond SQLAlchemy. A database that is not here is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+ANSWER_TIMEOUT_S = 120
+"""How long a server may be silent, where its driver can bound the wait. Then the statement is in doubt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One database.
+
+    Attributes:
+        scheme: the scheme of its URL, with the one driver that was tried.
+        insert: makes an INSERT of this database.
+        replace: adds to it what replaces rows: the columns of the key, the others.
+        connect: arguments of the driver.
+        session: what each new connection begins with. It may contain ``{timeout_s}``, how long a lock may take.
+        isolation: the level of isolation; None for the only one that there is.
+        faults: yields what is wrong with a table and its key, where the database does not report it by itself.
+    """
+
+    scheme: str
+    insert: Callable[[Any], Any]
+    replace: Callable[[Any, Sequence[str], Sequence[str]], Any]
+    connect: Mapping[str, Any] = field(default_factory=dict)
+    session: str = ""
+    isolation: str | None = None
+    faults: Callable[[sa.Connection, str | None, str, Sequence[str]], Iterator[str]] = lambda *_: iter(())
+
+
+def _on_conflict(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
+    if not others:
+        return insert.on_conflict_do_nothing(index_elements=keys)
+    return insert.on_conflict_do_update(index_elements=keys, set_={name: insert.excluded[name] for name in others})
+
+
+def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
+    return insert.on_duplicate_key_update({name: insert.inserted[name] for name in others or keys})
+
+
+def _faults_in_mysql(
+    connection: sa.Connection, schema: str | None, table: str, upsert_by: Sequence[str]
+) -> Iterator[str]:
+    inspector = sa.inspect(connection)
+    engine = inspector.get_table_options(table, schema).get("mysql_engine")
+    if engine != "InnoDB":
+        yield f"its engine is {engine}, which can't roll back: ALTER TABLE … ENGINE = InnoDB"
+    if upsert_by:  # ON DUPLICATE KEY replaces a row by any key of the table
+        keys: list[Sequence[str | None]] = [inspector.get_pk_constraint(table, schema)["constrained_columns"]]
+        keys += [each["column_names"] for each in inspector.get_indexes(table, schema) if each["unique"]]
+        if {frozenset(key) for key in keys if key} != {frozenset(upsert_by)}:
+            yield "with 'upsert_by', it must have one primary or unique key, on exactly these columns"
+
+
+DIALECTS: Mapping[str, Dialect] = {
+    "postgresql": Dialect(
+        "postgresql+psycopg",
+        postgresql.insert,
+        _on_conflict,
+        # In seconds, but the second in milliseconds. Otherwise a dead host would block a commit for fifteen minutes.
+        {"connect_timeout": 10, "tcp_user_timeout": 30_000, "keepalives_idle": 10, "keepalives_interval": 10},
+        "SET lock_timeout = '{timeout_s:.0f}s'",
+        "READ COMMITTED",
+    ),
+    "mysql": Dialect(
+        "mysql+pymysql",
+        mysql.insert,
+        _on_duplicate_key,
+        {"connect_timeout": 10, "read_timeout": ANSWER_TIMEOUT_S, "write_timeout": ANSWER_TIMEOUT_S},
+        # Without strict mode, the server cuts what does not fit, and only warns.
+        "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
+        " default_storage_engine = InnoDB,"
+        " innodb_lock_wait_timeout = {timeout_s:.0f}, lock_wait_timeout = {timeout_s:.0f}",
+        "READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
+        _faults_in_mysql,
+    ),
+    "sqlite": Dialect(
+        "sqlite+pysqlite", sqlite.insert, _on_conflict, session="PRAGMA busy_timeout = {timeout_s:.0f}000"
+    ),
+    "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict),
+}
+"""The URL's database → what to know of it. MariaDB is under ``mysql``."""

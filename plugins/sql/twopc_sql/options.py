@@ -1,0 +1,113 @@
+"""The options of the SQL sink: their names, checks and defaults are defined here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError
+
+from twopc.options import Kind, Option, columns, parse, refuse_unknown, seconds
+from twopc_sql.dialects import DIALECTS, Dialect
+
+OWNER = "the sql sink"
+
+_SCHEMES = [dialect.scheme for dialect in DIALECTS.values()]
+
+
+def _url(given: Any) -> sa.URL:
+    try:
+        url = sa.make_url(given)
+        scheme = f"{url.get_backend_name()}+{url.get_driver_name()}"
+    except (ArgumentError, ImportError):  # the error's text may repeat a password
+        raise ValueError from None
+    is_in_memory = not url.host and url.database in (None, "", ":memory:")  # where tasks can't reach it
+    if scheme not in _SCHEMES or is_in_memory:
+        raise ValueError
+    return url
+
+
+def _qualified(given: Any) -> tuple[str | None, str]:
+    schema, dot, table = str(given).strip().rpartition(".")
+    if not table or "." in schema or (dot and not schema):
+        raise ValueError
+    return schema or None, table
+
+
+OPTIONS = (
+    Option(
+        "url",
+        Kind(
+            "URL",
+            f"SQLAlchemy's URL of a server or a file, with one of the schemes {', '.join(_SCHEMES)}, whose driver is"
+            " installed, such as postgresql+psycopg://writer@db.example/sales. It is proven on no others",
+            _url,
+        ),
+        "[SQLAlchemy's URL](https://docs.sqlalchemy.org/en/20/core/engines.html#database-urls) of the database, such as"
+        " `mysql+pymysql://writer@db.example/sales` or `sqlite:////data/sales.db`",
+        needed=True,
+    ),
+    Option(
+        "table",
+        Kind("text", "a name such as orders or sales.orders, spelled as in the database", _qualified),
+        "`name` or `schema.name`, spelled as in the database. The sink does not create the table",
+        needed=True,
+    ),
+    Option(
+        "upsert_by",
+        columns(),
+        "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
+    ),
+    Option(
+        "lock_timeout_s",
+        seconds(least=1, most=86_400),
+        "how long a task waits for a lock, or for a database that is away, before it fails and its batch is run again",
+        default=60.0,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlOptions:
+    """The checked options. The repr hides the URL, which may contain a password.
+
+    Attributes:
+        url: SQLAlchemy's URL.
+        schema: the schema of the table, and of the sink's own tables; None for the database's default.
+        table: the table that the sink writes to.
+        upsert_by: the columns by which a record replaces a row; empty if records are only added.
+        lock_timeout_s: how long a task waits for a lock.
+    """
+
+    url: sa.URL = field(repr=False)
+    schema: str | None
+    table: str
+    upsert_by: tuple[str, ...]
+    lock_timeout_s: float
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> SqlOptions:
+        """Parse the options of one sink. Any value may be given as text.
+
+        Raises:
+            ConfigurationError: an option is unknown, missing or wrong. The message repeats no value.
+        """
+        refuse_unknown(OWNER, options, OPTIONS)
+        values = parse(OWNER, OPTIONS, options)
+        schema, table = values["table"]
+        return cls(values["url"], schema, table, values.get("upsert_by", ()), values["lock_timeout_s"])
+
+    @property
+    def dialect(self) -> Dialect:
+        return DIALECTS[self.url.get_backend_name()]
+
+    @property
+    def qualified(self) -> str:
+        return ".".join(filter(None, (self.schema, self.table)))
+
+    def __str__(self) -> str:
+        """Return the table and its database, for messages."""
+        server = f" at {self.url.host}" if self.url.host else ""
+        return f"table {self.qualified} of {self.url.get_backend_name()} database {self.url.database!r}{server}"

@@ -1,0 +1,328 @@
+"""The SQL sink: tasks write to staging tables, and one database transaction moves a decided batch into the table.
+
+It needs nothing of a database but transactions, and trusts no other property of it:
+
+- A task reads back what it has staged, and refuses a record that the database has changed.
+- Before the decision, the batch is moved, and the database transaction is rolled back. So a table that refuses the
+  batch refuses it then.
+- A commit moves the batch and writes its mark. What a repeated one finds tells what happened: the mark says that the
+  batch is committed, a missing row of ``twopc_transactions`` that a transaction was rolled back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from twopc.checks import CheckResult
+from twopc.errors import (
+    ConfigurationError,
+    LogMismatch,
+    OperatorRequired,
+    OutcomeUnknown,
+    RecordRefused,
+    RoundAborted,
+    SchemaMismatch,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc.retry import until_answered
+from twopc.sink import WholeBatchSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionId
+from twopc_sql.options import SqlOptions
+from twopc_sql.sessions import engine, first_line, request_failed, trial_failed, write_failed
+from twopc_sql.tables import LONGEST_SCOPE, OPEN, PREPARED, Tables
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # typing has it from Python 3.11 on
+
+_TABLE = "table"
+"""The part of a committable's handle that names the table for which it was decided."""
+
+
+class SqlTransaction(Transaction):
+    """A live transaction.
+
+    Attributes:
+        columns: the names of its records' columns; empty before the first.
+        staged: the name of the staging table that has them.
+        ordinal: the number of the next record.
+    """
+
+    def __init__(self, transaction_id: TransactionId) -> None:
+        super().__init__(transaction_id)
+        self.columns: list[str] = []
+        self.staged = ""
+        self.ordinal = 0
+
+
+class SqlSink(WholeBatchSink[SqlTransaction]):
+    """Writes records to a table of a database. A record's values go into the columns of the same names.
+
+    Args:
+        options: ``url``: SQLAlchemy's URL. ``table``: ``name`` or ``schema.name``. ``upsert_by``: the columns by which
+            a record replaces a row. ``lock_timeout_s``: how long a task waits for a lock.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = SqlOptions.parse(options)
+        self._tables = Tables(self._options)
+
+    def __repr__(self) -> str:
+        return f"SqlSink({self._options})"
+
+    # On the participant. ----------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: TransactionId) -> SqlTransaction:
+        with self._writing(transaction_id) as connection:
+            self._tables.begin(connection, transaction_id.exact, self.transactional_ids.scope)
+        return SqlTransaction(transaction_id)
+
+    def write(self, transaction: SqlTransaction, batch: pa.RecordBatch) -> None:
+        if transaction.columns != batch.schema.names:
+            with self._failing(transaction.id):
+                transaction.staged = self._tables.make_staging(self._engine, batch.schema.names)
+            transaction.columns = batch.schema.names
+        with self._writing(transaction.id, OPEN) as connection:
+            self._tables.change(connection, transaction.id.exact, staged=transaction.staged)
+            self._tables.stage(connection, transaction.staged, transaction.id.exact, transaction.ordinal, batch)
+        transaction.ordinal += batch.num_rows
+
+    def write_valid(self, transaction: SqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        """Write by halves where a record is refused: databases do not report which one."""
+        try:
+            self.write(transaction, batch)
+        except RecordRefused as error:
+            if batch.num_rows == 1:
+                error.record = 0
+                yield error
+                return
+            half = batch.num_rows // 2
+            for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
+                for each in self.write_valid(transaction, part):
+                    each.record = first + (each.record or 0)
+                    yield each
+
+    def pre_commit(self, transaction: SqlTransaction) -> Committable:
+        with self._writing(transaction.id, OPEN) as connection:
+            self._tables.change(connection, transaction.id.exact, state=PREPARED)
+        return Committable(transaction.id.exact, {_TABLE: self._options.qualified}, transaction.records)
+
+    @contextlib.contextmanager
+    def _writing(self, transaction_id: TransactionId, state: str | None = None) -> Iterator[sa.Connection]:
+        """Lend a database transaction. With ``state``, the transaction's row must have it, and is locked."""
+        name = transaction_id.exact
+        with self._failing(transaction_id), self._connected(name) as connection, connection.begin():
+            if state is not None:
+                row = self._tables.locked(connection, [name]).get(name)
+                if row is None or row.state != state:
+                    raise RoundAborted(f"transaction {name} to {self._options} was rolled back while it was written")
+            yield connection
+
+    @contextlib.contextmanager
+    def _failing(self, transaction_id: TransactionId) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise write_failed(error, f"transaction {transaction_id.exact} to {self._options}") from error
+
+    def _connected(self, name: str) -> sa.Connection:
+        """Return a connection. Waits as long as for a lock: DuckDB's file is open in one process at a time."""
+
+        def connect() -> sa.Connection:
+            try:
+                return self._engine.connect()
+            except DBAPIError as error:
+                raise request_failed(error, f"connecting to write {name}") from error
+
+        try:
+            return until_answered(f"connect to write {name}", connect, patience_s=self._options.lock_timeout_s)
+        except TwoPhaseCommitError as error:
+            raise RoundAborted(f"{error.message} The batch can be run again.") from error
+
+    # On the coordinator. ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Create the tables that every query needs.
+
+        Raises:
+            ConfigurationError: the names of the transactions would be too long.
+            Retriable: the database does not answer.
+        """
+        scope = self.transactional_ids.scope
+        if len(scope) > LONGEST_SCOPE:
+            raise ConfigurationError(
+                f"transaction names that start with {scope!r} are longer than the sink's tables allow: give the sink a"
+                " shorter name"
+            )
+        with self._mapping(f"creating the sink's tables beside {self._options}"):
+            self._tables.make(self._engine)
+
+    def validate(self, schema: pa.Schema) -> None:
+        columns = self._columns()
+        for name in schema.names:
+            if name not in columns:
+                raise SchemaMismatch(
+                    f"{self._options} has no column {name!r}. It has: {', '.join(columns)}. Drop or rename it."
+                )
+        for name in self._options.upsert_by:
+            if name not in schema.names:
+                raise SchemaMismatch(f"the records have no column {name!r}, which 'upsert_by' names")
+        self._try(schema.names)
+
+    def _columns(self) -> list[str]:
+        with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
+            if not sa.inspect(connection).has_table(self._options.table, self._options.schema):
+                raise ConfigurationError(f"{self._options} does not exist. Create it; the sink does not create it.")
+            return self._tables.columns(connection, self._options.table)
+
+    def _try(self, columns: Sequence[str]) -> None:
+        """Make sure that the database accepts the statement of a commit."""
+        table = self._options.schema, self._options.table, self._options.upsert_by
+        with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
+            faults = [*self._options.dialect.faults(connection, *table)]
+            try:
+                self._tables.try_without_rows(connection, columns)
+            except sa.exc.ProgrammingError as error:
+                faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
+        if faults:
+            raise ConfigurationError(
+                f"{self._options} can't be written to: {'; '.join(faults)}. Grant INSERT, and UPDATE for 'upsert_by',"
+                " which needs a primary key or a unique index on exactly its columns."
+            )
+
+    def check(self) -> Iterator[CheckResult]:
+        columns = self._columns()
+        yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(columns)}")
+        columns = [*self._options.upsert_by] or columns
+        yield CheckResult.of("the statement of a commit, tried without a row", lambda: self._try(columns))
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
+        """Move the batch, and roll the database transaction back.
+
+        Raises:
+            LogMismatch: the database has this batch, which the log has not decided: it is older than the database.
+        """
+        if not committables:
+            return committables
+        batch_id = self.transactional_ids.round_of(self._owned(committables[0])).batch_id
+        what = f"batch {batch_id} of {len(committables)} transactions to {self._options} was tried before its decision"
+        with self._mapping(what, trial_failed), self._engine.connect() as connection:
+            mark = self._tables.mark(connection, self.transactional_ids.scope)
+            if mark is not None and mark >= batch_id:
+                raise LogMismatch(
+                    f"the database of {self._options} has batch {mark} of this query, and the commit log is about to"
+                    f" decide batch {batch_id}: the log was restored from an older copy, or lost entries. Restore the"
+                    " newest one."
+                )
+            try:
+                self._move(connection, committables, mark, what)
+            except OperatorRequired as error:  # nothing is decided
+                raise RoundAborted(f"{error.message}") from error
+            finally:
+                connection.rollback()
+        return committables
+
+    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
+        with self._requesting(f"committing batch {batch_id} to {self._options}") as connection:
+            self._commit(connection, batch_id, committables)
+
+    def _commit(self, connection: sa.Connection, batch_id: int, committables: Sequence[Committable]) -> None:
+        """Make a batch visible with the database transaction. Upholds: the mark, the records and the rows of their
+        transactions change together, so a repeated or late commit finds all of it or nothing."""
+        mark = self._tables.mark(connection, self.transactional_ids.scope, lock=True)
+        if mark is None or mark < batch_id:
+            what = f"batch {batch_id} of {len(committables)} transactions to {self._options} is decided"
+            self._move(connection, committables, mark, what)
+            self._tables.set_mark(connection, self.transactional_ids.scope, batch_id, is_first=mark is None)
+
+    def _move(
+        self, connection: sa.Connection, committables: Sequence[Committable], mark: int | None, what: str
+    ) -> None:
+        for table in {committable.handle.get(_TABLE) for committable in committables} - {self._options.qualified}:
+            raise OperatorRequired(
+                f"{what}, and was written for table {table!r}: set 'table' back and start again. When the batch is"
+                " committed, the option can be changed."
+            )
+        names = [self._owned(committable) for committable in committables]
+        found = self._tables.locked(connection, names)
+        if missing := [name for name in names if name not in found or found[name].state != PREPARED]:
+            raise self._lost(missing, mark, what)
+        records, moved = sum(c.records or 0 for c in committables), self._tables.move(connection, [*found.values()])
+        if moved != records:
+            raise TransactionLost(
+                f"{what}, and of its {records} records the staging tables have {moved}: another program has changed"
+                " them. Nothing of the batch is visible. Write it by other means, and give it up with 'twopc abandon'."
+            )
+        self._tables.forget(connection, [*found.values()])
+
+    def _lost(self, missing: Sequence[str], mark: int | None, what: str) -> TransactionLost | OutcomeUnknown:
+        """Return the error for transactions that are not prepared, where the mark is of an older batch."""
+        what += f", but {len(missing)} of them are not prepared, such as {missing[0]}"
+        advice = (
+            "If 'url' or 'table' was changed, set it back. If the database was restored from a backup, or rows of"
+            " twopc_transactions were removed by hand: make sure that the batch's records are not in the table, write"
+            " them by other means, give the batch up with 'twopc abandon', and start the query again."
+        )
+        if mark is not None:
+            return TransactionLost(f"{what}. The newest batch in the table is {mark}. {advice}")
+        return OutcomeUnknown(
+            f"{what}, and twopc_batches has no mark of this query. It is the first batch, or the mark was removed."
+            f" Check whether the batch's records are in the table. If they are, only give the batch up. {advice}"
+        )
+
+    @property
+    def commit_group(self) -> Hashable | None:
+        return self._options.url, self._options.lock_timeout_s
+
+    @classmethod
+    def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
+        """Move the batch into several tables with one database transaction."""
+        first = next(iter(due))
+        with first._requesting(f"committing batch {batch_id} to {len(due)} tables") as connection:  # noqa: SLF001
+            for sink, committables in due.items():
+                sink._commit(connection, batch_id, committables)  # noqa: SLF001  # its own class
+
+    def abort(self, committable: Committable) -> None:
+        name = self._owned(committable)
+        with self._requesting(f"rolling back transaction {name} to {self._options}") as connection:
+            self._tables.forget(connection, [*self._tables.locked(connection, [name]).values()])
+
+    def recover(self) -> Iterable[Committable]:
+        with self._requesting(f"listing the transactions to {self._options}") as connection:
+            found = self._tables.of_scope(connection, self.transactional_ids.scope)
+        return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
+
+    def _owned(self, committable: Committable) -> str:
+        """Return the transaction's name. Raises CorruptLog if it belongs to another sink."""
+        if not self.transactional_ids.owns_exact(committable.transaction_id):
+            raise self.transactional_ids.not_owned(committable.transaction_id)
+        return committable.transaction_id
+
+    @property
+    def _engine(self) -> sa.Engine:
+        return engine(self._options)
+
+    @contextlib.contextmanager
+    def _requesting(self, what: str) -> Iterator[sa.Connection]:
+        """Lend a database transaction, and map its errors. ``what`` names the request."""
+        with self._mapping(what), self._engine.begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def _mapping(
+        self, what: str, failed: Callable[[DBAPIError, str], TwoPhaseCommitError] = request_failed
+    ) -> Iterator[None]:
+        try:
+            yield
+        except DBAPIError as error:
+            raise failed(error, what) from error

@@ -1,0 +1,214 @@
+"""The sink's own tables: all statements of the sink.
+
+- ``twopc_transactions`` has a row for each transaction that is not committed: open, or prepared.
+- A staging table has the records of such transactions. Its columns are copies of the table's.
+- ``twopc_batches`` has the mark of each query: its newest batch that is committed.
+
+A row is locked by an UPDATE that changes nothing: each database has it, but not SELECT FOR UPDATE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
+
+from twopc_sql.options import SqlOptions
+from twopc_sql.records import require_unchanged, type_of, values_of
+
+NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
+"""The name of a transaction, or the start of all names of a sink. By default, MySQL takes A and a for equal."""
+
+LONGEST_SCOPE = 200
+"""The longest scope of a sink, so that a name has room for its five numbers."""
+
+OPEN, PREPARED = "open", "prepared"
+
+_AT_ONCE = 500
+"""How many names a statement has at most. Databases bound the parameters of one."""
+
+_KEY, _ORDINAL = "twopc_key", "twopc_ordinal"
+_OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
+"""The columns of a staging table that say whose its records are, and in which order they came."""
+
+
+class Tables:
+    """The tables beside the one that the options name. The methods raise SQLAlchemy's errors."""
+
+    def __init__(self, options: SqlOptions) -> None:
+        self._options = options
+        schema, self._metadata = options.schema, sa.MetaData()
+        name, scope = sa.Column("name", NAME, primary_key=True), sa.Column("scope", NAME, nullable=False)
+        others = sa.Column("staged", sa.String(64)), sa.Column("state", sa.String(8), nullable=False)
+        self._transactions = sa.Table("twopc_transactions", self._metadata, name, scope, *others, schema=schema)
+        mark = sa.Column("scope", NAME, primary_key=True), sa.Column("batch_id", sa.BigInteger, nullable=False)
+        self._batches = sa.Table("twopc_batches", self._metadata, *mark, schema=schema)
+
+    def make(self, engine: sa.Engine) -> None:
+        """Create the tables that every query needs, if they are missing. Another process may be doing the same."""
+        try:
+            self._metadata.create_all(engine)
+        except DBAPIError:
+            if any(
+                not sa.inspect(engine).has_table(table.name, table.schema) for table in self._metadata.tables.values()
+            ):
+                raise
+
+    def columns(self, connection: sa.Connection, table: str) -> list[str]:
+        """Return the names of a table's columns."""
+        nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
+        return [*connection.execute(nothing).keys()]
+
+    def _table(self, name: str, columns: Sequence[str] = ()) -> sa.TableClause:
+        return sa.table(name, *map(sa.column, columns), schema=self._options.schema)
+
+    def _staging(self, name: str, columns: Iterable[sa.ColumnClause[Any]] = ()) -> sa.TableClause:
+        ours = (sa.column(each, type_) for each, type_ in _OURS.items())
+        return sa.table(name, *columns, *ours, schema=self._options.schema)
+
+    # Transactions. ----------------------------------------------------------------------------------------------
+
+    def begin(self, connection: sa.Connection, name: str, scope: str) -> None:
+        connection.execute(self._transactions.insert().values(name=name, scope=scope, state=OPEN))
+
+    def locked(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, sa.Row[Any]]:
+        """Lock the rows of transactions until the database transaction ends. Return those that are there."""
+        for some in _some(names):
+            same = self._transactions.update().values(scope=self._transactions.c.scope)
+            connection.execute(same.where(self._transactions.c.name.in_(some)))
+        return self.rows(connection, names)
+
+    def rows(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, sa.Row[Any]]:
+        """Return the rows of transactions that are there, by name."""
+        ask = self._transactions.select()
+        found = (connection.execute(ask.where(self._transactions.c.name.in_(some))) for some in _some(names))
+        return {row.name: row for rows in found for row in rows}
+
+    def change(self, connection: sa.Connection, name: str, **values: str) -> None:
+        connection.execute(self._transactions.update().where(self._transactions.c.name == name).values(**values))
+
+    def of_scope(self, connection: sa.Connection, scope: str) -> list[str]:
+        """Return the names of the transactions that are not committed."""
+        return [*connection.scalars(sa.select(self._transactions.c.name).where(self._transactions.c.scope == scope))]
+
+    def forget(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
+        """Remove the rows of transactions, and their records that are staged."""
+        for staged, names in _by_staging(rows).items():
+            for some in _some(names):
+                connection.execute(self._transactions.delete().where(self._transactions.c.name.in_(some)))
+                if staged is not None:
+                    table = self._staging(staged)
+                    connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
+
+    # Marks. -----------------------------------------------------------------------------------------------------
+
+    def mark(self, connection: sa.Connection, scope: str, lock: bool = False) -> int | None:
+        """Return the newest batch that is committed; None if there is no mark."""
+        of_scope = self._batches.c.scope == scope
+        if lock:
+            connection.execute(self._batches.update().where(of_scope).values(batch_id=self._batches.c.batch_id))
+        return connection.scalar(sa.select(self._batches.c.batch_id).where(of_scope))
+
+    def set_mark(self, connection: sa.Connection, scope: str, batch_id: int, is_first: bool) -> None:
+        """Write the mark. A first one collides with that of another process, so only one of them commits."""
+        if is_first:
+            connection.execute(self._batches.insert().values(scope=scope, batch_id=batch_id))
+        else:
+            connection.execute(self._batches.update().where(self._batches.c.scope == scope).values(batch_id=batch_id))
+
+    # Staging tables. --------------------------------------------------------------------------------------------
+
+    def make_staging(self, engine: sa.Engine, columns: Sequence[str]) -> str:
+        """Return the name of the staging table for records with these columns, and create it if it is missing."""
+        what = "\0".join((self._options.table, *columns))
+        name = f"twopc_staged_{hashlib.sha256(what.encode()).hexdigest()[:32]}"
+        if not sa.inspect(engine).has_table(name, self._options.schema):
+            target = self._table(self._options.table, columns)
+            ours = (sa.cast(sa.null(), type_).label(each) for each, type_ in _OURS.items())
+            copies = (
+                sa.select(*target.c, *ours).where(sa.false()).compile(engine, compile_kwargs={"literal_binds": True})
+            )
+            staged = engine.dialect.identifier_preparer.format_table(self._table(name))
+            index = f"CREATE INDEX {name}_by_key ON {staged} ({', '.join(_OURS)})"
+            try:
+                with engine.begin() as connection:
+                    connection.exec_driver_sql(f"CREATE TABLE {staged} AS {copies}")
+                    connection.exec_driver_sql(index)
+            except DBAPIError:  # another task may be doing the same
+                if not sa.inspect(engine).has_table(name, self._options.schema):
+                    raise
+        return name
+
+    def stage(self, connection: sa.Connection, staged: str, name: str, first: int, batch: pa.RecordBatch) -> None:
+        """Write records into a staging table. ``first`` is the ordinal of the first.
+
+        Raises:
+            RecordRefused: Python or the database would change a value.
+        """
+        written, last, key = values_of(batch), first + batch.num_rows, _key(name)
+        table = self._staging(staged, [sa.column(field.name, type_of(field)) for field in batch.schema])
+        rows = zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
+        connection.execute(sa.insert(table), [dict(zip(table.c.keys(), row, strict=True)) for row in rows])
+        columns = [table.c[name] for name in batch.schema.names]
+        ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
+        found = connection.execute(sa.select(*columns).where(ours).order_by(table.c[_ORDINAL]))
+        require_unchanged(batch, written, found.all())
+
+    def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
+        """Copy the records of transactions from their staging tables into the table. Of records with one key, the last
+        that a transaction has written wins.
+
+        Returns:
+            How many records the staging tables have.
+        """
+        moved = 0
+        for staged, names in _by_staging(rows).items():
+            columns = [name for name in self.columns(connection, staged) if name not in _OURS]
+            table = self._staging(staged, map(sa.column, columns))
+            newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
+            for some in _some(names):
+                ours = table.c[_KEY].in_(map(_key, some))
+                moved += connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
+                connection.execute(self._copy(table, columns, ours, newest_first))
+        return moved
+
+    def try_without_rows(self, connection: sa.Connection, columns: Sequence[str]) -> None:
+        """Have the database check the statement by which ``move`` writes to the table."""
+        target = self._table(self._options.table, columns)
+        connection.execute(self._copy(target, columns, sa.false(), [*target.c]))
+
+    def _copy(
+        self, source: sa.TableClause, columns: Sequence[str], ours: sa.ColumnElement[bool], newest_first: Sequence[Any]
+    ) -> Any:
+        upsert_by = self._options.upsert_by
+        insert = self._options.dialect.insert(self._table(self._options.table, columns))
+        values = [source.c[name] for name in columns]
+        if not upsert_by:
+            return insert.from_select(columns, sa.select(*values).where(ours))
+        newest = sa.func.row_number().over(partition_by=[source.c[key] for key in upsert_by], order_by=newest_first)
+        ranked = sa.select(*values, newest.label("twopc_newest")).where(ours).subquery()
+        latest = sa.select(*(ranked.c[name] for name in columns)).where(ranked.c.twopc_newest == 1)
+        others = [name for name in columns if name not in upsert_by]
+        return self._options.dialect.replace(insert.from_select(columns, latest), upsert_by, others)
+
+
+def _by_staging(rows: Sequence[sa.Row[Any]]) -> dict[Any, list[str]]:
+    by_staging: dict[Any, list[str]] = {}
+    for row in rows:
+        by_staging.setdefault(row.staged, []).append(row.name)
+    return by_staging
+
+
+def _key(name: str) -> str:
+    """Return what stands for a transaction in staging tables, whose text may have any collation."""
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _some(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    for first in range(0, len(names), _AT_ONCE):
+        yield names[first : first + _AT_ONCE]

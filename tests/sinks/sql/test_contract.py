@@ -1,0 +1,65 @@
+"""The SQL sink keeps the contract of every sink, on real databases."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from tests.support.typed_records import typed
+from twopc.testing import SinkContract
+
+if TYPE_CHECKING:
+    from tests.sinks.sql.conftest import Place
+    from twopc_sql import SqlSink
+
+COLUMNS = {
+    "value": "{text}",
+    "whole": "BIGINT",
+    "fraction": "{float}",
+    "flag": "BOOLEAN",
+    "day": "DATE",
+    "amount": "NUMERIC(12,2)",
+    "raw": "{bytes}",
+}
+
+TYPES = {"flag": sa.Boolean(), "day": sa.Date(), "amount": sa.Numeric(12, 2)}
+
+
+class TestAppend(SinkContract):
+    upsert_by = ""
+    kills = 25
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
+
+    def make_sink(self) -> SqlSink:
+        return self.place.unbound(upsert_by=self.upsert_by)
+
+    def visible(self) -> list[str]:
+        return self.place.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed().select(list(COLUMNS))
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        """No database holds text that is not UTF-8, or a year of six digits."""
+        days = pa.array([1, 2, 10_000_000, 4, 10_000_000, 10_000_000, 7], pa.date32())
+        return pa.record_batch({"value": ["a", "b", "c", "d", "e", "f", "g"], "day": days})
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        """By SQLAlchemy's types: in SQLite, a date is text."""
+        columns = [sa.column(name, TYPES.get(name, sa.types.NullType())) for name in COLUMNS]
+        return self.place.select(columns)
+
+
+class TestUpsert(TestAppend):
+    upsert_by = "value"
+
+    @pytest.fixture(autouse=True)
+    def _key(self, _place: None) -> None:
+        self.place.ask("CREATE UNIQUE INDEX of_values ON {} (value)")
