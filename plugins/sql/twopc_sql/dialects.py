@@ -83,7 +83,10 @@ DIALECTS: Mapping[str, Dialect] = {
         _faults_in_mysql,
     ),
     "sqlite": Dialect(
-        "sqlite+pysqlite", sqlite.insert, _on_conflict, session="PRAGMA busy_timeout = {timeout_s:.0f}000"
+        "sqlite+pysqlite",
+        sqlite.insert,
+        _on_conflict,
+        session="PRAGMA busy_timeout = {timeout_s:.0f}000",
     ),
     "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict),
 }

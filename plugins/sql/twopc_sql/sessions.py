@@ -12,10 +12,6 @@ from sqlalchemy.exc import DBAPIError
 from twopc.errors import OperatorRequired, RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc_sql.options import SqlOptions
 
-_WILL_NOT_PASS = (sa.exc.ProgrammingError, sa.exc.DataError, sa.exc.NotSupportedError)
-"""What a database says of a missing table or right, and of a value. Anything else may pass, also a broken key: only
-a row that somebody has written since the batch was tried can break one, until it is removed."""
-
 
 @functools.cache
 def engine(options: SqlOptions) -> sa.Engine:
@@ -37,9 +33,23 @@ def engine(options: SqlOptions) -> sa.Engine:
     return made
 
 
+def is_refusal(error: DBAPIError) -> bool:
+    """Whether a database says of a statement that it can't be carried out, as of a missing table or right. Anything
+    else may pass, also a broken key: only a row that somebody has written since the batch was tried can break one."""
+    if error.connection_invalidated or error.orig is None:
+        return False
+    kinds = sa.exc.ProgrammingError, sa.exc.DataError, sa.exc.NotSupportedError
+    told = next(iter(error.orig.args), None)
+    return isinstance(error, kinds) or told in _REFUSALS_OF_MYSQL or str(told).startswith(_REFUSALS_OF_SQLITE)
+
+
+_REFUSALS_OF_MYSQL = (1044, 1054, 1142, 1143)  # no right to the database, no such column, no right to the table, column
+_REFUSALS_OF_SQLITE = ("no such", "table ", "ON CONFLICT")  # under OperationalError, like "database is locked"
+
+
 def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed request of the coordinator, which may have been carried out."""
-    if isinstance(error, _WILL_NOT_PASS) and not error.connection_invalidated:
+    if is_refusal(error):
         return OperatorRequired(
             f"{what}: the database refuses: {first_line(error)}. Grant the rights that the sink's README lists, undo"
             " what was changed in the table, and start again. Recovery continues where it stopped."
@@ -49,7 +59,7 @@ def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
 
 def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
     """Return the error for a batch that could not be moved before its decision."""
-    if isinstance(error, (*_WILL_NOT_PASS, sa.exc.IntegrityError)):
+    if is_refusal(error) or isinstance(error, sa.exc.IntegrityError):
         return RoundAborted(
             f"{what}, and the table refuses it: {type(error.orig).__name__}. Look for a record that breaks a key, a"
             " foreign key, NOT NULL or CHECK of the table; with 'upsert_by', records replace rows. Nothing of the batch"

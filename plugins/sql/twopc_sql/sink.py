@@ -36,7 +36,7 @@ from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_sql.options import SqlOptions
-from twopc_sql.sessions import engine, first_line, request_failed, trial_failed, write_failed
+from twopc_sql.sessions import engine, first_line, is_refusal, request_failed, trial_failed, write_failed
 from twopc_sql.tables import LONGEST_SCOPE, OPEN, PREPARED, Tables
 
 if TYPE_CHECKING:
@@ -192,7 +192,9 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
             faults = [*self._options.dialect.faults(connection, *table)]
             try:
                 self._tables.try_without_rows(connection, columns)
-            except sa.exc.ProgrammingError as error:
+            except DBAPIError as error:
+                if not is_refusal(error):
+                    raise
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
         if faults:
             raise ConfigurationError(

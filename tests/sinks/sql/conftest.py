@@ -95,6 +95,13 @@ class Databases:
             return sa.make_url(f"{database}:///{folder / name}")
         return self._of_postgres(name)
 
+    def kill_and_start(self, database: str) -> None:
+        """Kill the server, if the database has one, and start it again."""
+        if database == "postgresql":
+            assert self._postgres is not None
+            self._postgres.kill()
+            self._postgres.start()
+
     def _of_postgres(self, name: str) -> sa.URL:
         if self._postgres is None:
             self._postgres = self._stack.enter_context(PostgresServer())

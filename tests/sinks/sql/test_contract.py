@@ -25,7 +25,7 @@ COLUMNS = {
     "raw": "{bytes}",
 }
 
-TYPES = {"flag": sa.Boolean(), "day": sa.Date(), "amount": sa.Numeric(12, 2)}
+TYPES: dict[str, sa.types.TypeEngine[Any]] = {"flag": sa.Boolean(), "day": sa.Date(), "amount": sa.Numeric(12, 2)}
 
 
 class TestAppend(SinkContract):

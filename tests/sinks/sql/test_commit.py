@@ -1,0 +1,179 @@
+"""What a commit finds, and what it does about it: committed, rolled back, or nobody knows (invariants 2, 3 and 5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from twopc import Round
+from twopc.errors import (
+    CorruptLog,
+    LogMismatch,
+    OperatorRequired,
+    OutcomeUnknown,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
+
+if TYPE_CHECKING:
+    from tests.sinks.sql.conftest import Place
+
+FIRST, SECOND = Round(1, 0), Round(1, 1)
+
+
+def test_a_commit_leaves_no_row_of_its_transactions_and_no_staged_record(place: Place) -> None:
+    votes = [place.vote(["a", "b"]), place.vote(["c"], partition=1)]
+    place.sink().commit_batch(0, votes)
+    assert place.values() == ["a", "b", "c"]
+    assert place.ask("SELECT count(*) FROM twopc_transactions") == [(0,)]
+    assert place.staged() == 0
+
+
+def test_more_transactions_than_a_statement_may_name_are_committed_at_once(place: Place) -> None:
+    sink = place.sink()
+    votes = [place.vote([str(number)], partition=number, sink=sink) for number in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("twopc_sql.tables._AT_ONCE", 2)
+        assert list(sink.seal(votes, 0.0)) == votes
+        sink.commit_batch(0, votes)
+    assert place.values() == ["0", "1", "2"]
+    assert place.staged() == 0
+
+
+def test_a_lost_transaction_of_the_first_batch_may_have_been_committed(place: Place) -> None:
+    """Nothing tells an emptied database from a new one."""
+    vote = place.vote(["a"])
+    place.sink().abort(vote)
+    with pytest.raises(OutcomeUnknown, match=r"no mark of this query.*Check whether"):
+        place.sink().commit_batch(0, [vote])
+
+
+def test_a_lost_transaction_of_a_later_batch_was_rolled_back(place: Place) -> None:
+    place.sink().commit_batch(0, [place.vote(["a"])])
+    votes = [place.vote(["b"], SECOND), place.vote(["c"], SECOND, partition=1)]
+    place.sink().abort(votes[1])
+    with pytest.raises(TransactionLost, match=rf"1 of them are not prepared, such as {votes[1].transaction_id}"):
+        place.sink().commit_batch(1, votes)
+    assert place.values() == ["a"]
+
+
+def test_a_batch_whose_mark_was_removed_is_not_taken_for_rolled_back(place: Place) -> None:
+    """With ``TransactionLost``, it would be written again, and be there twice."""
+    vote = place.vote(["a"])
+    place.sink().commit_batch(0, [vote])
+    place.ask("DELETE FROM twopc_batches")
+    with pytest.raises(OutcomeUnknown):
+        place.sink().commit_batch(0, [vote])
+
+
+def test_a_batch_of_which_another_program_has_removed_records_is_not_committed_in_part(place: Place) -> None:
+    vote = place.vote(["a", "b"])
+    staged = next(row for (row,) in place.ask("SELECT staged FROM twopc_transactions"))
+    place.ask(f"DELETE FROM {staged} WHERE value = 'a'")  # noqa: S608  # from the database
+    with pytest.raises(TransactionLost, match=r"of its 2 records the staging tables have 1"):
+        place.sink().commit_batch(0, [vote])
+    assert place.values() == []
+
+
+def test_a_batch_that_was_rolled_back_before_its_decision_is_vetoed(place: Place) -> None:
+    vote = place.vote(["a"])
+    place.sink().abort(vote)
+    with pytest.raises(RoundAborted, match="not prepared"):
+        place.sink().seal([vote], 0.0)
+
+
+def test_a_log_that_is_older_than_the_database_decides_nothing(place: Place) -> None:
+    """Its batch would count as committed, and its records would be lost."""
+    place.sink().commit_batch(1, [place.vote(["a"], SECOND)])
+    vote = place.vote(["b"], Round(2, 1))
+    with pytest.raises(LogMismatch, match=r"has batch 1 .* about to decide batch 1"):
+        place.sink().seal([vote], 0.0)
+
+
+def test_a_seal_changes_nothing(place: Place) -> None:
+    vote = place.vote(["a"])
+    for _ in range(2):
+        place.sink().seal([vote], 0.0)
+    assert place.values() == []
+    place.sink().commit_batch(0, [vote])
+    assert place.values() == ["a"]
+
+
+def test_what_a_table_refuses_it_refuses_before_the_decision(place: Place) -> None:
+    place.create("value {text} PRIMARY KEY, CHECK (value <> 'bad')")
+    place.ask("INSERT INTO {} VALUES ('there')")
+    for value in ("there", "bad"):
+        vote = place.vote([value], Round(1, 0) if value == "there" else Round(2, 0))
+        with pytest.raises(RoundAborted, match=r"the table refuses it: \w+.*breaks a key.*can be run again") as error:
+            place.sink().seal([vote], 0.0)
+        assert value not in error.value.message.split()
+        place.sink().abort(vote)
+    assert place.values() == ["there"]
+
+
+def test_a_row_that_came_after_the_decision_holds_the_commit_up_until_it_is_removed(place: Place) -> None:
+    place.create("value {text} PRIMARY KEY")
+    vote = place.vote(["a"])
+    place.sink().seal([vote], 0.0)
+    place.ask("INSERT INTO {} VALUES ('a')")
+    with pytest.raises(Retriable):
+        place.sink().commit_batch(0, [vote])
+    place.ask("DELETE FROM {}")
+    place.sink().commit_batch(0, [vote])
+    assert place.values() == ["a"]
+
+
+def test_a_batch_that_was_decided_for_another_table_waits_for_the_option_to_be_set_back(place: Place) -> None:
+    vote = place.vote(["a"])
+    place.ask("CREATE TABLE others (value {text})")
+    with pytest.raises(OperatorRequired, match=r"written for table 'orders': set 'table' back"):
+        place.sink(table="others").commit_batch(0, [vote])
+    place.sink().commit_batch(0, [vote])
+    assert place.values() == ["a"]
+
+
+def test_what_was_written_for_another_table_is_rolled_back_without_a_rest(place: Place) -> None:
+    place.vote(["a"])
+    place.ask("CREATE TABLE others (value {text})")
+    sink = place.sink(table="others")
+    [found] = sink.recover()
+    sink.abort(found)
+    assert place.staged() == 0
+
+
+def test_a_table_that_is_gone_after_the_decision_calls_an_operator(place: Place) -> None:
+    vote = place.vote(["a"])
+    place.ask("ALTER TABLE {} RENAME TO elsewhere")
+    with pytest.raises(OperatorRequired, match=r"committing batch 0 .* the database refuses"):
+        place.sink().commit_batch(0, [vote])
+    place.ask("ALTER TABLE elsewhere RENAME TO {}")
+    place.sink().commit_batch(0, [vote])
+    assert place.values() == ["a"]
+
+
+def test_a_transaction_of_another_sink_is_not_touched(place: Place) -> None:
+    other = place.unbound()
+    other.bind("orders", "another_log")
+    vote = place.vote(["a"])
+    for call in (lambda: other.commit_batch(0, [vote]), lambda: other.abort(vote), lambda: other.seal([vote], 0.0)):
+        with pytest.raises(CorruptLog):
+            call()
+
+
+def test_names_that_differ_in_their_letters_case_are_of_two_queries(place: Place) -> None:
+    for log_id in ("log", "LOG"):
+        sink = place.sink(log_id)
+        sink.commit_batch(0, [place.vote([log_id], sink=sink)])
+    assert place.values() == ["LOG", "log"]
+
+
+def test_two_tables_of_one_database_change_at_one_moment(place: Place) -> None:
+    place.ask("CREATE TABLE others (value {text})")
+    sinks = place.sink(), place.unbound(table="others")
+    sinks[1].bind("others", "log")
+    due = {sinks[0]: [place.vote(["a"])], sinks[1]: []}
+    assert sinks[0].commit_group == sinks[1].commit_group
+    type(sinks[0]).commit_together(0, due)
+    assert place.values() == ["a"]

@@ -1,0 +1,171 @@
+"""A record goes into the table as it is, or not at all (invariant 1); and what a table's columns and keys must be."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from twopc import Participant, Round
+from twopc.checks import CheckStatus
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+
+if TYPE_CHECKING:
+    from tests.sinks.sql.conftest import Place
+
+CHANGED: list[tuple[str, str, str, pa.Array]] = [
+    ("sqlite", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),  # it would be NULL
+    ("sqlite", "value {text}, number NUMERIC", "number", pa.array([Decimal(1), Decimal(10**30 + 1)])),
+    ("sqlite", "value {text}, number INTEGER", "number", pa.array(["a", "1"])),  # it would be a number
+    ("postgresql", "value {text}, number CHAR(3)", "number", pa.array(["abc", "a"])),  # it would end with spaces
+    (
+        "postgresql",
+        "value {text}, number TIMESTAMP(0)",
+        "number",
+        pa.array([0, 1], pa.timestamp("us")),
+    ),
+    ("postgresql", "value {text}, number REAL", "number", pa.array([0.5, 0.123456789])),
+    ("duckdb", "value {text}, number FLOAT", "number", pa.array([0.5, 0.1])),
+    ("duckdb", "value {text}, number DECIMAL(9,1)", "number", pa.array([Decimal("0.50"), Decimal("0.25")])),
+]
+
+
+@pytest.mark.parametrize(("database", "columns", "column", "values"), CHANGED)
+def test_a_value_that_a_database_would_change_is_a_bad_record(
+    columns: str, column: str, values: pa.Array, place: Place
+) -> None:
+    place.create(columns)
+    _, positions = place.vote_without_bad({"value": ["good", "bad"], column: values})
+    assert positions == [1]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "duckdb"])
+def test_a_number_that_is_none_and_one_of_half_the_precision_are_kept(place: Place) -> None:
+    place.create("value {text}, number DOUBLE PRECISION, half REAL")
+    half = pa.array([0.1, math.nan, None], pa.float32())
+    vote = place.vote({"value": ["a", "b", "c"], "number": pa.array([0.1, math.nan, -math.inf]), "half": half})
+    place.sink().commit_batch(0, [vote])
+    kept = place.ask("SELECT number, half FROM {} ORDER BY value")
+    assert (kept[0][0], kept[2]) == (0.1, (-math.inf, None))
+    assert math.isnan(kept[1][0])
+    assert math.isnan(kept[1][1])
+
+
+def test_a_value_that_a_column_does_not_take_is_a_bad_record(place: Place) -> None:
+    if place.database == "sqlite":
+        pytest.skip("SQLite takes any value into any column")
+    place.create("value {text}, small SMALLINT")
+    _, positions = place.vote_without_bad({"value": ["a", "b", "c"], "small": [1, 70_000, 3]})
+    assert positions == [1]
+
+
+def test_without_a_place_for_bad_records_one_fails_the_batch_and_no_value_is_told(place: Place) -> None:
+    place.create("value {text}, day DATE")
+    with pytest.raises(RecordRefused, match=r"time outside of the years") as error:
+        place.vote({"value": ["secret"], "day": pa.array([10_000_000], pa.date32())})
+    assert (error.value.column, error.value.record) == ("day", 0)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "refusal"),
+    [
+        ({"value": ["a"], "other": ["b"]}, {}, "has no column 'other'"),
+        ({"other_": ["b"]}, {"upsert_by": "value"}, "has no column 'other_'"),
+        ({"number": [1]}, {"upsert_by": "value"}, "no column 'value', which 'upsert_by' names"),
+    ],
+)
+def test_records_that_do_not_fit_are_refused_before_anything_is_written(
+    records: dict[str, list[Any]], options: dict[str, str], refusal: str, place: Place
+) -> None:
+    place.create("value {text} PRIMARY KEY, number BIGINT")
+    with pytest.raises(SchemaMismatch, match=refusal):
+        place.sink(**options).validate(pa.record_batch(records).schema)
+
+
+def test_a_table_that_is_missing_or_lacks_the_key_of_its_upserts_is_refused(place: Place) -> None:
+    schema = pa.schema({"value": pa.string()})
+    with pytest.raises(ConfigurationError, match=r"does not exist\. Create it"):
+        place.sink(table="nowhere").validate(schema)
+    with pytest.raises(ConfigurationError, match=r"can't be written to.*needs a primary key or a unique index"):
+        place.sink(upsert_by="value").validate(schema)
+
+
+def test_an_examination_names_the_columns_and_creates_no_table(place: Place) -> None:
+    sink = place.unbound()
+    sink.bind("orders", "doctor")
+    findings = list(sink.check())
+    assert [finding.result for finding in findings] == [CheckStatus.PASSED] * 2
+    assert "columns value" in findings[0].what
+    with pytest.raises(Exception, match=r"twopc_transactions"):
+        place.ask("SELECT * FROM twopc_transactions")
+
+
+def test_columns_have_any_names(place: Place) -> None:
+    names = ["value", "count", "Order", "select", "a b", "it's", 'say "so"', "50%", "a:b"]
+    quoted = [name.replace('"', '""').replace(":", "\\:") for name in names]
+    place.create(", ".join(f'"{name}" {{text}}' for name in quoted))
+    vote = place.vote({name: [name] for name in names})
+    place.sink().seal([vote], 0.0)
+    place.sink().commit_batch(0, [vote])
+    assert place.ask("SELECT * FROM {}") == [tuple(names)]
+
+
+def test_a_column_that_the_records_lack_gets_its_default(place: Place) -> None:
+    place.create("value {text}, number BIGINT DEFAULT 7 NOT NULL")
+    place.sink().commit_batch(0, [place.vote(["a"])])
+    assert place.ask("SELECT * FROM {}") == [("a", 7)]
+
+
+def test_batches_of_other_columns_wait_side_by_side(place: Place) -> None:
+    place.create("value {text}, number BIGINT")
+    votes = [place.vote({"value": ["a"]}), place.vote({"value": ["b"], "number": [1]}, partition=1)]
+    place.sink().commit_batch(0, votes)
+    assert place.ask("SELECT * FROM {} ORDER BY value") == [("a", None), ("b", 1)]
+
+
+# Upserts. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keyed(place: Place) -> Place:
+    place.create("id BIGINT PRIMARY KEY, day {text} DEFAULT 'today', value {text}")
+    return place
+
+
+def test_a_record_replaces_the_row_of_its_key_with_its_batch_and_not_before(keyed: Place) -> None:
+    keyed.ask("INSERT INTO {} VALUES (1, 'then', 'old'), (2, 'then', 'kept')")
+    sink = keyed.sink(upsert_by="id")
+    vote = keyed.vote({"id": [1, 3], "value": ["new", "added"]}, sink=sink)
+    sink.seal([vote], 0.0)
+    assert keyed.values() == ["kept", "old"]
+    sink.commit_batch(0, [vote])
+    found = keyed.ask("SELECT id, day, value FROM {} ORDER BY id")
+    assert found == [(1, "then", "new"), (2, "then", "kept"), (3, "today", "added")]
+
+
+def test_of_records_with_one_key_the_last_that_its_task_wrote_wins(keyed: Place) -> None:
+    sink = keyed.sink(upsert_by="id")
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        for ids, values in (([1, 2, 1], ["a", "b", "c"]), ([1], ["d"])):
+            participant.write("orders", pa.record_batch({"id": ids, "value": values}))
+        [vote] = participant.pre_commit().values()
+    sink.commit_batch(0, [vote])
+    assert keyed.ask("SELECT id, value FROM {} ORDER BY id") == [(1, "d"), (2, "b")]
+
+
+def test_records_that_are_a_key_alone_leave_their_rows_as_they_are(keyed: Place) -> None:
+    keyed.ask("INSERT INTO {} VALUES (1, 'then', 'kept')")
+    sink = keyed.sink(upsert_by="id")
+    sink.commit_batch(0, [keyed.vote({"id": [1, 2]}, sink=sink)])
+    assert keyed.ask("SELECT id, day, value FROM {} ORDER BY id") == [(1, "then", "kept"), (2, "today", None)]
+
+
+def test_without_upserts_a_key_that_is_there_fails_the_batch(keyed: Place) -> None:
+    keyed.ask("INSERT INTO {} (id) VALUES (1)")
+    vote = keyed.vote({"id": [1]})
+    with pytest.raises(RoundAborted, match="with 'upsert_by', records replace rows"):
+        keyed.sink().seal([vote], 0.0)
