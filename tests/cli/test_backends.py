@@ -30,7 +30,7 @@ def test_every_backend_is_listed_with_its_distribution_version_and_module(look: 
     done = look("backends", "--json")
     assert done.code == 0
     listed = {row["name"]: row for row in done.json["backends"]}
-    assert set(listed) == {"delta", "files", "iceberg", "kafka", "kafka-offsets", "postgres"}
+    assert set(listed) == {"delta", "files", "iceberg", "kafka", "kafka-offsets", "mysql", "postgres", "pravega", "sql"}
     assert listed["files"] == {
         "name": "files",
         "distribution": "twopc-files",

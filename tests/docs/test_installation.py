@@ -20,7 +20,10 @@ DISTRIBUTIONS = (
     "twopc-iceberg",
     "twopc-kafka",
     "twopc-kafka-broker",
+    "twopc-mysql",
     "twopc-postgres",
+    "twopc-pravega",
+    "twopc-sql",
 )
 
 INSTALLED = [

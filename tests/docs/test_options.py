@@ -13,7 +13,10 @@ from twopc_delta import options as delta_options
 from twopc_files import options as files_options
 from twopc_iceberg import options as iceberg_options
 from twopc_kafka import options as kafka_options
+from twopc_mysql import options as mysql_options
 from twopc_postgres import options as postgres_options
+from twopc_pravega import options as pravega_options
+from twopc_sql import options as sql_options
 
 
 @pytest.mark.parametrize(
@@ -24,6 +27,9 @@ from twopc_postgres import options as postgres_options
         (ROOT / "plugins/postgres/README.md", postgres_options.OPTIONS),
         (ROOT / "plugins/iceberg/README.md", iceberg_options.OPTIONS),
         (ROOT / "plugins/delta/README.md", delta_options.OPTIONS),
+        (ROOT / "plugins/mysql/README.md", mysql_options.OPTIONS),
+        (ROOT / "plugins/pravega/README.md", pravega_options.OPTIONS),
+        (ROOT / "plugins/sql/README.md", sql_options.OPTIONS),
         (DOCS / "spark.md", source_options.OPTIONS),
     ],
 )

@@ -30,6 +30,9 @@ EXPORTING = (
     "twopc_kafka_broker",
     "twopc_postgres",
     "twopc_iceberg",
+    "twopc_mysql",
+    "twopc_pravega",
+    "twopc_sql",
 )
 OBSERVERS = (
     "twopc.observers.json_lines.JsonLinesObserver",

@@ -35,6 +35,9 @@ PUBLIC = (
     "twopc_kafka_broker",
     "twopc_postgres",
     "twopc_iceberg",
+    "twopc_mysql",
+    "twopc_pravega",
+    "twopc_sql",
 )
 """What the documentation tells to import, or to import from."""
 

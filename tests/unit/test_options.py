@@ -36,8 +36,14 @@ from twopc_iceberg import options as iceberg_options
 from twopc_kafka import KafkaSink
 from twopc_kafka import options as kafka_options
 from twopc_kafka.offsets_sink import KafkaProgressSink
+from twopc_mysql import MysqlSink
+from twopc_mysql import options as mysql_options
 from twopc_postgres import PostgresSink
 from twopc_postgres import options as postgres_options
+from twopc_pravega import PravegaSink
+from twopc_pravega import options as pravega_options
+from twopc_sql import SqlSink
+from twopc_sql import options as sql_options
 
 SECRET = "hunter2-is-the-password"  # noqa: S105  # what must not be seen anywhere
 
@@ -102,6 +108,27 @@ def backends(checkpoint: Path) -> list[Backend]:
             frozenset({"path"}),
         ),
         Backend(
+            "the mysql sink",
+            MysqlSink,
+            {"url": "mysql://writer@db.example/sales", "table": "orders"},
+            mysql_options.OPTIONS,
+            frozenset({"table", "upsert_by"}),
+        ),
+        Backend(
+            "the pravega sink",
+            PravegaSink,
+            {"controller": "tcp://pravega.example:9090", "stream": "sales/orders"},
+            pravega_options.OPTIONS,
+            frozenset({"username", "password", "ca_file"}),
+        ),
+        Backend(
+            "the sql sink",
+            SqlSink,
+            {"url": "sqlite:////data/sales.db", "table": "orders"},
+            sql_options.OPTIONS,
+            frozenset({"table", "upsert_by"}),
+        ),
+        Backend(
             "the kafka sink",
             KafkaSink,
             {"bootstrap.servers": "broker:9092", "topic": "orders"},
@@ -122,7 +149,7 @@ def backends(checkpoint: Path) -> list[Backend]:
     ]
 
 
-BY_NAME = ["files", "postgres", "iceberg", "delta", "kafka", "format"]
+BY_NAME = ["files", "postgres", "iceberg", "delta", "mysql", "pravega", "sql", "kafka", "format"]
 
 
 @pytest.fixture(params=range(len(BY_NAME)), ids=BY_NAME)

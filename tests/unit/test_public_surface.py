@@ -50,12 +50,15 @@ def test_the_core_imports_no_backend_no_engine_and_no_client() -> None:
     clients = [
         "confluent_kafka",
         "deltalake",
+        "grpc",
         "kafka",
         "opentelemetry",
         "prometheus_client",
         "psycopg",
+        "pymysql",
         "pyarrow",
         "pyspark",
+        "sqlalchemy",
     ]
     heavy = [
         *clients,
@@ -65,6 +68,9 @@ def test_the_core_imports_no_backend_no_engine_and_no_client() -> None:
         "twopc_postgres",
         "twopc_iceberg",
         "twopc_delta",
+        "twopc_mysql",
+        "twopc_pravega",
+        "twopc_sql",
         "twopc.testing",
     ]
     code = f"import sys, twopc; print([name for name in {heavy} if name in sys.modules])"
