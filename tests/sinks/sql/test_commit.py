@@ -102,7 +102,7 @@ def test_a_seal_changes_nothing(place: Place) -> None:
 
 
 def test_what_a_table_refuses_it_refuses_before_the_decision(place: Place) -> None:
-    place.create("value {text} PRIMARY KEY, CHECK (value <> 'bad')")
+    place.create("value {key} PRIMARY KEY, CHECK (value <> 'bad')")
     place.ask("INSERT INTO {} VALUES ('there')")
     for value in ("there", "bad"):
         vote = place.vote([value], Round(1, 0) if value == "there" else Round(2, 0))
@@ -114,7 +114,7 @@ def test_what_a_table_refuses_it_refuses_before_the_decision(place: Place) -> No
 
 
 def test_a_row_that_came_after_the_decision_holds_the_commit_up_until_it_is_removed(place: Place) -> None:
-    place.create("value {text} PRIMARY KEY")
+    place.create("value {key} PRIMARY KEY")
     vote = place.vote(["a"])
     place.sink().seal([vote], 0.0)
     place.ask("INSERT INTO {} VALUES ('a')")

@@ -11,7 +11,8 @@ from twopc.errors import RoundAborted
 from twopc.retry import until_answered
 
 if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Databases, Place
+    from tests.sinks.sql.conftest import Place
+    from tests.support.sql_databases import Databases
     from twopc import Committable
 
 pytestmark = pytest.mark.crash
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.crash
 
 def written(place: Place, when: str = AFTER) -> Committable | None:
     options = {"url": place.url.render_as_string(hide_password=False), "table": place.table}
-    return killed_writer("sql", options, when, place.prefix)
+    return killed_writer("sql", options, when)
 
 
 def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_committed_by_another_process(
@@ -50,7 +51,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(when: str,
 def test_a_server_that_is_killed_amid_a_write_fails_the_attempt_and_loses_nothing_that_is_prepared(
     databases: Databases, place: Place
 ) -> None:
-    if place.database in ("sqlite", "duckdb"):
+    if not databases.has_server(place.database):
         pytest.skip("it has no server")
     first = place.vote(["a"])
     sink = place.sink()

@@ -81,7 +81,7 @@ def test_without_a_place_for_bad_records_one_fails_the_batch_and_no_value_is_tol
 def test_records_that_do_not_fit_are_refused_before_anything_is_written(
     records: dict[str, list[Any]], options: dict[str, str], refusal: str, place: Place
 ) -> None:
-    place.create("value {text} PRIMARY KEY, number BIGINT")
+    place.create("value {key} PRIMARY KEY, number BIGINT")
     with pytest.raises(SchemaMismatch, match=refusal):
         place.sink(**options).validate(pa.record_batch(records).schema)
 

@@ -1,0 +1,73 @@
+"""Databases that the SQL sink writes to: servers that are started when they are first needed, and files."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import sqlalchemy as sa
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.postgres_server import PostgresServer
+
+TYPES: Mapping[str, Mapping[str, str]] = {
+    "duckdb": {"text": "VARCHAR", "key": "VARCHAR", "float": "DOUBLE", "bytes": "BLOB"},
+    "postgresql": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE PRECISION", "bytes": "BYTEA"},
+    "sqlite": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE", "bytes": "BLOB"},
+}
+"""Database → what it calls a type. ``key`` is text that a key can be on."""
+
+
+class Databases(ExitStack):
+    """The servers run until the end of this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._servers: dict[str, PostgresServer] = {}
+
+    def url(self, database: str, folder: Path) -> sa.URL:
+        """The URL of a database that is new."""
+        name = f"test_{uuid.uuid4().hex[:8]}"
+        if database == "postgresql":
+            return self._of_postgres(name)
+        return sa.make_url(f"{database}:///{folder / name}")
+
+    def has_server(self, database: str) -> bool:
+        return database in self._servers
+
+    def kill_and_start(self, database: str) -> None:
+        """Kill the server, if the database has one, and start it again."""
+        if self.has_server(database):
+            self._servers[database].kill()
+            self._servers[database].start()
+
+    def _of_postgres(self, name: str) -> sa.URL:
+        if "postgresql" not in self._servers:
+            self._servers["postgresql"] = self.enter_context(PostgresServer())
+        conninfo = self._servers["postgresql"].conninfo
+        with psycopg.connect(conninfo, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        parts = {name: str(part) for name, part in conninfo_to_dict(conninfo).items()}
+        url = sa.URL.create("postgresql+psycopg", parts["user"], parts["password"], database=name)
+        return url.update_query_dict({"host": parts["host"]})
+
+
+def ask(url: sa.URL, statement: str) -> list[tuple[object, ...]]:
+    """What another session sees. ``{text}`` and others stand for types."""
+    for name, kind in TYPES[url.get_backend_name()].items():
+        statement = statement.replace(f"{{{name}}}", kind)
+    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+        result = connection.execute(sa.text(statement))
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def staged(url: sa.URL) -> int:
+    """How many records all staging tables have."""
+    with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
+        tables = [sa.table(name) for name in sa.inspect(connection).get_table_names() if "twopc_staged" in name]
+        counts = [connection.scalar(sa.select(sa.func.count()).select_from(table)) for table in tables]
+    return sum(count or 0 for count in counts)
