@@ -28,7 +28,7 @@ VERSION = "11.4.5"
 VERSIONS = (VERSION, "10.11.5")
 """The servers that are published as jars and that the sink is tested on."""
 
-SETTINGS = {"innodb_buffer_pool_size": "64M", "performance_schema": "OFF", "local_infile": "OFF"}
+SETTINGS = {"innodb_buffer_pool_size": "64M", "performance_schema": "OFF", "local_infile": "OFF", "ssl": "OFF"}
 """For a small server that starts soon. All that has to do with durability is at its default."""
 
 
@@ -75,6 +75,7 @@ class MariaDbServer(ServerProcess):
             autocommit=True,
             connect_timeout=10,
             read_timeout=60,
+            ssl_disabled=True,
         )
 
     def _initialise(self) -> None:

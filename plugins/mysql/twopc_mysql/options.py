@@ -46,6 +46,8 @@ def _connection(given: Any) -> dict[str, Any]:
         if name not in PARAMETERS:
             raise ValueError
         arguments[name] = PARAMETERS[name](value)
+    if "unix_socket" in arguments and not any(name.startswith("ssl_") for name in arguments):
+        arguments["ssl_disabled"] = True  # PyMySQL would encrypt, which takes longer than all else of a connection
     if "ssl_ca" in arguments:
         arguments.setdefault("ssl_verify_cert", True)  # PyMySQL would only encrypt, and trust every server
     return arguments
