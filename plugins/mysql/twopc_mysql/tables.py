@@ -23,7 +23,8 @@ from twopc_mysql.sessions import Connection, ask, identifier
 MARKERS = "twopc_committed"
 
 FORMAT_ID = 0x32504331
-"""The format of our names, "2PC1": XA RECOVER lists the transactions of all databases and of all programs."""
+"""The format of our names, "2PC1": XA RECOVER lists the transactions of all databases and of all programs. MariaDB does
+not compare it in XA COMMIT and XA ROLLBACK, so a name must be unique without it."""
 
 LONGEST_PART = 64
 """The server's limit for each of the two parts of a name, in bytes. Its first 64 bytes are the one part, and the rest

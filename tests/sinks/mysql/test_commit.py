@@ -167,10 +167,9 @@ def test_a_transaction_of_another_program_with_the_same_name_is_not_ours(place: 
     name = f"{place.prefix}.log.orders.1.0.0.0.0"
     theirs = f"'{name[:64]}', '{name[64:]}', {FORMAT_ID + 1}"
     prepare(place, theirs, "theirs")
-    sink = place.sink()
-    assert list(sink.recover()) == []
-    sink.abort(Committable(name, {}))
-    assert place.prepared() == [name]
+    assert list(place.sink().recover()) == []
+    with pytest.raises(RoundAborted, match="but no longer is"):
+        place.sink().seal([Committable(name, {})], age_s=0)
     answered_by_hand(place, "ROLLBACK", theirs)
 
 
