@@ -222,9 +222,11 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
             yield CheckResult.passed(f"server: {found['version']}, binlog_format {_binlog(found)}")
             self._require_transactional(connection, self._options.table)
             columns = self._table.columns(connection)
-            names = [column.name for column in columns if not column.is_generated]
+            names = [each.name for each in columns if not each.is_generated]
+            by = self._options.upsert_by
+            given = [each.name for each in columns if each.name in names and not each.is_auto_increment]
             keys = self._table.unique_keys(connection)
-            check_upsert(self._options.upsert_by, names, keys, columns, str(self._options))
+            check_upsert(by, {*given, *by} & {*names}, keys, columns, str(self._options))
             yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(names)}")
             yield from self._check_durability(found)
             yield from self._check_upsert_key([key.columns for key in keys])

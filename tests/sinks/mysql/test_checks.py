@@ -51,8 +51,9 @@ def test_a_right_that_is_missing_is_found_by_trying(upsert_by: str, place: Place
     own = {"url": place.server.url("", user, password), "table": f"{place.database}.orders", "upsert_by": upsert_by}
     try:
         place.ask(f"GRANT SELECT ON {{}} TO {user}@localhost")
-        with pytest.raises(AssertionError, match="INSERT"):
-            assert failed(examined(place, **own)) == []
+        [advice] = failed(examined(place, **own))
+        assert "INSERT" in advice
+        assert "table `" + place.database in advice
         place.ask(f"GRANT INSERT{', UPDATE' if upsert_by else ''} ON {{}} TO {user}@localhost")
         place.ask(f"GRANT SELECT ON {{markers}} TO {user}@localhost")
         [advice] = failed(examined(place, **own))
@@ -74,12 +75,11 @@ def test_a_table_that_is_not_there_or_has_no_key_is_reported(place: Place) -> No
 
 
 def test_a_key_whose_gaps_are_locked_is_warned_of(place: Place) -> None:
+    place.create("value VARCHAR(9) PRIMARY KEY")
+    assert warned(examined(place, upsert_by="value"), "key of 'upsert_by'") == []
     place.create("id INT AUTO_INCREMENT PRIMARY KEY, value VARCHAR(9) UNIQUE")
-    place.ask("ALTER TABLE {} MODIFY id INT, DROP PRIMARY KEY, MODIFY value VARCHAR(9) NOT NULL")
-    assert warned(examined(place, upsert_by="value"), "key of") == []
-    place.create("id INT AUTO_INCREMENT PRIMARY KEY, value VARCHAR(9) UNIQUE, code INT")
-    with pytest.raises(ConfigurationError, match="another unique key, PRIMARY"):
-        examined(place, upsert_by="value")
+    [advice] = warned(examined(place, upsert_by="value"), "key of 'upsert_by'")
+    assert "tasks of one batch may wait for each other" in advice
 
 
 def test_transactions_that_hold_rows_are_counted(place: Place) -> None:
