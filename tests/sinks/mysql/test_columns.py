@@ -66,7 +66,9 @@ def test_a_float_is_the_same_to_the_last_bit(place: Place) -> None:
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
 def test_awkward_text_comes_back_as_it_was(upsert_by: str, place: Place) -> None:
-    place.create("value VARCHAR(50) PRIMARY KEY")
+    place.create(
+        "value VARCHAR(50) COLLATE utf8mb4_bin PRIMARY KEY"
+    )  # to 10.11's nopad_bin a NUL at the end is nothing
     place.sink().commit(place.pre_commit(AWKWARD, upsert_by=upsert_by))
     assert place.values() == sorted(AWKWARD)
 
