@@ -1,0 +1,132 @@
+"""The options of the MySQL sink: their names, checks and defaults are defined here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from twopc.errors import ConfigurationError
+from twopc.options import Kind, Option, columns, flag, parse, refuse_unknown, seconds, text, whole_number
+
+OWNER = "the mysql sink"
+
+PARAMETERS: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("unix_socket", "read_default_file", "read_default_group"), text().read),
+    **dict.fromkeys(("ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password"), text().read),
+    **dict.fromkeys(("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"), flag().read),
+    "connect_timeout": whole_number(least=1, most=600).read,
+}
+"""The parameters that a URL may have, all of them PyMySQL's."""
+
+
+def _connection(given: Any) -> dict[str, Any]:
+    """Return PyMySQL's arguments for a URL. Raises a bare ValueError: the parser's errors would quote a password."""
+    parts = urlsplit(text().read(given))
+    query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    database = parts.path.removeprefix("/")
+    # An '@', '/', '?' or '#' of a password that is not percent-encoded ends up in another part of the URL.
+    if parts.netloc.count("@") > 1 or parts.fragment or "/" in database or "@" in parts.path:
+        raise ValueError
+    if parts.scheme.partition("+")[0] not in ("mysql", "mariadb") or parts.scheme.partition("+")[2] not in (
+        "",
+        "pymysql",
+    ):
+        raise ValueError
+    arguments = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": parts.username and unquote(parts.username),
+        "password": parts.password and unquote(parts.password).encode(),  # PyMySQL encodes text as Latin-1
+        "database": unquote(database),
+    }
+    arguments = {name: value for name, value in arguments.items() if value}
+    for name, value in query.items():
+        if name not in PARAMETERS:
+            raise ValueError
+        arguments[name] = PARAMETERS[name](value)
+    if "unix_socket" in arguments and not any(name.startswith("ssl_") for name in arguments):
+        arguments["ssl_disabled"] = True  # PyMySQL would encrypt, which takes longer than all else of a connection
+    if "ssl_ca" in arguments:
+        arguments.setdefault("ssl_verify_cert", True)  # PyMySQL would only encrypt, and trust every server
+    return arguments
+
+
+def _qualified(given: Any) -> tuple[str, str]:
+    database, dot, table = str(given).strip().rpartition(".")
+    if not table or "." in database or (dot and not database):
+        raise ValueError
+    return database, table
+
+
+OPTIONS = (
+    Option(
+        "url",
+        Kind(
+            "URL",
+            "a URL such as mysql://writer:secret@db.example:3306/sales, with percent-encoded special characters, such"
+            f" as %40 for '@' in a password. Its parameters: {', '.join(PARAMETERS)}",
+            _connection,
+        ),
+        "`mysql://user:password@host:port/database`, with parameters of PyMySQL such as `?ssl_ca=/etc/ssl/db.pem`",
+        needed=True,
+    ),
+    Option(
+        "table",
+        Kind("text", "a name such as orders or sales.orders", _qualified),
+        "`name` or `database.name`; the default database is that of `url`. The sink does not create the table",
+        needed=True,
+    ),
+    Option(
+        "upsert_by",
+        columns(),
+        "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
+    ),
+    Option(
+        "lock_timeout_s",
+        seconds(least=1, most=86_400),
+        "how long a task waits for a lock before it fails and its batch is run again, rounded up to whole seconds. Set"
+        " it longer than other writers hold a row, and shorter than a stalled query is acceptable",
+        default=60.0,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MysqlOptions:
+    """The checked options. The repr hides the connection's arguments, which may contain a password.
+
+    Attributes:
+        connection: PyMySQL's arguments.
+        database: the database of the table and of the marker table.
+        table: the table that the sink writes to.
+        upsert_by: the columns by which a record replaces a row; empty if records are only added.
+        lock_timeout_s: how long a task waits for a lock.
+    """
+
+    connection: Mapping[str, Any] = field(repr=False)
+    database: str
+    table: str
+    upsert_by: tuple[str, ...]
+    lock_timeout_s: float
+
+    @classmethod
+    def parse(cls, options: Mapping[str, Any]) -> MysqlOptions:
+        """Parse the options of one sink. Any value may be given as text.
+
+        Raises:
+            ConfigurationError: an option is unknown, missing or wrong. The message repeats no value.
+        """
+        refuse_unknown(OWNER, options, OPTIONS)
+        values = parse(OWNER, OPTIONS, options)
+        database, table = values["table"]
+        if not (database := database or values["url"].get("database", "")):
+            raise ConfigurationError(f"{OWNER} needs a database: name it in 'url' or in 'table'.", option="table")
+        return cls(values["url"], database, table, values.get("upsert_by", ()), values["lock_timeout_s"])
+
+    def __str__(self) -> str:
+        """Return the table and its server, for messages."""
+        given = self.connection
+        server = given.get("unix_socket") or f"{given.get('host', 'localhost')}:{given.get('port', 3306)}"
+        return f"table {self.database}.{self.table} at {server}"

@@ -1,0 +1,113 @@
+"""Connections to servers. The coordinator's connections are kept between calls, and all waits are bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+import pymysql
+
+Connection: TypeAlias = Any
+"""A ``pymysql.connections.Connection``, which has no types."""
+
+ANSWER_TIMEOUT_S = 30.0
+"""How long the coordinator waits for the answer to a statement. After that the statement is in doubt: it is repeated,
+and the log reports it to the operator. No statement takes this long by itself."""
+
+LOCK_TIMEOUT_S = 10.0
+"""How long a coordinator's statement waits for a lock. Shorter than the above, so that the server reports the lock."""
+
+WRITE_TIMEOUT_S = 600.0
+"""How long a task waits for the answer to a statement, in addition to its lock timeout. XA PREPARE of a large
+transaction writes all of it to the binary log."""
+
+_MODE = (
+    "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,"
+    "NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION"
+)
+"""Strict, so that no value is changed to fit. A backslash and a zero are themselves."""
+
+_SETTINGS = """
+    SET SESSION sql_mode = %s, innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, time_zone = '+00:00',
+        autocommit = 1, unique_checks = 1, foreign_key_checks = 1
+"""
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+"""It takes no gap locks when records are added, for which transactions of one batch would wait."""
+
+
+def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeout_s: float) -> Connection:
+    """Return a new connection, in which each statement is its own transaction.
+
+    Raises:
+        pymysql.OperationalError: the connection can't be made.
+    """
+    wait_s = {"read_timeout": answer_timeout_s, "write_timeout": answer_timeout_s}
+    defaults = {"connect_timeout": 10, "charset": "utf8mb4", "program_name": "twopc"}
+    try:
+        connection = pymysql.connect(**{**defaults, **arguments, **wait_s, "autocommit": True})
+    except OSError as error:  # such as for a certificate that is not there
+        raise pymysql.OperationalError(2003, f"can't connect: {error}") from error
+    try:
+        lock_s = max(1, math.ceil(lock_timeout_s))
+        ask(connection, _SETTINGS, _MODE, lock_s, lock_s)
+        ask(connection, _ISOLATION)
+    except BaseException:
+        end(connection)
+        raise
+    return connection
+
+
+def ask(connection: Connection, statement: str, *values: Any, **names: str) -> list[tuple[Any, ...]]:
+    """Run a statement and return its rows. ``values`` are for each ``%s``, ``names`` for tables and databases in
+    braces."""
+    quoted = {name: identifier(of).replace("%", "%%") for name, of in names.items()}
+    with connection.cursor() as cursor:
+        cursor.execute(statement.format(**quoted), values)
+        return list(cursor.fetchall())
+
+
+def identifier(name: str) -> str:
+    """Return a name as it stands in a statement."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def end(connection: Connection) -> None:
+    """Close a connection, which may be closed already. The server rolls back what is not prepared."""
+    with contextlib.suppress(pymysql.MySQLError):
+        connection.close()
+
+
+_idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
+"""Idle connections by their arguments. They belong to the process, not to the sink, because sinks are pickled. A deque
+is thread-safe."""
+
+
+@contextlib.contextmanager
+def session(arguments: Mapping[str, Any]) -> Iterator[Connection]:
+    """Lend a connection of the coordinator.
+
+    Raises:
+        pymysql.MySQLError: the connection can't be made, or the server did not answer in time.
+    """
+    idle = _idle[repr(arguments)]
+    try:
+        connection = idle.pop()
+    except IndexError:
+        connection = connect(arguments, lock_timeout_s=LOCK_TIMEOUT_S, answer_timeout_s=ANSWER_TIMEOUT_S)
+    try:
+        yield connection
+    except BaseException:
+        end(connection)
+        release(arguments)  # if the server was restarted, the other connections are dead, too
+        raise
+    idle.append(connection)
+
+
+def release(arguments: Mapping[str, Any]) -> None:
+    """Close the idle connections to a server."""
+    with contextlib.suppress(IndexError):
+        while True:
+            end(_idle[repr(arguments)].pop())

@@ -1,0 +1,382 @@
+"""The MySQL sink: one XA transaction per task attempt, prepared by its task and committed by the coordinator.
+
+``XA PREPARE`` makes a transaction durable under a name, and the end of its session detaches it. Any session of the
+server can then commit it or roll it back. The server forgets the name of a transaction that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pymysql
+
+from twopc.checks import CheckResult
+from twopc.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    RecordRefused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import Round, TransactionId
+from twopc_mysql.columns import Column, check_columns, check_upsert
+from twopc_mysql.options import MysqlOptions
+from twopc_mysql.outcomes import GONE, commit_failed, number, request_failed, write_failed
+from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, connect, end, release, session
+from twopc_mysql.tables import MARKERS, Table, can_prepare, prepared, settings, xid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LONGEST_SCOPE = 76
+"""The longest scope of a sink, in bytes. A name has at most 128; the rest is for its five numbers."""
+
+HELD_S = 2.0
+"""How long a commit waits for the session that has prepared the transaction, before it reports that. The server notices
+within milliseconds that a session has ended."""
+
+LEFT_AFTER_S = 10
+"""After how many seconds the server ends the session of a prepared transaction whose task is silent, such as on a
+machine that is gone. Until then, nobody else can end the transaction."""
+
+_SAVEPOINT, _TO_SAVEPOINT, _RELEASE = (
+    f"{request} twopc_valid" for request in ("SAVEPOINT", "ROLLBACK TO SAVEPOINT", "RELEASE SAVEPOINT")
+)
+
+
+class MysqlTransaction(Transaction):
+    """A live transaction and its connection.
+
+    Attributes:
+        columns: the table's columns; empty before the first write.
+        most_bytes: the longest statement that the server takes.
+        is_partial: whether a write has failed, so that the transaction may have only a part of its records.
+    """
+
+    def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
+        super().__init__(transaction_id)
+        self.connection = connection
+        self.columns: list[Column] = []
+        self.most_bytes = 0
+        self.is_partial = False
+
+
+class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
+    """Writes records to a table. A record's values go into the columns of the same names.
+
+    Args:
+        options: ``url``: the server and how to reach it. ``table``: ``name`` or ``database.name``. ``upsert_by``: the
+            columns by which a record replaces a row. ``lock_timeout_s``: how long a task waits for a lock.
+
+    Raises:
+        ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = MysqlOptions.parse(options)
+        self._table = Table(self._options)
+
+    def __repr__(self) -> str:
+        return f"MysqlSink({self._options})"
+
+    # On the participant. ----------------------------------------------------------------------------------------
+
+    def begin(self, transaction_id: TransactionId) -> MysqlTransaction:
+        lock_s = self._options.lock_timeout_s
+        with self._writing(transaction_id):
+            connection = connect(
+                self._options.connection, lock_timeout_s=lock_s, answer_timeout_s=lock_s + WRITE_TIMEOUT_S
+            )
+        try:
+            with self._writing(transaction_id):
+                ask(connection, f"XA START {xid(transaction_id.exact)}")
+        except BaseException:
+            end(connection)
+            raise
+        return MysqlTransaction(transaction_id, connection)
+
+    def write(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
+        connection = transaction.connection
+        try:
+            with self._writing(transaction.id, batch.schema.names):
+                if not transaction.columns:
+                    transaction.columns = self._table.columns(connection)
+                    [(transaction.most_bytes,)] = ask(connection, "SELECT @@max_allowed_packet")
+                self._table.insert(connection, batch, transaction.columns, transaction.most_bytes)
+        except BaseException:
+            transaction.is_partial = True
+            raise
+
+    def write_valid(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        """Write after a savepoint, by halves where the server refuses a record: it does not report which one."""
+        connection = transaction.connection
+        with self._writing(transaction.id):
+            ask(connection, _SAVEPOINT)
+        try:
+            self.write(transaction, batch)
+        except RecordRefused as error:
+            refused = error
+        else:
+            with self._writing(transaction.id):
+                ask(connection, _RELEASE)
+            return
+        with self._writing(transaction.id):
+            ask(connection, _TO_SAVEPOINT)
+            ask(connection, _RELEASE)
+        transaction.is_partial = False
+        if batch.num_rows == 1:
+            refused.record = 0
+            yield refused
+            return
+        half = batch.num_rows // 2
+        for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
+            for each in self.write_valid(transaction, part):
+                each.record = first + (each.record or 0)
+                yield each
+
+    def pre_commit(self, transaction: MysqlTransaction) -> Committable:
+        connection, name = transaction.connection, transaction.id.exact
+        if transaction.is_partial:  # only the failed statement was rolled back
+            raise RoundAborted(f"transaction {name} to {self._options} lacks the records of a failed write")
+        with self._writing(transaction.id):
+            self._table.mark(connection, transaction.id, self.transactional_ids.scope)
+            ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)
+            ask(connection, f"XA END {xid(name)}")
+            ask(connection, f"XA PREPARE {xid(name)}")
+        end(connection)
+        return Committable(name, {}, transaction.records)
+
+    @contextlib.contextmanager
+    def _writing(self, transaction_id: TransactionId, columns: Sequence[str] = ()) -> Iterator[None]:
+        try:
+            yield
+        except pymysql.MySQLError as error:
+            raise write_failed(error, f"transaction {transaction_id.exact} to {self._options}", columns) from error
+
+    # On the coordinator. ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make sure that the server can prepare transactions, and create the marker table.
+
+        Raises:
+            ConfigurationError: the server is too old or writes its binary log by statements, the marker table is not of
+                InnoDB, or the names would be too long.
+            Retriable: the server does not answer.
+        """
+        scope = self.transactional_ids.scope
+        if len(scope) > LONGEST_SCOPE:
+            raise ConfigurationError(
+                f"transaction names that start with {scope!r} exceed the server's limit of 128 bytes: give the sink a"
+                " shorter name"
+            )
+        with self._requesting(f"opening {self._options}") as connection:
+            self._require_able(connection)
+            self._table.make_markers(connection)
+            self._require_transactional(connection, MARKERS)
+
+    def _require_able(self, connection: Connection) -> dict[str, str]:
+        found = settings(connection)
+        if not can_prepare(found["version"]):
+            raise ConfigurationError(
+                f"the server of {self._options} is version {found['version']}, which does not keep every prepared"
+                " transaction. Use MariaDB 10.5 or MySQL 8.0.29, or a newer one. Nothing was written."
+            )
+        if found["log_bin"] == "1" and found["binlog_format"] == "STATEMENT":
+            raise ConfigurationError(
+                f"the server of {self._options} has binlog_format=STATEMENT, with which it refuses writes at the"
+                " isolation level READ COMMITTED. Set it to MIXED or ROW. Nothing was written."
+            )
+        return found
+
+    def _require_transactional(self, connection: Connection, name: str) -> None:
+        engine = self._table.engine(connection, name)
+        if engine is None:
+            raise ConfigurationError(
+                f"{self._options.database}.{name} does not exist or is a view. Create the table; the sink does not."
+            )
+        if engine != "InnoDB":
+            raise ConfigurationError(
+                f"table {self._options.database}.{name} has the engine {engine}, which can't roll a record back once"
+                " it is written. Nothing was written. Run ALTER TABLE … ENGINE=InnoDB."
+            )
+
+    def validate(self, schema: pa.Schema) -> None:
+        with self._requesting(f"reading the definition of {self._options}") as connection:
+            self._require_transactional(connection, self._options.table)
+            columns = self._table.columns(connection)
+            keys = self._table.unique_keys(connection)
+        check_columns(schema, columns, str(self._options))
+        check_upsert(self._options.upsert_by, schema.names, keys, columns, str(self._options))
+
+    def check(self) -> Iterator[CheckResult]:
+        with self._requesting(f"reading the definition of {self._options}") as connection:
+            found = self._require_able(connection)
+            yield CheckResult.passed(f"server: {found['version']}, binlog_format {_binlog(found)}")
+            self._require_transactional(connection, self._options.table)
+            columns = self._table.columns(connection)
+            names = [each.name for each in columns if not each.is_generated]
+            by = self._options.upsert_by
+            given = [each.name for each in columns if each.name in names and not each.is_auto_increment]
+            keys = self._table.unique_keys(connection)
+            check_upsert(by, {*given, *by} & {*names}, keys, columns, str(self._options))
+            yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(names)}")
+            yield from self._check_durability(found)
+            yield from self._check_upsert_key([key.columns for key in keys])
+            yield from self._check_prepared(prepared(connection))
+            has_markers = self._table.engine(connection, MARKERS) is not None
+        if not has_markers:
+            yield CheckResult.passed(f"marker table {self._options.database}.{MARKERS}: the first start creates it")
+        yield CheckResult.of(
+            "write, prepare and roll back a transaction, tried without a row", lambda: self._try(names, has_markers)
+        )
+
+    def _check_durability(self, found: Mapping[str, str]) -> Iterator[CheckResult]:
+        what = "durability of acknowledged commits"
+        weak: dict[str, tuple[str, ...]] = {
+            "innodb_flush_log_at_trx_commit": ("0", "2"),
+            "innodb_doublewrite": ("0", "OFF"),
+        }
+        if found["log_bin"] == "1":
+            weak["sync_binlog"] = tuple(filter("1".__ne__, [found["sync_binlog"]]))
+        off = [f"{name}={found[name]}" for name, values in weak.items() if found[name] in values]
+        advice = f"with {', '.join(off)} a power failure can lose acknowledged commits: set each to 1"
+        yield CheckResult.warned(what, advice) if off else CheckResult.passed(what)
+
+    def _check_upsert_key(self, keys: Sequence[frozenset[str | None]]) -> Iterator[CheckResult]:
+        if self._options.upsert_by and keys[0] != frozenset(self._options.upsert_by):
+            yield CheckResult.warned(
+                f"key of 'upsert_by' in {self._options}",
+                "it is not the primary key. A prepared transaction then also locks the gap before each row that it"
+                " replaces, so tasks of one batch may wait for each other until 'lock_timeout_s'. Make it the primary"
+                " key, or write each batch from one partition.",
+            )
+
+    def _check_prepared(self, names: Sequence[str]) -> Iterator[CheckResult]:
+        own = sum(map(self.transactional_ids.owns_exact, names))
+        what = f"prepared transactions: {own} of this query, {len(names) - own} of other queries"
+        advice = "they hold their rows locked until their queries are started again; see XA RECOVER"
+        yield CheckResult.warned(what, advice) if names else CheckResult.passed(what)
+
+    def _try(self, names: Sequence[str], has_markers: bool) -> None:
+        """Prepare a transaction without a record and roll it back. Raises the same errors as a task's calls."""
+        transaction = self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))
+        try:
+            with self._writing(transaction.id):
+                self._table.try_insert(transaction.connection, names)
+            if has_markers:
+                self.pre_commit(transaction)
+        finally:
+            self.discard(transaction)
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
+        """Veto the batch if a transaction is no longer prepared."""
+        if committables:
+            with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
+                found = set(prepared(connection))
+            for committable in committables:
+                if committable.transaction_id not in found:
+                    raise RoundAborted(
+                        f"transaction {committable.transaction_id} was prepared for {self._options}, but no longer is:"
+                        " another session has ended it, or participants and coordinator connect to different servers"
+                    )
+        return committables
+
+    def commit(self, committable: Committable) -> None:
+        name = self._owned(committable)
+        what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
+        with self._requesting(what, commit_failed) as connection:
+            if not self._ended(connection, "COMMIT", name, what) and not self._table.is_committed(connection, name):
+                raise self._lost(connection, committable, what)
+
+    def _ended(self, connection: Connection, verb: str, name: str, what: str) -> bool:
+        """End a prepared transaction. Return False if the server has no such transaction any more.
+
+        Raises:
+            Retriable: a session still holds the transaction, or another process is ending it: the server reports
+                XAER_NOTA, as for one that is gone, but lists it.
+        """
+        deadline = time.monotonic() + HELD_S
+        while True:
+            try:
+                ask(connection, f"XA {verb} {xid(name)}")
+                return True
+            except pymysql.MySQLError as error:
+                if number(error) not in GONE:
+                    raise
+            if name not in prepared(connection):
+                return False
+            if time.monotonic() > deadline:
+                raise Retriable(f"{what}, and another session of the server still holds the transaction")
+            time.sleep(0.005)
+
+    def _lost(self, connection: Connection, committable: Committable, what: str) -> TransactionLost | OutcomeUnknown:
+        """Return the error for a decided transaction that is neither prepared nor has a marker."""
+        batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
+        is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
+        what += f", but it is not prepared and has no marker in {MARKERS}"
+        advice = (
+            "If 'url' or 'table' was changed, set it back. If the transaction was rolled back by hand (XA ROLLBACK), or"
+            " the server was restored or replaced by a replica that did not have the transaction: make sure that its"
+            " records are not in the table, write them by other means, give the transaction up with 'twopc abandon',"
+            " and start the query again."
+        )
+        if is_rolled_back:
+            return TransactionLost(f"{what}. {advice}")
+        return OutcomeUnknown(
+            f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed."
+            f" Check whether its records are in the table. If they are, only give the transaction up. {advice}"
+        )
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
+        """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
+        they are not committed again."""
+        with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
+            self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
+
+    def discard(self, transaction: MysqlTransaction) -> None:
+        end(transaction.connection)  # the server rolls back a transaction that is not prepared
+        super().discard(transaction)
+
+    def abort(self, committable: Committable) -> None:
+        name = self._owned(committable)
+        what = f"rolling back transaction {name}"
+        with self._requesting(what) as connection:
+            self._ended(connection, "ROLLBACK", name, what)
+
+    def recover(self) -> Iterable[Committable]:
+        with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
+            found = prepared(connection)
+        return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
+
+    def _owned(self, committable: Committable) -> str:
+        """Return the transaction's name. Raises CorruptLog if it belongs to another sink, which may have prepared it on
+        the same server."""
+        if not self.transactional_ids.owns_exact(committable.transaction_id):
+            raise self.transactional_ids.not_owned(committable.transaction_id)
+        return committable.transaction_id
+
+    def close(self) -> None:
+        release(self._options.connection)
+
+    @contextlib.contextmanager
+    def _requesting(
+        self, what: str, failed: Callable[[pymysql.MySQLError, str], TwoPhaseCommitError] = request_failed
+    ) -> Iterator[Connection]:
+        """Lend a connection, and map its errors. ``what`` names the request."""
+        try:
+            with session(self._options.connection) as connection:
+                yield connection
+        except pymysql.MySQLError as error:
+            raise failed(error, what) from error
+
+
+def _binlog(found: Mapping[str, str]) -> str:
+    return found["binlog_format"] if found["log_bin"] == "1" else "without a binary log"

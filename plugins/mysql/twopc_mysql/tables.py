@@ -1,0 +1,202 @@
+"""The sink's table and its marker table: all SQL of the sink.
+
+A marker is a row that a transaction writes about itself, under its own name. The row exists exactly if the transaction
+is committed, whichever process ended it. For a transaction that is gone, the server reports only XAER_NOTA, whether it
+was committed before or rolled back by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from twopc.transactional_ids import TransactionId
+from twopc_mysql.columns import Column, UniqueKey
+from twopc_mysql.options import MysqlOptions
+from twopc_mysql.outcomes import rule_broken
+from twopc_mysql.rows import rows, statements
+from twopc_mysql.sessions import Connection, ask, identifier
+
+MARKERS = "twopc_committed"
+
+FORMAT_ID = 0x32504331
+"""The format of our names, "2PC1": XA RECOVER lists the transactions of all databases and of all programs. MariaDB does
+not compare it in XA COMMIT and XA ROLLBACK, so a name must be unique without it."""
+
+LONGEST_PART = 64
+"""The server's limit for each of the two parts of a name, in bytes. Its first 64 bytes are the one part, and the rest
+is the other."""
+
+_COLUMNS = """
+    SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision,
+           is_nullable = 'YES', column_default, extra
+    FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
+"""
+
+_KEYS = """
+    SELECT index_name, CASE WHEN sub_part IS NULL THEN column_name END
+    FROM information_schema.statistics WHERE table_schema = %s AND table_name = %s AND non_unique = 0
+    ORDER BY index_name = 'PRIMARY' DESC, index_name, seq_in_index
+"""
+
+_ENGINE = """
+    SELECT engine FROM information_schema.tables WHERE table_schema = %s AND table_name = %s AND table_type <> 'VIEW'
+"""
+
+_MAKE_MARKERS = """
+    CREATE TABLE IF NOT EXISTS {database}.{markers} (
+        transaction_id VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY,
+        scope VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+        batch_id BIGINT NOT NULL
+    ) ENGINE=InnoDB
+"""
+
+_MARK = "INSERT INTO {database}.{markers} (transaction_id, scope, batch_id) VALUES (%s, %s, %s)"
+
+_INSERT = "INSERT INTO {table} ({columns}) VALUES "
+_NOTHING = "SELECT {values} FROM DUAL WHERE FALSE"
+_REPLACE = " ON DUPLICATE KEY UPDATE {changes}"
+
+
+class Table:
+    """The table that ``options`` names, and its markers. The methods raise PyMySQL's errors."""
+
+    def __init__(self, options: MysqlOptions) -> None:
+        self._database, self._name = options.database, options.table
+        self._upsert_by = options.upsert_by
+        self._names = {"database": self._database, "markers": MARKERS}
+
+    # Reading. ---------------------------------------------------------------------------------------------------------
+
+    def columns(self, connection: Connection) -> list[Column]:
+        """Return the table's columns; an empty list if the table does not exist."""
+        return [Column(*row) for row in ask(connection, _COLUMNS, self._database, self._name)]
+
+    def unique_keys(self, connection: Connection) -> list[UniqueKey]:
+        """Return the table's unique keys, the primary key first."""
+        keys = defaultdict(set)
+        for name, column in ask(connection, _KEYS, self._database, self._name):
+            keys[name].add(column)
+        return [UniqueKey(name, frozenset(columns)) for name, columns in keys.items()]
+
+    def engine(self, connection: Connection, name: str = "") -> str | None:
+        """Return the storage engine of the table, or of another one in its database; None if there is no such table."""
+        return next((engine for (engine,) in ask(connection, _ENGINE, self._database, name or self._name)), None)
+
+    # Writing, within a transaction. -----------------------------------------------------------------------------------
+
+    def insert(self, connection: Connection, batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> None:
+        """Write a record batch. Of records with the same key, the last one wins.
+
+        Raises:
+            RecordRefused: the server does not hold a value, or would change it.
+        """
+        names = batch.schema.names
+        head, tail = self._insert_statement(names)
+        texts = rows(batch, {column.name: column for column in columns})
+        for statement in statements(head.encode(), texts, tail.encode(), most_bytes):
+            connection.query(statement)
+            self._require_unchanged(connection, names)
+
+    def try_insert(self, connection: Connection, names: Sequence[str]) -> None:
+        """Write no record. The server checks the rights as for one."""
+        head, tail = self._insert_statement(names)
+        connection.query(head.removesuffix("VALUES ") + _NOTHING.format(values=", ".join(["NULL"] * len(names))) + tail)
+
+    def _insert_statement(self, names: Sequence[str]) -> tuple[str, str]:
+        """Return what stands before and after the rows."""
+        table = f"{identifier(self._database)}.{identifier(self._name)}"
+        head = _INSERT.format(table=table, columns=", ".join(map(identifier, names)))
+        others = [identifier(name) for name in names if name not in self._upsert_by] or [identifier(names[0])]
+        changes = ", ".join(f"{column} = VALUES({column})" for column in others)
+        return head, _REPLACE.format(changes=changes) if self._upsert_by else ""
+
+    def _require_unchanged(self, connection: Connection, names: Sequence[str]) -> None:
+        """Refuse a value that strict mode changes with a mere note, such as spaces at the end of a text."""
+        if connection._result.warning_count:  # noqa: SLF001  # PyMySQL has no other way to ask without a request
+            for _, number, message in connection.show_warnings():
+                if refused := rule_broken(number, message, names):
+                    raise refused
+
+    # Markers. ---------------------------------------------------------------------------------------------------------
+
+    def make_markers(self, connection: Connection) -> None:
+        """Create the marker table if it is missing."""
+        if self.engine(connection, MARKERS) is None:
+            ask(connection, _MAKE_MARKERS, **self._names)
+
+    def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
+        """Write the transaction's own marker."""
+        ask(connection, _MARK, transaction_id.exact, scope, transaction_id.round.batch_id, **self._names)
+
+    def is_committed(self, connection: Connection, transaction_id: str) -> bool:
+        """Return whether a transaction was committed. Waits while it is neither committed nor rolled back.
+
+        A locking read waits for the transaction that wrote the row, so "no row" is certain: the transaction is gone. A
+        plain read would also find no row while another process is committing it.
+
+        Raises:
+            pymysql.OperationalError: a session still holds the transaction, or another process is ending it.
+        """
+        statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s LOCK IN SHARE MODE"
+        return bool(ask(connection, statement, transaction_id, **self._names))
+
+    def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
+        """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
+        because their transactions may have been committed after the markers were removed."""
+        statement = "SELECT 1 FROM {database}.{markers} WHERE scope = %s AND batch_id < %s LIMIT 1"
+        return bool(ask(connection, statement, scope, before_batch_id, **self._names))
+
+    def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
+        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied. Each is
+        deleted by its key: a scan would wait for the rows of prepared transactions."""
+        statement = "SELECT transaction_id, batch_id FROM {database}.{markers} WHERE scope = %s ORDER BY transaction_id"
+        found = ask(connection, statement, scope, **self._names)
+        newest = max((batch_id for _, batch_id in found), default=0)
+        old = [name for name, batch_id in found if batch_id < min(before_batch_id, newest)]
+        if old:
+            ask(connection, "START TRANSACTION")
+            for name in old:
+                ask(connection, "DELETE FROM {database}.{markers} WHERE transaction_id = %s", name, **self._names)
+            ask(connection, "COMMIT")
+
+
+# The server. ------------------------------------------------------------------------------------------------------
+
+
+def xid(name: str) -> str:
+    """Return a transaction's name as it stands in an XA statement."""
+    return f"'{name[:LONGEST_PART]}', '{name[LONGEST_PART:]}', {FORMAT_ID}"
+
+
+def prepared(connection: Connection) -> list[str]:
+    """Return the names of all our transactions that are prepared on the server, in any database."""
+    found = ask(connection, "XA RECOVER")
+    return [
+        name.decode("ascii", "replace") if isinstance(name, bytes) else name
+        for format_id, _, _, name in found
+        if format_id == FORMAT_ID
+    ]
+
+
+def settings(connection: Connection) -> dict[str, str]:
+    """Return the server's version and the settings that decide what survives a crash, each as text."""
+    names = (
+        "version",
+        "log_bin",
+        "binlog_format",
+        "innodb_flush_log_at_trx_commit",
+        "innodb_doublewrite",
+        "sync_binlog",
+    )
+    [row] = ask(connection, f"SELECT {', '.join('@@' + name for name in names)}")
+    return dict(zip(names, map(str, row), strict=True))
+
+
+def can_prepare(version: str) -> bool:
+    """Return whether a prepared transaction outlives its session and the server, for certain."""
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
+    return numbers >= ((10, 5, 0) if "mariadb" in version.lower() else (8, 0, 29))

@@ -1,0 +1,270 @@
+"""What goes into which column, each value as it was; and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.typed_records import unchecked_text
+from twopc import Round
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc_mysql import rows
+
+if TYPE_CHECKING:
+    from tests.sinks.mysql.conftest import Place
+
+MOMENT = dt.datetime(2026, 10, 25, 1, 30, 0, 123456, tzinfo=dt.timezone.utc)
+LOCAL = MOMENT.replace(tzinfo=None)
+EVERY_BYTE = bytes(range(256)) + b"'\\\xc3'\xe2\x82'%s{0}`"
+AWKWARD = ['a\tb\n"c"\\N', "it's", "\\", "\\'", "\0", "\x1a\r", "%s {0} `x`", "Grüße, 世界 🐎", "'", "''", "NULL", ""]
+
+KEPT: dict[str, tuple[str, pa.DataType, list[Any]]] = {
+    "truth": ("BOOLEAN", pa.bool_(), [True, False, None]),
+    "small": ("TINYINT", pa.int8(), [-128, 127, None]),
+    "wide": ("BIGINT", pa.int32(), [-(2**31), 2**31 - 1, None]),
+    "big": ("BIGINT", pa.int64(), [-(2**63), 2**63 - 1, None]),
+    "real": ("DOUBLE", pa.float64(), [0.1, -1.7976931348623157e308, None]),
+    "tiny": ("DOUBLE", pa.float64(), [5e-324, 123456789012345680.0, None]),
+    "single": ("DOUBLE", pa.float32(), [1.5, -0.10000000149011612, None]),
+    "price": ("DECIMAL(12,3)", pa.decimal128(12, 3), [Decimal("-123456789.123"), Decimal("0.001"), None]),
+    "any_number": ("DECIMAL(38,18)", pa.decimal128(38, 18), [Decimal("1e-18"), Decimal(12345678901234567890), None]),
+    "text": ("TEXT", pa.string(), ["", "\0\\", None]),
+    "short": ("VARCHAR(3)", pa.large_string(), ["äöü", "\\' ", None]),
+    "fixed": ("CHAR(3)", pa.string(), ["abc", "🐎", None]),
+    "bytes": ("VARBINARY(300)", pa.binary(), [b"", EVERY_BYTE, None]),
+    "blob": ("LONGBLOB", pa.large_binary(), [b"\x00\xff\\'", EVERY_BYTE, None]),
+    "day": ("DATE", pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
+    "moment": ("TIMESTAMP(6)", pa.timestamp("us", "Europe/Berlin"), [LOCAL, LOCAL + dt.timedelta(hours=1), None]),
+    "utc": ("DATETIME(6)", pa.timestamp("us", "America/New_York"), [LOCAL, dt.datetime(9999, 12, 31), None]),  # noqa: DTZ001
+    "local": ("DATETIME(6)", pa.timestamp("us"), [LOCAL, dt.datetime(1, 1, 1), None]),  # noqa: DTZ001
+    "millis": ("DATETIME(3)", pa.timestamp("ms"), [LOCAL.replace(microsecond=123000), dt.datetime(1, 1, 1), None]),  # noqa: DTZ001
+    "odd `%s` {name}": ("VARCHAR(3)", pa.string(), ["a", "b", None]),
+}
+
+
+def test_every_value_comes_back_as_it_was(place: Place) -> None:
+    columns = ", ".join(f"`{name.replace('`', '``')}` {type} NULL" for name, (type, _, _) in KEPT.items())
+    place.create(f"{columns}, n INT AUTO_INCREMENT PRIMARY KEY")
+    records = {name: pa.array(values, type) for name, (_, type, values) in KEPT.items()}
+    place.sink().validate(pa.record_batch(records).schema)
+    place.sink().commit(place.pre_commit(records))
+    found = zip(*place.ask("SELECT * FROM {} ORDER BY n"), strict=True)
+    for (name, (_, _, values)), column in zip(KEPT.items(), found, strict=False):
+        assert (name, list(column)) == (name, values)
+
+
+def test_a_float_is_the_same_to_the_last_bit(place: Place) -> None:
+    place.create("x FLOAT")
+    values = pa.array([0.1, 3.4028234663852886e38, 1e-45], pa.float32())
+    place.sink().commit(place.pre_commit({"x": values}))
+    assert sorted(x for (x,) in place.ask("SELECT CAST(x AS DOUBLE) FROM {}")) == sorted(values.to_pylist())
+
+
+@pytest.mark.parametrize("upsert_by", ["", "value"])
+def test_awkward_text_comes_back_as_it_was(upsert_by: str, place: Place) -> None:
+    place.create(
+        "value VARCHAR(50) COLLATE utf8mb4_bin PRIMARY KEY"
+    )  # to 10.11's nopad_bin a NUL at the end is nothing
+    place.sink().commit(place.pre_commit(AWKWARD, upsert_by=upsert_by))
+    assert place.values() == sorted(AWKWARD)
+
+
+def test_a_zero_is_no_request_for_the_next_number(place: Place) -> None:
+    place.create("id BIGINT AUTO_INCREMENT PRIMARY KEY")
+    place.sink().commit(place.pre_commit({"id": pa.array([7, 0], pa.int64())}))
+    assert place.ask("SELECT id FROM {} ORDER BY id") == [(0,), (7,)]
+
+
+def test_json_and_uuid_are_text(place: Place) -> None:
+    place.create("document JSON, id UUID")
+    records = {"document": ['{"a": [1, 2]}'], "id": ["00000000-0000-0000-0000-000000000001"]}
+    place.sink().validate(pa.record_batch(records).schema)
+    place.sink().commit(place.pre_commit(records))
+    assert place.ask("SELECT JSON_VALUE(document, '$.a[1]'), id FROM {}") == [("2", records["id"][0])]
+
+
+def test_many_records_go_in_by_several_statements(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "STATEMENT_BYTES", 200)
+    values = [f"{n:05}" for n in range(1000)] + ["x" * 255]
+    place.sink().commit(place.pre_commit(values))
+    assert place.values() == values
+
+
+@pytest.mark.parametrize("length", [1, 9, 10, 11, 19, 20, 21, 1000])
+def test_no_record_is_left_out_or_doubled_between_statements(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "STATEMENT_BYTES", 64 + length)
+    given = pa.array([b"(%d)" % n for n in range(50)], pa.large_binary())
+    made = list(rows.statements(b"", given, b"", 1 << 24))
+    assert b",".join(made) == b",".join(given.to_pylist())
+    assert all(made)
+
+
+def test_a_record_that_is_longer_than_the_servers_packets_is_refused_with_its_place(place: Place) -> None:
+    place.create("value LONGTEXT")
+    with pytest.raises(RecordRefused, match="max_allowed_packet") as refused:
+        place.pre_commit(["a", "x" * (17 << 20)])
+    assert refused.value.record == 1
+
+
+@pytest.mark.parametrize(
+    ("column", "type"),
+    [
+        ("INT", pa.int64()),
+        ("INT UNSIGNED", pa.int32()),
+        ("BIGINT", pa.uint64()),
+        ("FLOAT", pa.float64()),
+        ("DECIMAL(20,5)", pa.float64()),
+        ("DECIMAL(10,2)", pa.decimal128(12, 3)),
+        ("DECIMAL(10,2)", pa.decimal128(11, 2)),
+        ("INT", pa.string()),
+        ("VARCHAR(50)", pa.int32()),
+        ("BLOB", pa.string()),
+        ("TEXT", pa.binary()),
+        ("BINARY(5)", pa.binary()),
+        ("ENUM('a', 'b')", pa.string()),
+        ("SET('a', 'b')", pa.string()),
+        ("TIMESTAMP(6)", pa.timestamp("us")),
+        ("DATETIME", pa.timestamp("us")),
+        ("DATETIME(3)", pa.timestamp("us", "UTC")),
+        ("DATETIME(6)", pa.timestamp("ns")),
+        ("DATE", pa.timestamp("us")),
+        ("JSON", pa.list_(pa.int32())),
+        ("JSON", pa.struct([("a", pa.int32())])),
+        ("JSON", pa.map_(pa.string(), pa.string())),
+    ],
+)
+def test_a_type_that_does_not_fit_is_refused_and_the_column_named(column: str, type: pa.DataType, place: Place) -> None:
+    place.create(f"amount {column}")
+    with pytest.raises(SchemaMismatch, match="column 'amount' has the Arrow type"):
+        place.sink().validate(pa.schema([("amount", type)]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [
+        ("value TEXT", "has no column 'amount'"),
+        ("amount INT AS (n + 1) STORED, n INT", "'amount' .* is generated"),
+        ("amount INT AS (n + 1) VIRTUAL, n INT", "'amount' .* is generated"),
+        ("amount INT, day DATE NOT NULL", "'day' .* is NOT NULL without a default"),
+    ],
+)
+def test_a_column_that_the_records_or_the_table_lack_is_named(columns: str, named: str, place: Place) -> None:
+    place.create(columns)
+    with pytest.raises(SchemaMismatch, match=named):
+        place.sink().validate(pa.schema([("amount", pa.int32())]))
+
+
+def test_what_the_server_fills_in_may_be_left_out(place: Place) -> None:
+    place.create(
+        "amount INT, n INT AUTO_INCREMENT PRIMARY KEY, day DATETIME NOT NULL DEFAULT now(), word VARCHAR(5) NOT NULL"
+        " DEFAULT '', two INT AS (2) STORED, x INT"
+    )
+    schema = pa.schema([("amount", pa.int32())])
+    place.sink().validate(schema)
+    place.sink().commit(place.pre_commit({"amount": pa.array([1], pa.int32())}))
+    assert place.ask("SELECT amount, n, word, two, x FROM {}") == [(1, 1, "", 2, None)]
+
+
+MAYBE_SECRET = pa.array(["fine", "secret"], pa.string())
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "rule"),
+    [
+        ("VARCHAR(9) NOT NULL", pa.array(["fine", None]), "the column is NOT NULL"),
+        ("TIMESTAMP(6) NOT NULL", pa.array([MOMENT, None], pa.timestamp("us", "UTC")), "the column is NOT NULL"),
+        ("BIGINT AUTO_INCREMENT UNIQUE", pa.array([1, None], pa.int64()), "the column is NOT NULL"),
+        ("VARCHAR(9) CHECK (value <> 'secret')", MAYBE_SECRET, r"error 4025: CHECK"),
+        ("VARCHAR(5)", MAYBE_SECRET, r"error 1406: too long"),
+        ("VARCHAR(6)", pa.array(["fine", "secret  "]), r"error 1265: the value would be changed"),
+        ("CHAR(9)", pa.array(["fine", "secret "]), "a CHAR does not keep that"),
+        ("UUID", pa.array(["00000000-0000-0000-0000-000000000001", "secret"]), "error 1292: incorrect value"),
+        ("JSON", pa.array(["[]", "secret"]), "error 4025: CHECK"),
+        ("VARCHAR(9) CHARACTER SET latin1", pa.array(["fine", "secret世"]), "error 1366: incorrect value"),
+        ("VARCHAR(9)", unchecked_text(b"fine", b"secret\xff"), "text that is not UTF-8"),
+        ("DOUBLE", pa.array([1.0, float("nan")]), r"error 1\d+: "),
+        ("DOUBLE", pa.array([1.0, float("-inf")]), r"error 1\d+: "),
+        ("DATE", pa.array([0, 3_663_000], pa.int32()).cast(pa.date32()), "outside of the years 1 to 9999"),
+        ("DATE", pa.array([0, -719_163], pa.int32()).cast(pa.date32()), "outside of the years 1 to 9999"),
+        ("DATETIME(6)", pa.array([0, 3 * 10**17], pa.timestamp("us")), "outside of the years 1 to 9999"),
+        ("TIMESTAMP(6)", pa.array([MOMENT, MOMENT.replace(year=1969)], pa.timestamp("us", "UTC")), r"error 1292"),
+    ],
+)
+def test_a_value_that_the_table_does_not_hold_is_refused_without_being_shown_and_can_be_left_out(
+    column: str, values: pa.Array, rule: str, place: Place
+) -> None:
+    place.create(f"value {column}")
+    place.sink().validate(pa.schema([("value", values.type)]))
+    with pytest.raises(RecordRefused, match=rule) as refused:
+        place.vote(pa.record_batch({"value": values}))
+    assert "secret" not in str(refused.value)
+    assert refused.value.column in ("value", None)
+    assert place.prepared() == []
+    vote, positions = place.vote_without_bad({"value": values})
+    assert positions == [1]
+    place.sink().commit(vote)
+    assert place.ask("SELECT count(*) FROM {}") == [(1,)]
+
+
+def test_a_column_is_named_by_the_server_and_by_no_value(place: Place) -> None:
+    place.create("value VARCHAR(3), other VARCHAR(3)")
+    with pytest.raises(RecordRefused) as refused:
+        place.vote(pa.record_batch({"value": ["a"], "other": ["for column 'value'"]}))
+    assert refused.value.column == "other"
+
+
+RAISING = """
+    CREATE TRIGGER {database}.refuse BEFORE INSERT ON {database}.orders FOR EACH ROW
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no secret'
+"""
+
+
+def test_a_trigger_refuses_a_record(place: Place) -> None:
+    place.ask(RAISING.replace("{database}", place.database))
+    with pytest.raises(RecordRefused, match="error 1644: a trigger has refused it") as refused:
+        place.pre_commit(["secret"])
+    assert "secret" not in str(refused.value)
+
+
+def test_a_key_that_exists_fails_the_batch_without_the_value(place: Place) -> None:
+    place.create("value VARCHAR(9) PRIMARY KEY")
+    place.ask("INSERT INTO {} VALUES ('secret')")
+    with pytest.raises(RoundAborted, match=r"1062, a duplicate key.*'upsert_by', records replace rows") as aborted:
+        place.pre_commit(["a", "secret"])
+    assert "secret" not in str(aborted.value)
+    assert place.prepared() == []
+    assert place.values() == ["secret"]
+
+
+@pytest.mark.parametrize("upsert_by", ["", "value"], ids=["insert", "upsert"])
+def test_a_partition_that_is_missing_can_be_created_and_the_batch_run_again(upsert_by: str, place: Place) -> None:
+    place.ask("DROP TABLE {}")
+    place.ask(
+        "CREATE TABLE {} (value INT PRIMARY KEY) ENGINE=InnoDB PARTITION BY RANGE (value)"
+        " (PARTITION low VALUES LESS THAN (10))"
+    )
+    records = {"value": pa.array([4711], pa.int32())}
+    with pytest.raises(RoundAborted, match=r"1526, no partition.*Create the partition") as aborted:
+        place.pre_commit(records, upsert_by=upsert_by)
+    assert "4711" not in str(aborted.value)
+    place.ask("ALTER TABLE {} ADD PARTITION (PARTITION high VALUES LESS THAN MAXVALUE)")
+    place.sink().commit(place.pre_commit(records, Round(2, 0), upsert_by=upsert_by))
+    assert place.ask("SELECT value FROM {}") == [(4711,)]
+
+
+@pytest.mark.parametrize("engine", ["MyISAM", "Aria"])
+def test_a_table_that_writes_at_once_is_refused_before_anything_is_written(engine: str, place: Place) -> None:
+    place.ask(f"ALTER TABLE {{}} ENGINE={engine}")
+    with pytest.raises(ConfigurationError, match=rf"has the engine {engine}.*ENGINE=InnoDB"):
+        place.sink().validate(pa.schema({"value": pa.string()}))
+
+
+def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
+    place.ask(f"CREATE VIEW {place.database}.seen AS SELECT * FROM {{}}")  # noqa: S608
+    for name in ("nowhere", "seen"):
+        with pytest.raises(ConfigurationError, match=r"does not exist or is a view\. Create the table"):
+            place.sink(table=name).validate(pa.schema({"value": pa.string()}))

