@@ -81,6 +81,7 @@ class MariaDbServer(ServerProcess):
     def _initialise(self) -> None:
         install = self._programs / "scripts" / "mariadb-install-db"
         command = [str(install), "--no-defaults", f"--basedir={self._programs}", f"--datadir={self._folder / 'data'}"]
+        command += [f"--tmpdir={self._folder}"]  # another server that starts removes what it finds there
         command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
         command += [
             "--innodb-flush-log-at-trx-commit=0",
@@ -95,6 +96,7 @@ class MariaDbServer(ServerProcess):
         settings = {
             "datadir": self._folder / "data",
             "socket": self.socket,
+            "tmpdir": self._folder,
             "bind_address": "127.0.0.1",
             "port": self.port,
             "init_file": self._folder / "init.sql",

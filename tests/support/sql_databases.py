@@ -12,10 +12,13 @@ import sqlalchemy as sa
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from tests.support.mariadb_server import MariaDbServer
 from tests.support.postgres_server import PostgresServer
 
 TYPES: Mapping[str, Mapping[str, str]] = {
     "duckdb": {"text": "VARCHAR", "key": "VARCHAR", "float": "DOUBLE", "bytes": "BLOB"},
+    # Text of a key is compared by its bytes, as elsewhere.
+    "mysql": {"text": "TEXT", "key": "VARCHAR(99) COLLATE utf8mb4_nopad_bin", "float": "DOUBLE", "bytes": "BLOB"},
     "postgresql": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE PRECISION", "bytes": "BYTEA"},
     "sqlite": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE", "bytes": "BLOB"},
 }
@@ -27,13 +30,15 @@ class Databases(ExitStack):
 
     def __init__(self) -> None:
         super().__init__()
-        self._servers: dict[str, PostgresServer] = {}
+        self._servers: dict[str, MariaDbServer | PostgresServer] = {}
 
     def url(self, database: str, folder: Path) -> sa.URL:
         """The URL of a database that is new."""
         name = f"test_{uuid.uuid4().hex[:8]}"
         if database == "postgresql":
             return self._of_postgres(name)
+        if database == "mysql":
+            return self._of_mariadb(name)
         return sa.make_url(f"{database}:///{folder / name}")
 
     def has_server(self, database: str) -> bool:
@@ -45,10 +50,19 @@ class Databases(ExitStack):
             self._servers[database].kill()
             self._servers[database].start()
 
+    def _of_mariadb(self, name: str) -> sa.URL:
+        server = self._servers.get("mysql")
+        if not isinstance(server, MariaDbServer):
+            server = self._servers["mysql"] = self.enter_context(MariaDbServer())
+        url = sa.make_url(server.url()).set(drivername="mysql+pymysql")
+        ask(url, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        return url.set(database=name)
+
     def _of_postgres(self, name: str) -> sa.URL:
-        if "postgresql" not in self._servers:
-            self._servers["postgresql"] = self.enter_context(PostgresServer())
-        conninfo = self._servers["postgresql"].conninfo
+        server = self._servers.get("postgresql")
+        if not isinstance(server, PostgresServer):
+            server = self._servers["postgresql"] = self.enter_context(PostgresServer())
+        conninfo = server.conninfo
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         parts = {name: str(part) for name, part in conninfo_to_dict(conninfo).items()}

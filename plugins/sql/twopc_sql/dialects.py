@@ -9,8 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-ANSWER_TIMEOUT_S = 120
-"""How long a server may be silent, where its driver can bound the wait. Then the statement is in doubt."""
+ANSWER_TIMEOUT_S = 300
+"""The longest wait for an answer, for drivers that have a limit. After it, the outcome of the statement is unknown. The
+statement that moves a batch must take less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +23,11 @@ class Dialect:
         insert: makes an INSERT of this database.
         replace: adds to it what replaces rows: the columns of the key, the others.
         connect: arguments of the driver.
-        session: what each new connection begins with. It may contain ``{timeout_s}``, how long a lock may take.
+        session: what each new connection begins with. ``{timeout_s}`` and ``{timeout_ms}`` are how long a lock may
+            take.
         isolation: the level of isolation; None for the only one that there is.
+        unique: makes the columns ``{columns}`` the primary key of ``{table}``.
+        at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
         faults: yields what is wrong with a table and its key, where the database does not report it by itself.
     """
 
@@ -31,8 +35,10 @@ class Dialect:
     insert: Callable[[Any], Any]
     replace: Callable[[Any, Sequence[str], Sequence[str]], Any]
     connect: Mapping[str, Any] = field(default_factory=dict)
-    session: str = ""
+    session: Sequence[str] = ()
     isolation: str | None = None
+    unique: str = "ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
+    at_once: str = ""
     faults: Callable[[sa.Connection, str | None, str, Sequence[str]], Iterator[str]] = lambda *_: iter(())
 
 
@@ -46,18 +52,23 @@ def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -
     return insert.on_duplicate_key_update({name: insert.inserted[name] for name in others or keys})
 
 
+_KEYS_IN_MYSQL = """
+    SELECT index_name, column_name, sub_part FROM information_schema.statistics
+    WHERE table_schema = coalesce(:schema, database()) AND table_name = :table AND non_unique = 0
+"""
+
+
 def _faults_in_mysql(
     connection: sa.Connection, schema: str | None, table: str, upsert_by: Sequence[str]
 ) -> Iterator[str]:
-    inspector = sa.inspect(connection)
-    engine = inspector.get_table_options(table, schema).get("mysql_engine")
+    engine = sa.inspect(connection).get_table_options(table, schema).get("mysql_engine")
     if engine != "InnoDB":
         yield f"its engine is {engine}, which can't roll back: ALTER TABLE … ENGINE = InnoDB"
-    if upsert_by:  # ON DUPLICATE KEY replaces a row by any key of the table
-        keys: list[Sequence[str | None]] = [inspector.get_pk_constraint(table, schema)["constrained_columns"]]
-        keys += [each["column_names"] for each in inspector.get_indexes(table, schema) if each["unique"]]
-        if {frozenset(key) for key in keys if key} != {frozenset(upsert_by)}:
-            yield "with 'upsert_by', it must have one primary or unique key, on exactly these columns"
+    keys: dict[str, set[str | None]] = {}
+    for name, column, length in connection.execute(sa.text(_KEYS_IN_MYSQL), {"schema": schema, "table": table}):
+        keys.setdefault(name, set()).add(None if length else column)  # nor has an expression a column
+    if upsert_by and [*keys.values()] != [{*upsert_by}]:  # ON DUPLICATE KEY replaces a row by any key of the table
+        yield "with 'upsert_by', it must have one primary or unique key, on exactly these columns, whole"
 
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -67,26 +78,30 @@ DIALECTS: Mapping[str, Dialect] = {
         _on_conflict,
         # In seconds, but the second in milliseconds. Otherwise a dead host would block a commit for fifteen minutes.
         {"connect_timeout": 10, "tcp_user_timeout": 30_000, "keepalives_idle": 10, "keepalives_interval": 10},
-        "SET lock_timeout = '{timeout_s:.0f}s'",
+        ("SET lock_timeout = {timeout_ms}",),
         "READ COMMITTED",
+        at_once="SET CONSTRAINTS ALL IMMEDIATE",
     ),
     "mysql": Dialect(
         "mysql+pymysql",
         mysql.insert,
         _on_duplicate_key,
         {"connect_timeout": 10, "read_timeout": ANSWER_TIMEOUT_S, "write_timeout": ANSWER_TIMEOUT_S},
-        # Without strict mode, the server cuts what does not fit, and only warns.
-        "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'),"
-        " default_storage_engine = InnoDB,"
-        " innodb_lock_wait_timeout = {timeout_s:.0f}, lock_wait_timeout = {timeout_s:.0f}",
+        # Without strict mode, the server cuts what does not fit, and only warns. It would number a row that has 0.
+        (
+            "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO')",
+            "SET SESSION default_storage_engine = InnoDB",
+            "SET SESSION innodb_lock_wait_timeout = {timeout_s}, lock_wait_timeout = {timeout_s}",
+        ),
         "READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
-        _faults_in_mysql,
+        faults=_faults_in_mysql,
     ),
     "sqlite": Dialect(
         "sqlite+pysqlite",
         sqlite.insert,
         _on_conflict,
-        session="PRAGMA busy_timeout = {timeout_s:.0f}000",
+        session=("PRAGMA busy_timeout = {timeout_ms}", "PRAGMA foreign_keys = ON"),
+        unique="CREATE UNIQUE INDEX {table}_key ON {table} ({columns})",
     ),
     "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict),
 }

@@ -23,7 +23,10 @@ def _url(given: Any) -> sa.URL:
         scheme = f"{url.get_backend_name()}+{url.get_driver_name()}"
     except (ArgumentError, ImportError):  # the error's text may repeat a password
         raise ValueError from None
-    is_in_memory = not url.host and url.database in (None, "", ":memory:")  # where tasks can't reach it
+    # Tasks can't reach a database in the driver's memory.
+    is_in_memory = not url.host and (
+        not url.database or "memory" in url.query.get("mode", "") or ":memory:" in url.database
+    )
     if scheme not in _SCHEMES or is_in_memory:
         raise ValueError
     return url

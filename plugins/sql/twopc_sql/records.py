@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
@@ -13,44 +14,59 @@ from twopc.bad_records import first_bad
 from twopc.errors import RecordRefused
 
 
-def type_of(field: pa.Field) -> sa.types.TypeEngine[Any]:
-    """Return the type by which SQLAlchemy passes values to a driver that does not take them from Python."""
+def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
+    """Return the column for an INSERT. SQLAlchemy passes times to drivers that do not take them from Python."""
     if pa.types.is_timestamp(field.type):
-        return sa.DateTime(timezone=field.type.tz is not None)
-    if pa.types.is_date(field.type):
-        return sa.Date()
-    if pa.types.is_decimal(field.type):
-        return sa.Numeric(field.type.precision, field.type.scale)
-    return sa.types.NullType()
+        return sa.column(field.name, sa.DateTime(timezone=field.type.tz is not None))
+    return sa.column(field.name, sa.Date() if pa.types.is_date(field.type) else sa.types.NullType())
 
 
-def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
-    """Return the values of each column. Raises RecordRefused for one that Python can't hold."""
+def read_as(field: pa.Field) -> sa.ColumnElement[Any]:
+    """Return the column for a SELECT, so that the value is the one in the database: a driver may show fewer digits of a
+    number that has half the precision."""
+    column = written_as(field)
+    return sa.cast(column, sa.Double()) if pa.types.is_floating(field.type) else column
+
+
+def values_of(batch: pa.RecordBatch, required: Collection[str]) -> dict[str, list[Any]]:
+    """Return the values of each column, with times in UTC.
+
+    Raises:
+        RecordRefused: Python can't hold a value, or a ``required`` one is null.
+    """
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if (bad := first_bad(column, _are_held)) is not None:
+        if name in required and column.null_count:
+            bad = first_bad(column, lambda some: some.null_count == 0)
+            raise RecordRefused("a column of the key is null. Correct or filter such records.", record=bad, column=name)
+        has_zone = pa.types.is_timestamp(column.type) and column.type.tz
+        held = column.cast(pa.timestamp(column.type.unit, "UTC")) if has_zone else column
+        if (bad := first_bad(held, _are_held)) is not None:
             raise RecordRefused(
                 "it is text that is not UTF-8, or a time outside of the years 1 to 9999. Correct or filter such"
                 " records.",
                 record=bad,
                 column=name,
             )
-        values[name] = column.to_pylist()
+        values[name] = held.to_pylist()
     return values
 
 
-def require_unchanged(batch: pa.RecordBatch, written: dict[str, list[Any]], found: Sequence[sa.Row[Any]]) -> None:
+def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[sa.Row[Any]]) -> None:
     """Make sure that a database has the values that were written.
 
     Raises:
         RecordRefused: it changed one, such as a text that it cut, or a time without its fraction of a second.
     """
     for position, (name, values) in enumerate(written.items()):
-        kept = [row[position] for row in found]
+        kept = [_in_utc(row[position]) for row in found]
         if kept == values:
             continue
         for record, (before, after) in enumerate(zip(values, kept, strict=True)):
-            if before != after and not _are_equal_floats(before, after, batch.schema.field(name).type):
+            are_nan = (
+                isinstance(before, float) and isinstance(after, float) and math.isnan(before) and math.isnan(after)
+            )
+            if before != after and not are_nan:
                 raise RecordRefused(
                     "the database changes this value. Cast the column to a type that the table's column keeps.",
                     record=record,
@@ -58,12 +74,9 @@ def require_unchanged(batch: pa.RecordBatch, written: dict[str, list[Any]], foun
                 )
 
 
-def _are_equal_floats(before: Any, after: Any, type_: pa.DataType) -> bool:
-    """Whether both are NaN, or the same number of a precision that Python does not have."""
-    if not isinstance(before, float) or not isinstance(after, float):
-        return False
-    rounded = pa.scalar(after, type_).as_py()
-    return bool(rounded == before or (math.isnan(rounded) and math.isnan(before)))
+def _in_utc(value: Any) -> Any:
+    """Times of two zones are never equal in the hour that one of them repeats."""
+    return value.astimezone(timezone.utc) if isinstance(value, datetime) and value.tzinfo else value
 
 
 def _are_held(column: pa.Array) -> bool:

@@ -1,12 +1,12 @@
 """The SQL sink: tasks write to staging tables, and one database transaction moves a decided batch into the table.
 
-It needs nothing of a database but transactions, and trusts no other property of it:
+It needs nothing of a database but transactions:
 
 - A task reads back what it has staged, and refuses a record that the database has changed.
 - Before the decision, the batch is moved, and the database transaction is rolled back. So a table that refuses the
   batch refuses it then.
-- A commit moves the batch and writes its mark. What a repeated one finds tells what happened: the mark says that the
-  batch is committed, a missing row of ``twopc_transactions`` that a transaction was rolled back.
+- A commit moves the batch and writes its mark. A repeated commit finds the mark. A missing row of
+  ``twopc_transactions`` means that a transaction was rolled back.
 """
 
 from __future__ import annotations
@@ -36,8 +36,16 @@ from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_sql.options import SqlOptions
-from twopc_sql.sessions import engine, first_line, is_refusal, request_failed, trial_failed, write_failed
-from twopc_sql.tables import LONGEST_SCOPE, OPEN, PREPARED, Tables
+from twopc_sql.sessions import (
+    engine,
+    first_line,
+    is_refusal,
+    request_failed,
+    staging_failed,
+    trial_failed,
+    write_failed,
+)
+from twopc_sql.tables import LONGEST_SCOPE, OPEN, OURS, PREPARED, Tables
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -50,7 +58,7 @@ class SqlTransaction(Transaction):
     """A live transaction.
 
     Attributes:
-        columns: the names of its records' columns; empty before the first.
+        columns: the names of its records' columns, sorted; empty before the first.
         staged: the name of the staging table that has them.
         ordinal: the number of the next record.
     """
@@ -88,14 +96,30 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
         return SqlTransaction(transaction_id)
 
     def write(self, transaction: SqlTransaction, batch: pa.RecordBatch) -> None:
-        if transaction.columns != batch.schema.names:
-            with self._failing(transaction.id):
-                transaction.staged = self._tables.make_staging(self._engine, batch.schema.names)
-            transaction.columns = batch.schema.names
+        columns = sorted(batch.schema.names)
+        if not transaction.columns:
+            transaction.staged = self._staging_of(transaction.id, columns)
+            transaction.columns = columns
+        elif transaction.columns != columns:
+            raise SchemaMismatch(f"a task's records have the columns {transaction.columns}, and then {columns}")
         with self._writing(transaction.id, OPEN) as connection:
             self._tables.change(connection, transaction.id.exact, staged=transaction.staged)
-            self._tables.stage(connection, transaction.staged, transaction.id.exact, transaction.ordinal, batch)
+            try:
+                self._tables.stage(connection, transaction.staged, transaction.id.exact, transaction.ordinal, batch)
+            except DBAPIError as error:
+                raise staging_failed(error, f"writing to {self._options}") from error
         transaction.ordinal += batch.num_rows
+
+    def _staging_of(self, transaction_id: TransactionId, columns: Sequence[str]) -> str:
+        """Return the name of a staging table that is there. Other tasks may be creating it at the same time."""
+        for attempt in (1, 2):
+            try:
+                with self._connected(transaction_id.exact) as connection, connection.begin():
+                    return self._tables.make_staging(connection, columns)
+            except DBAPIError as error:
+                if attempt == 2:
+                    raise write_failed(error, f"the staging table of {self._options}") from error
+        raise AssertionError
 
     def write_valid(self, transaction: SqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         """Write by halves where a record is refused: databases do not report which one."""
@@ -169,6 +193,9 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         columns = self._columns()
+        ours = [name for name in schema.names if name in OURS]
+        if ours or len({*schema.names}) < len(schema):
+            raise SchemaMismatch(f"columns must have different names, and none of {', '.join(OURS)}: rename them")
         for name in schema.names:
             if name not in columns:
                 raise SchemaMismatch(
@@ -203,9 +230,9 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
             )
 
     def check(self) -> Iterator[CheckResult]:
-        columns = self._columns()
-        yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(columns)}")
-        columns = [*self._options.upsert_by] or columns
+        yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(self._columns())}")
+        with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
+            columns = [*self._options.upsert_by] or self._tables.writable(connection)
         yield CheckResult.of("the statement of a commit, tried without a row", lambda: self._try(columns))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
@@ -241,11 +268,18 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
     def _commit(self, connection: sa.Connection, batch_id: int, committables: Sequence[Committable]) -> None:
         """Make a batch visible with the database transaction. Upholds: the mark, the records and the rows of their
         transactions change together, so a repeated or late commit finds all of it or nothing."""
-        mark = self._tables.mark(connection, self.transactional_ids.scope, lock=True)
-        if mark is None or mark < batch_id:
-            what = f"batch {batch_id} of {len(committables)} transactions to {self._options} is decided"
+        scope = self.transactional_ids.scope
+        mark = self._tables.mark(connection, scope, lock=True)
+        if mark is not None and mark >= batch_id:
+            return
+        what = f"batch {batch_id} of {len(committables)} transactions to {self._options} is decided"
+        try:
             self._move(connection, committables, mark, what)
-            self._tables.set_mark(connection, self.transactional_ids.scope, batch_id, is_first=mark is None)
+        except OutcomeUnknown:  # no mark could be locked, and another process may have committed the batch meanwhile
+            if (mark := self._tables.mark(connection, scope)) is None or mark < batch_id:
+                raise
+            return
+        self._tables.set_mark(connection, scope, batch_id, is_first=mark is None)
 
     def _move(
         self, connection: sa.Connection, committables: Sequence[Committable], mark: int | None, what: str
@@ -262,8 +296,9 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
         records, moved = sum(c.records or 0 for c in committables), self._tables.move(connection, [*found.values()])
         if moved != records:
             raise TransactionLost(
-                f"{what}, and of its {records} records the staging tables have {moved}: another program has changed"
-                " them. Nothing of the batch is visible. Write it by other means, and give it up with 'twopc abandon'."
+                f"{what}, and of its {records} records only {moved} could be moved: another program has changed the"
+                " staging tables, or a trigger of the table leaves records out. Nothing of the batch is visible. Write"
+                " it by other means, and give it up with 'twopc abandon'."
             )
         self._tables.forget(connection, [*found.values()])
 

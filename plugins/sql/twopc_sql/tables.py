@@ -18,8 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
+from twopc.errors import OperatorRequired, RecordRefused
 from twopc_sql.options import SqlOptions
-from twopc_sql.records import require_unchanged, type_of, values_of
+from twopc_sql.records import read_as, require_unchanged, values_of, written_as
 
 NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
 """The name of a transaction, or the start of all names of a sink. By default, MySQL takes A and a for equal."""
@@ -33,7 +34,7 @@ _AT_ONCE = 500
 """How many names a statement has at most. Databases bound the parameters of one."""
 
 _KEY, _ORDINAL = "twopc_key", "twopc_ordinal"
-_OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
+OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
 """The columns of a staging table that say whose its records are, and in which order they came."""
 
 
@@ -61,14 +62,34 @@ class Tables:
 
     def columns(self, connection: sa.Connection, table: str) -> list[str]:
         """Return the names of a table's columns."""
-        nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
-        return [*connection.execute(nothing).keys()]
+        return [name for name, _ in self._types(connection, table)]
+
+    def writable(self, connection: sa.Connection) -> list[str]:
+        """Return the table's columns that the database does not generate. DuckDB does not report which it does."""
+        generated = set[str]()
+        if connection.dialect.name != "duckdb":
+            for each in sa.inspect(connection).get_columns(self._options.table, self._options.schema):
+                if "computed" in each or each.get("identity", {}).get("always"):
+                    generated.add(each["name"])
+        return [name for name in self.columns(connection, self._options.table) if name not in generated]
+
+    def _types(self, connection: sa.Connection, table: str) -> list[tuple[str, str]]:
+        """Return the columns of a table, each with all that the database reports of its type."""
+        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read its catalog
+            nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
+            with connection.execute(nothing) as result:
+                return [(name, str(rest)) for name, *rest in result.cursor.description]
+        try:
+            found = sa.inspect(connection).get_columns(table, self._options.schema)
+        except sa.exc.NoSuchTableError:
+            return []
+        return [(each["name"], f"{each['type']!r}") for each in found]
 
     def _table(self, name: str, columns: Sequence[str] = ()) -> sa.TableClause:
         return sa.table(name, *map(sa.column, columns), schema=self._options.schema)
 
     def _staging(self, name: str, columns: Iterable[sa.ColumnClause[Any]] = ()) -> sa.TableClause:
-        ours = (sa.column(each, type_) for each, type_ in _OURS.items())
+        ours = (sa.column(each, type_) for each, type_ in OURS.items())
         return sa.table(name, *columns, *ours, schema=self._options.schema)
 
     # Transactions. ----------------------------------------------------------------------------------------------
@@ -101,7 +122,7 @@ class Tables:
         for staged, names in _by_staging(rows).items():
             for some in _some(names):
                 connection.execute(self._transactions.delete().where(self._transactions.c.name.in_(some)))
-                if staged is not None:
+                if staged is not None and sa.inspect(connection).has_table(staged, self._options.schema):
                     table = self._staging(staged)
                     connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
 
@@ -123,26 +144,25 @@ class Tables:
 
     # Staging tables. --------------------------------------------------------------------------------------------
 
-    def make_staging(self, engine: sa.Engine, columns: Sequence[str]) -> str:
+    def make_staging(self, connection: sa.Connection, columns: Sequence[str]) -> str:
         """Return the name of the staging table for records with these columns, and create it if it is missing."""
-        what = "\0".join((self._options.table, *columns))
-        name = f"twopc_staged_{hashlib.sha256(what.encode()).hexdigest()[:32]}"
-        if not sa.inspect(engine).has_table(name, self._options.schema):
+        name = self._staging_name(connection, columns)
+        if not sa.inspect(connection).has_table(name, self._options.schema):
             target = self._table(self._options.table, columns)
-            ours = (sa.cast(sa.null(), type_).label(each) for each, type_ in _OURS.items())
-            copies = (
-                sa.select(*target.c, *ours).where(sa.false()).compile(engine, compile_kwargs={"literal_binds": True})
-            )
-            staged = engine.dialect.identifier_preparer.format_table(self._table(name))
-            index = f"CREATE INDEX {name}_by_key ON {staged} ({', '.join(_OURS)})"
-            try:
-                with engine.begin() as connection:
-                    connection.exec_driver_sql(f"CREATE TABLE {staged} AS {copies}")
-                    connection.exec_driver_sql(index)
-            except DBAPIError:  # another task may be doing the same
-                if not sa.inspect(engine).has_table(name, self._options.schema):
-                    raise
+            ours = (sa.cast(sa.null(), type_).label(each) for each, type_ in OURS.items())
+            copies = sa.select(*target.c, *ours).where(sa.false())
+            text = copies.compile(connection, compile_kwargs={"literal_binds": True})
+            staged = connection.dialect.identifier_preparer.format_table(self._table(name))
+            connection.exec_driver_sql(f"CREATE TABLE {staged} AS {text}")
+            unique = self._options.dialect.unique.format(table=staged, columns=", ".join(OURS))
+            connection.exec_driver_sql(unique)
         return name
+
+    def _staging_name(self, connection: sa.Connection, columns: Sequence[str]) -> str:
+        """A name for these columns of the table, in any order, and for the types that they have now."""
+        types = dict(self._types(connection, self._options.table))
+        what = [self._options.qualified, *(f"{name} {types.get(name)}" for name in sorted(columns))]
+        return f"twopc_staged_{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:32]}"
 
     def stage(self, connection: sa.Connection, staged: str, name: str, first: int, batch: pa.RecordBatch) -> None:
         """Write records into a staging table. ``first`` is the ordinal of the first.
@@ -150,31 +170,49 @@ class Tables:
         Raises:
             RecordRefused: Python or the database would change a value.
         """
-        written, last, key = values_of(batch), first + batch.num_rows, _key(name)
-        table = self._staging(staged, [sa.column(field.name, type_of(field)) for field in batch.schema])
+        written, last, key = values_of(batch, self._options.upsert_by), first + batch.num_rows, _key(name)
+        table = self._staging(staged, map(written_as, batch.schema))
         rows = zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
-        connection.execute(sa.insert(table), [dict(zip(table.c.keys(), row, strict=True)) for row in rows])
-        columns = [table.c[name] for name in batch.schema.names]
         ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
-        found = connection.execute(sa.select(*columns).where(ours).order_by(table.c[_ORDINAL]))
-        require_unchanged(batch, written, found.all())
+        kept = sa.select(*map(read_as, batch.schema)).select_from(table).where(ours).order_by(table.c[_ORDINAL])
+        try:
+            connection.execute(sa.insert(table), [dict(zip(table.c.keys(), row, strict=True)) for row in rows])
+            found = connection.execute(kept).all()
+        except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
+            raise RecordRefused(
+                f"the database does not take a value ({type(error).__name__}). Cast, correct or filter such records."
+            ) from None
+        require_unchanged(written, found)
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
         """Copy the records of transactions from their staging tables into the table. Of records with one key, the last
         that a transaction has written wins.
 
         Returns:
-            How many records the staging tables have.
+            How many records the staging tables had. Without ``upsert_by``, how many of them are in the table, if the
+            database reports that: a trigger may have left some out.
+
+        Raises:
+            OperatorRequired: the table's columns have other types now, which could change a value.
         """
         moved = 0
         for staged, names in _by_staging(rows).items():
-            columns = [name for name in self.columns(connection, staged) if name not in _OURS]
+            columns = [name for name in self.columns(connection, staged) if name not in OURS]
+            if staged != self._staging_name(connection, columns):
+                raise OperatorRequired(
+                    f"{self._options} is gone, or its columns were changed, since records were written for it, to"
+                    f" {staged}: undo that and start again"
+                )
             table = self._staging(staged, map(sa.column, columns))
             newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
             for some in _some(names):
                 ours = table.c[_KEY].in_(map(_key, some))
-                moved += connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
-                connection.execute(self._copy(table, columns, ours, newest_first))
+                count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
+                copy = self._copy(table, columns, ours, newest_first)
+                result = connection.execute(copy, execution_options={"preserve_rowcount": True})
+                moved += count if self._options.upsert_by or result.rowcount < 0 else min(count, result.rowcount)
+        if self._options.dialect.at_once:
+            connection.exec_driver_sql(self._options.dialect.at_once)
         return moved
 
     def try_without_rows(self, connection: sa.Connection, columns: Sequence[str]) -> None:

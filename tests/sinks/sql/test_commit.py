@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
-from twopc import Round
+from twopc import Participant, Round
 from twopc.errors import (
     CorruptLog,
     LogMismatch,
@@ -16,9 +18,12 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc_sql import SqlSink
+from twopc_sql.tables import Tables
 
 if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
+    from tests.support.sql_databases import Databases
 
 FIRST, SECOND = Round(1, 0), Round(1, 1)
 
@@ -72,7 +77,7 @@ def test_a_batch_of_which_another_program_has_removed_records_is_not_committed_i
     vote = place.vote(["a", "b"])
     staged = next(row for (row,) in place.ask("SELECT staged FROM twopc_transactions"))
     place.ask(f"DELETE FROM {staged} WHERE value = 'a'")  # noqa: S608  # from the database
-    with pytest.raises(TransactionLost, match=r"of its 2 records the staging tables have 1"):
+    with pytest.raises(TransactionLost, match=r"of its 2 records only 1 could be moved"):
         place.sink().commit_batch(0, [vote])
     assert place.values() == []
 
@@ -106,9 +111,8 @@ def test_what_a_table_refuses_it_refuses_before_the_decision(place: Place) -> No
     place.ask("INSERT INTO {} VALUES ('there')")
     for value in ("there", "bad"):
         vote = place.vote([value], Round(1, 0) if value == "there" else Round(2, 0))
-        with pytest.raises(RoundAborted, match=r"the table refuses it: \w+.*breaks a key.*can be run again") as error:
+        with pytest.raises(RoundAborted, match=r"the table refuses it: .*breaks a key.*can be run again"):
             place.sink().seal([vote], 0.0)
-        assert value not in error.value.message.split()
         place.sink().abort(vote)
     assert place.values() == ["there"]
 
@@ -146,7 +150,7 @@ def test_what_was_written_for_another_table_is_rolled_back_without_a_rest(place:
 def test_a_table_that_is_gone_after_the_decision_calls_an_operator(place: Place) -> None:
     vote = place.vote(["a"])
     place.ask("ALTER TABLE {} RENAME TO elsewhere")
-    with pytest.raises(OperatorRequired, match=r"committing batch 0 .* the database refuses"):
+    with pytest.raises(OperatorRequired, match=r"orders .*(is gone|the database refuses)"):
         place.sink().commit_batch(0, [vote])
     place.ask("ALTER TABLE elsewhere RENAME TO {}")
     place.sink().commit_batch(0, [vote])
@@ -166,14 +170,87 @@ def test_names_that_differ_in_their_letters_case_are_of_two_queries(place: Place
     for log_id in ("log", "LOG"):
         sink = place.sink(log_id)
         sink.commit_batch(0, [place.vote([log_id], sink=sink)])
-    assert place.values() == ["LOG", "log"]
+    assert sorted(place.values()) == ["LOG", "log"]
 
 
 def test_two_tables_of_one_database_change_at_one_moment(place: Place) -> None:
-    place.ask("CREATE TABLE others (value {text})")
-    sinks = place.sink(), place.unbound(table="others")
+    others = replace(place, table="others")
+    others.create("value {key} PRIMARY KEY")
+    sinks = place.sink(), others.unbound()
     sinks[1].bind("others", "log")
-    due = {sinks[0]: [place.vote(["a"])], sinks[1]: []}
     assert sinks[0].commit_group == sinks[1].commit_group
-    type(sinks[0]).commit_together(0, due)
+    with Participant({"orders": sinks[0], "others": sinks[1]}, FIRST, partition=0) as participant:
+        for name in ("orders", "others"):
+            participant.write(name, pa.record_batch({"value": [name]}))
+        votes = participant.pre_commit()
+    due = {sinks[0]: [votes["orders"]], sinks[1]: [votes["others"]]}
+    others.ask("INSERT INTO {} VALUES ('others')")
+    with pytest.raises(Retriable):
+        SqlSink.commit_together(0, due)
+    assert place.values() == []
+    others.ask("DELETE FROM {}")
+    SqlSink.commit_together(0, due)
+    assert (place.values(), others.values()) == (["orders"], ["others"])
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_constraint_that_is_checked_at_a_commit_is_checked_before_the_decision(place: Place) -> None:
+    place.create("value TEXT UNIQUE DEFERRABLE INITIALLY DEFERRED")
+    with pytest.raises(RoundAborted, match=r"the table refuses it: UniqueViolation\."):
+        place.sink().seal([place.vote(["a", "a"])], 0.0)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_records_that_a_trigger_leaves_out_are_missed_before_the_decision(place: Place) -> None:
+    place.ask("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    place.ask("CREATE TRIGGER skips BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION skip()")
+    with pytest.raises(RoundAborted, match="of its 1 records only 0 could be moved"):
+        place.sink().seal([place.vote(["a"])], 0.0)
+
+
+def test_a_table_whose_types_were_changed_since_its_records_were_written_gets_none_of_them(place: Place) -> None:
+    """It could round a number that the staging table has kept."""
+    place.create("value {float}")
+    vote = place.vote({"value": [0.5]})
+    place.create("value {text}")
+    with pytest.raises(OperatorRequired, match="its columns were changed"):
+        place.sink().commit_batch(0, [vote])
+    place.create("value {float}")
+    place.sink().commit_batch(0, [vote])
+    assert place.ask("SELECT value FROM {}") == [(0.5,)]
+
+
+def test_records_of_the_types_of_before_are_not_in_the_way_of_new_ones(place: Place) -> None:
+    place.create("value {float}")
+    place.vote({"value": [0.5]})
+    place.create("value {text}")
+    vote = place.vote(["a"], SECOND)
+    place.sink().commit_batch(1, [vote])
     assert place.values() == ["a"]
+
+
+def test_a_first_batch_that_another_process_commits_meanwhile_is_committed(
+    place: Place, databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no mark yet that the two could wait for."""
+    if not databases.has_server(place.database):
+        pytest.skip("the first holds the whole database")
+    vote, sink, other = place.vote(["a"]), place.sink(), place.sink()
+    locked = Tables.locked
+
+    def late(tables: Tables, *arguments: Any) -> Any:
+        monkeypatch.setattr(Tables, "locked", locked)
+        other.commit_batch(0, [vote])
+        return locked(tables, *arguments)
+
+    monkeypatch.setattr(Tables, "locked", late)
+    sink.commit_batch(0, [vote])
+    assert place.values() == ["a"]
+
+
+def test_a_rollback_does_not_need_the_staging_table(place: Place) -> None:
+    vote = place.vote(["a"])
+    [(staged,)] = place.ask("SELECT staged FROM twopc_transactions")
+    place.ask(f"DROP TABLE {staged}")
+    place.sink().abort(vote)
+    assert list(place.sink().recover()) == []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from twopc_sql import SqlSink
 
 COLUMNS = {
-    "value": "{text}",
+    "value": "{key}",
     "whole": "BIGINT",
     "fraction": "{float}",
     "flag": "BOOLEAN",

@@ -38,6 +38,8 @@ def test_the_backend_is_found_by_its_name_and_tells_its_table_without_a_password
         ({"url": "postgresql+psycopg2://writer:hunter2@db/sales"}, r"one of the schemes postgresql\+psycopg, mysql"),
         ({"url": "sqlite://"}, "of a server or a file"),
         ({"url": "sqlite:///:memory:"}, "of a server or a file"),
+        ({"url": "sqlite:///file:x?mode=memory&uri=true"}, "of a server or a file"),
+        ({"url": "duckdb:///:memory:x"}, "of a server or a file"),
         ({"table": "a.b.c"}, "'table' of the sql sink must be a name such as"),
         ({"upsert_by": "id,,day"}, "'upsert_by' of the sql sink must be names of columns"),
         ({"lock_timeout_s": "0.5"}, "'lock_timeout_s' of the sql sink must be seconds from 1 to 86400"),

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import threading
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +14,17 @@ import pytest
 
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
 
 if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
 
 CHANGED: list[tuple[str, str, str, pa.Array]] = [
     ("sqlite", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),  # it would be NULL
-    ("sqlite", "value {text}, number NUMERIC", "number", pa.array([Decimal(1), Decimal(10**30 + 1)])),
+    ("mysql", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),
+    ("mysql", "value {text}, number FLOAT", "number", pa.array([0.5, 0.1])),
+    ("mysql", "value {text}, number DATETIME", "number", pa.array([0, 1], pa.timestamp("us"))),
+    ("mysql", "value {text}, number VARCHAR(3)", "number", pa.array(["abc", "abcd"])),
     ("sqlite", "value {text}, number INTEGER", "number", pa.array(["a", "1"])),  # it would be a number
     ("postgresql", "value {text}, number CHAR(3)", "number", pa.array(["abc", "a"])),  # it would end with spaces
     (
@@ -27,7 +33,7 @@ CHANGED: list[tuple[str, str, str, pa.Array]] = [
         "number",
         pa.array([0, 1], pa.timestamp("us")),
     ),
-    ("postgresql", "value {text}, number REAL", "number", pa.array([0.5, 0.123456789])),
+    ("postgresql", "value {text}, number REAL", "number", pa.array([0.5, 0.1])),
     ("duckdb", "value {text}, number FLOAT", "number", pa.array([0.5, 0.1])),
     ("duckdb", "value {text}, number DECIMAL(9,1)", "number", pa.array([Decimal("0.50"), Decimal("0.25")])),
 ]
@@ -106,8 +112,8 @@ def test_an_examination_names_the_columns_and_creates_no_table(place: Place) -> 
 
 def test_columns_have_any_names(place: Place) -> None:
     names = ["value", "count", "Order", "select", "a b", "it's", 'say "so"', "50%", "a:b"]
-    quoted = [name.replace('"', '""').replace(":", "\\:") for name in names]
-    place.create(", ".join(f'"{name}" {{text}}' for name in quoted))
+    quoted = map(place.url.get_dialect()().identifier_preparer.quote_identifier, names)
+    place.create(", ".join(f"{name} {{text}}" for name in quoted).replace(":", "\\:").replace("%%", "%"))
     vote = place.vote({name: [name] for name in names})
     place.sink().seal([vote], 0.0)
     place.sink().commit_batch(0, [vote])
@@ -169,3 +175,104 @@ def test_without_upserts_a_key_that_is_there_fails_the_batch(keyed: Place) -> No
     vote = keyed.vote({"id": [1]})
     with pytest.raises(RoundAborted, match="with 'upsert_by', records replace rows"):
         keyed.sink().seal([vote], 0.0)
+
+
+@pytest.mark.parametrize("upsert_by", ["id", "id,day"])
+def test_a_record_without_a_key_is_a_bad_record(upsert_by: str, place: Place) -> None:
+    """In an index, no two nulls are equal; where records are compared, all of them are."""
+    place.create(f"id BIGINT, day VARCHAR(9), value {{text}}, UNIQUE ({upsert_by})")
+    records = {"id": [1, None, 2], "day": ["a", "b", "c"], "value": ["x", "y", "z"]}
+    vote, positions = place.vote_without_bad(records, upsert_by=upsert_by)
+    assert positions == [1]
+    place.sink(upsert_by=upsert_by).commit_batch(0, [vote])
+    assert place.values() == ["x", "z"]
+
+
+@pytest.mark.parametrize("database", ["mysql"])
+@pytest.mark.parametrize("keys", ["UNIQUE (value(3))", "UNIQUE (value), UNIQUE (number)", "KEY (value)"])
+def test_a_key_by_which_another_row_could_be_replaced_is_refused(keys: str, place: Place) -> None:
+    place.create(f"value {{key}}, number BIGINT, {keys}")
+    with pytest.raises(ConfigurationError, match="it must have one primary or unique key"):
+        place.sink(upsert_by="value").validate(pa.schema({"value": pa.string()}))
+
+
+@pytest.mark.parametrize("database", ["mysql"])
+def test_a_table_that_can_not_roll_back_is_refused(place: Place) -> None:
+    place.ask("ALTER TABLE {} ENGINE = MyISAM")
+    with pytest.raises(ConfigurationError, match="its engine is MyISAM"):
+        place.sink().validate(pa.schema({"value": pa.string()}))
+
+
+@pytest.mark.parametrize("database", ["mysql"])
+def test_a_zero_in_a_column_that_numbers_rows_is_kept(place: Place) -> None:
+    place.create("value BIGINT AUTO_INCREMENT PRIMARY KEY")
+    place.sink().commit_batch(0, [place.vote({"value": [0, 7]})])
+    assert place.ask("SELECT value FROM {} ORDER BY value") == [(0,), (7,)]
+
+
+@pytest.mark.parametrize("database", ["postgresql", "duckdb"])
+def test_times_in_the_hour_that_a_zone_repeats_are_kept(place: Place) -> None:
+    place.create("value {text}, moment TIMESTAMP WITH TIME ZONE")
+    seconds = [1_698_539_400, 1_698_543_000]  # 00:30 and 01:30 UTC of 2023-10-29, both 02:30 in Berlin
+    moments = pa.array(seconds, pa.timestamp("s")).cast(pa.timestamp("us", "Europe/Berlin"))
+    vote = place.vote({"value": ["a", "b"], "moment": moments})
+    place.sink().commit_batch(0, [vote])
+    kept = place.ask("SELECT moment FROM {} ORDER BY value")
+    assert [moment.timestamp() for (moment,) in kept] == seconds
+
+
+def test_decimals_of_many_digits_are_kept_or_refused(place: Place) -> None:
+    place.create("value {text}, amount DECIMAL(38,18)")
+    amounts = [Decimal("0.1"), Decimal("12345678901.123456789"), Decimal("-99999999999999999999.999999999999999999")]
+    records = {"value": ["a", "b", "c"], "amount": pa.array(amounts, pa.decimal128(38, 18))}
+    if place.database == "sqlite":
+        with pytest.raises(SchemaMismatch, match="does not take records of these types"):
+            place.vote(records)
+        return
+    place.sink().commit_batch(0, [place.vote(records)])
+    assert [amount for (amount,) in place.ask("SELECT amount FROM {} ORDER BY value")] == amounts
+
+
+@pytest.mark.parametrize("values", [pa.array([2**64 - 1], pa.uint64()), pa.array([{"a": 1}]), pa.array([[1]])])
+def test_values_that_a_database_does_not_know_are_refused_for_good(values: pa.Array, place: Place) -> None:
+    place.create("value BIGINT")
+    with pytest.raises(Refused):
+        place.vote({"value": values})
+
+
+@pytest.mark.parametrize("names", [["value", "value"], ["value", "twopc_key"]])
+def test_names_of_columns_that_can_not_be_told_apart_are_refused(names: list[str], place: Place) -> None:
+    records = pa.record_batch([pa.array(["a"]), pa.array(["b"])], names=names)
+    with pytest.raises(SchemaMismatch, match="different names, and none of twopc_key"):
+        place.sink().validate(records.schema)
+
+
+def test_records_of_one_task_have_the_same_columns_in_any_order(place: Place) -> None:
+    place.create("value {text}, number BIGINT")
+    with Participant({"orders": place.sink()}, Round(1, 0), partition=0) as participant:
+        participant.write("orders", pa.record_batch({"value": ["a"], "number": [1]}))
+        participant.write("orders", pa.record_batch({"number": [2], "value": ["b"]}))
+        vote = participant.pre_commit()["orders"]
+    place.sink().commit_batch(0, [vote])
+    assert place.ask("SELECT value, number FROM {} ORDER BY value") == [("a", 1), ("b", 2)]
+    participant = Participant({"orders": place.sink()}, Round(2, 0), partition=0)
+    participant.write("orders", pa.record_batch({"value": ["a"], "number": [1]}))
+    with pytest.raises(SchemaMismatch, match="and then"):
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+
+
+@pytest.mark.parametrize("database", ["duckdb"])
+def test_a_task_waits_for_the_file_that_another_process_has_open(place: Place) -> None:
+    sink = place.sink()
+    other = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('open', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", other, str(place.url.database)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"open\n"
+        timer = threading.Timer(1.0, process.communicate, [b"\n"])
+        timer.start()
+        vote = place.vote(["a"], sink=sink)
+        timer.join()
+    sink.commit_batch(0, [vote])
+    assert place.values() == ["a"]
