@@ -168,8 +168,17 @@ class _Component(ServerProcess):
             "com.sun.xml.bind.v2.bytecode.ClassTailor.noOptimize": "true",  # which needs Java 8
             **self._settings,
         }
-        command = [str(shutil.which("java")), "-Xmx1g", "-XX:MaxDirectMemorySize=512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += ["--add-opens=java.base/java.lang=ALL-UNNAMED", *(f"-D{name}={each}" for name, each in given.items())]
+        command = [
+            str(shutil.which("java")),
+            "-Xmx1g",
+            "-XX:MaxDirectMemorySize=512m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+        ]
+        command += [
+            "--add-opens=java.base/java.lang=ALL-UNNAMED",
+            *(f"-D{name}={each}" for name, each in given.items()),
+        ]
         command += ["-cp", f"{jars()}/*", self._main]
         with self._host.entered():
             self._start(f"Pravega's {self._name}", bound(*command), self.log, START_TIMEOUT_S, cwd=self._folder)
@@ -404,3 +413,16 @@ class Admin(Controller):
             return connection.read(name, token, *bounds)
         finally:
             connection.close()
+
+
+def run_java(server: PravegaServer, name: str, source: str, *arguments: str) -> str:
+    """Run a Java program of one class against the cluster, with Pravega's own client. Return what it has printed."""
+    file = server.folder / f"{name}.java"
+    file.write_text(source)
+    command = [str(shutil.which("java")), "-Dfile.encoding=UTF-8", "-Xmx512m", "-cp", f"{jars()}/*"]
+    silent = f"-Dlogback.configurationFile=file:{server.folder / 'controller.xml'}"
+    ended = subprocess.run(
+        [*command, silent, str(file), *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout

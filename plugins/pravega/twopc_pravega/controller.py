@@ -161,11 +161,11 @@ class Controller:
 
     def commit(self, txn: Txn) -> bool:
         """Ask for a commit. Return whether it is granted, now or before; it may take effect later."""
-        return self._call("commitTransaction", _request(txn)).status == 0
+        return bool(self._call("commitTransaction", _request(txn)).status == 0)
 
     def abort(self, txn: Txn) -> bool:
         """Ask for a rollback. Return whether it is granted, now or before."""
-        return self._call("abortTransaction", _request(txn)).status == 0
+        return bool(self._call("abortTransaction", _request(txn)).status == 0)
 
     def ping(self, txn: Txn, lease_ms: int) -> Ping:
         """Ask for a new lease, which begins now."""

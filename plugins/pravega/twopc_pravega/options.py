@@ -35,9 +35,9 @@ OPTIONS = (
     Option(
         "controller",
         Kind("text", "a controller's address, such as tcp://controller.example:9090, or tls://… for TLS", _uri),
-        "the controller's address, as Pravega's Java client takes it: `tcp://host:port`, or `tls://host:port` for TLS to"
-        " the controller and to the segment stores. If there are several controllers, give a DNS name that stands for"
-        " all of them",
+        "the controller's address, as Pravega's Java client takes it: `tcp://host:port`, or `tls://host:port` for TLS"
+        " to the controller and to the segment stores. If there are several controllers, give a DNS name that stands"
+        " for all of them",
         needed=True,
     ),
     Option(

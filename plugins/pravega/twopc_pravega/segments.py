@@ -6,6 +6,7 @@ io.pravega:pravega-shared-protocol:0.13.0.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import struct
@@ -129,7 +130,7 @@ class Connection:
                 raise SegmentError(command, segment)
 
     def _read(self, length: int) -> bytes:
-        data = self._answers.read(length)
+        data: bytes = self._answers.read(length)
         if len(data) < length:
             raise ConnectionResetError("the segment store has closed the connection")
         return data
@@ -140,7 +141,7 @@ class Connection:
         """Announce a writer. Return the number of its last event that the segment has; 0 for a new writer."""
         self.send(Command.SETUP_APPEND, _REQUEST, writer.bytes, _text(segment), _text(token))
         (last,) = struct.unpack(">q", self.receive(Command.APPEND_SETUP, segment)[-8:])
-        return max(0, last)
+        return max(0, int(last))
 
     def bounds(self, segment: str, token: str) -> tuple[int, int]:
         """Return the offset of the first byte that the segment still has, and the offset of its end."""
@@ -278,10 +279,8 @@ class Appender:
         Raises:
             ConnectionResetError: the store lacks a block that was sent over the old one.
         """
-        try:
+        with contextlib.suppress(OSError, SegmentError):  # the old token may have expired
             self.flush()
-        except (OSError, SegmentError):
-            pass  # the old token may have expired; the store reports what it has
         self.close()
         self._connection, last = self._set_up(token)
         if last != self._sent:

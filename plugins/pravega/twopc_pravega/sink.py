@@ -10,7 +10,7 @@ import contextlib
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -34,9 +34,6 @@ from twopc_pravega.options import PravegaOptions
 from twopc_pravega.outcomes import ERRORS, is_missing, request_failed, write_failed
 from twopc_pravega.register import Register
 from twopc_pravega.segments import Appender, Place, segment_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VISIBLE_PATIENCE_S = 10.0
 """How long one call of ``commit`` waits until readers see a transaction. After that the coordinator repeats it."""
@@ -203,7 +200,9 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"looking for {self._options}"):
             self._require_stream()
-            yield CheckResult.passed(f"{self._options}: segments {len(self._controller.segments(self._options.stream))}")
+            yield CheckResult.passed(
+                f"{self._options}: segments {len(self._controller.segments(self._options.stream))}"
+            )
         lease_s = self._options.lease_ms / 1000
         yield CheckResult.of(f"begin and roll back a transaction with a lease of {lease_s:g} s", self._try)
 
