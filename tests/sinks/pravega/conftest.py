@@ -72,5 +72,6 @@ def make_place(server: PravegaServer, segments: int = 2) -> Place:
 
 @pytest.fixture
 def place(pravega_server: PravegaServer) -> Place:
-    """A stream of two segments."""
+    """A stream of two segments, on a cluster that runs."""
+    pravega_server.start()
     return make_place(pravega_server)

@@ -41,7 +41,7 @@ def test_a_transaction_whose_lease_has_ended_is_vetoed_and_a_decided_one_is_lost
     committable = place.pre_commit(["a"], lease_s=SHORT_S)
     end_of_lease(place, committable)
     sink = place.sink(lease_s=SHORT_S)
-    with pytest.raises(RoundAborted, match="ABORTED.*lease_s"):
+    with pytest.raises(RoundAborted, match=r"ABORTED.*lease_s"):
         sink.seal([committable], 0.0)
     with pytest.raises(TransactionLost, match="its lease of 10 s"):
         sink.commit(committable)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.test_late_writes import write_and_vote
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 from tests.support.sink_place import ROUND
 from twopc import Participant
@@ -101,29 +102,11 @@ def test_a_task_whose_segment_store_is_killed_votes_no_and_its_batch_can_be_run_
         participant.write("orders", pa.record_batch({"value": VALUES}))
         place.server.store.kill()
         with pytest.raises(RoundAborted):
-            for _ in range(100):
-                participant.write("orders", pa.record_batch({"value": VALUES}))
-            participant.pre_commit()
+            write_and_vote(participant, pa.record_batch({"value": VALUES}))
         place.server.start()
     monkeypatch.undo()
     sink = place.sink()
     for found in answered(lambda: [*sink.recover()]):
         answered(sink.abort, found)
     answered(sink.commit, place.pre_commit(VALUES, partition=1))
-    assert sorted(place.values()) == sorted(VALUES)
-
-
-def test_a_task_waits_for_a_segment_store_that_starts(place: Place) -> None:
-    place.server.store.kill()
-    sink = place.unbound()
-    sink.bind("orders", "log")
-    import threading
-
-    starting = threading.Timer(1.0, place.server.start)
-    starting.start()
-    try:
-        answered(sink.open)
-        answered(sink.commit, place.vote(VALUES, sink=sink))
-    finally:
-        starting.join()
     assert sorted(place.values()) == sorted(VALUES)

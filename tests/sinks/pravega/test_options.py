@@ -33,12 +33,12 @@ def test_every_option_may_be_text() -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("controller", "controller.example:9090"),
-        ("controller", "tcp://controller.example"),
+        ("controller", "pravega.corp:9090"),
+        ("controller", "tcp://pravega.corp"),
         ("controller", "tcp://controller.example:99999"),
         ("controller", "http://controller.example:9090"),
         ("controller", "tcp://user:secret@controller.example:9090"),
-        ("stream", "orders"),
+        ("stream", "clicks"),
         ("stream", "sales/eu/orders"),
         ("stream", "sales/or_ders"),
         ("lease_s", 5),
@@ -63,7 +63,7 @@ def test_a_password_is_in_no_repr_and_no_message() -> None:
 
 
 def test_a_sink_travels_with_its_options() -> None:
-    sink = pickle.loads(pickle.dumps(PravegaSink(NEEDED)))
+    sink = pickle.loads(pickle.dumps(PravegaSink(NEEDED)))  # noqa: S301  # our own bytes
     assert repr(sink) == "PravegaSink(stream sales/orders at controller.example:9090)"
 
 

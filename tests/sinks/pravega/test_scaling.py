@@ -35,7 +35,7 @@ def test_a_task_goes_on_writing_while_the_stream_is_scaled(place: Place) -> None
         place.admin.scale(place.stream, 3)
         participant.write("orders", pa.record_batch({"value": VALUES[30:], "key": KEYS[30:]}))
         committable = participant.pre_commit()["orders"]
-    place.admin.scale(place.stream, 1)
+    place.admin.scale(place.stream, 2)
     place.sink().commit(committable)
     assert Counter(place.values()) == Counter(VALUES)
     for events in place.admin.events(place.stream).values():
