@@ -35,8 +35,8 @@ STEPS = (
 
 
 def prove(folder: Path, rounds: int, cluster_kills: int) -> dict[str, Any]:
-    """Kill the driver once at each step, so many rounds, each time in another batch. At evenly many of these kills, kill
-    the controller and the segment store, too, and start them again. Also kill writers of the same sink.
+    """Kill the driver once at each step, so many rounds, each time in another batch. At some of these kills, also kill
+    the controller, the segment store or both, and start them again. Also kill writers of other queries.
 
     Returns:
         the kills; ``lost`` and ``duplicates`` in both target systems together; ``leftovers``: pending files, and
