@@ -248,7 +248,7 @@ class PravegaServer:
                 "bookkeeper.ensemble.size": 1,
                 "bookkeeper.write.quorum.size": 1,
                 "bookkeeper.ack.quorum.size": 1,
-                "autoscale.controller.connect.uri": self.uri,
+                "autoScale.controller.connect.uri": self.uri,
                 **(store or {}),
             },
         )
