@@ -140,10 +140,15 @@ def test_a_user_who_may_not_needs_an_operator_to_commit_and_aborts_the_round_of_
 def test_a_task_that_writes_for_longer_than_its_token_is_valid_goes_on_with_another(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    renewed = []
-    renew = Appender.renew
-    monkeypatch.setattr(Appender, "renew", lambda self, token: (renewed.append(token), renew(self, token)))
-    values, ends = [], time.monotonic() + 2 * TOKEN_S
+    renewed, renew = [], Appender.renew
+
+    def noted(appender: Appender, token: str) -> None:
+        renewed.append(token)
+        renew(appender, token)
+
+    monkeypatch.setattr(Appender, "renew", noted)
+    values: list[str] = []
+    ends = time.monotonic() + 2 * TOKEN_S
     with Participant({"orders": place.sink()}, ROUND, partition=0) as participant:
         while time.monotonic() < ends:
             values += [f"{len(values)}", f"{len(values) + 1}"]

@@ -65,7 +65,7 @@ def test_seal_gives_a_new_lease(place: Place) -> None:
 
 
 def test_a_task_that_writes_for_longer_than_its_lease_keeps_its_transaction(place: Place) -> None:
-    values = []
+    values: list[str] = []
     with Participant({"orders": place.sink(lease_s=SHORT_S)}, ROUND, partition=0) as participant:
         clock = place.pre_commit(["clock"], partition=1, lease_s=SHORT_S)
         while place.state(clock) is not State.ABORTED:

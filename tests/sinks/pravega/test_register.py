@@ -70,8 +70,9 @@ def test_two_coordinators_may_truncate_the_register_at_once(place: Place) -> Non
 
 
 def test_tasks_may_enter_their_transactions_at_once(place: Place) -> None:
+    sink = place.sink()
+
     def begin(partition: int) -> str:
-        sink = place.sink()
         return sink.begin(sink.transactional_ids.allocate(ROUND, partition=partition)).id.exact
 
     with ThreadPoolExecutor(8) as pool:
