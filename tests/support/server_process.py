@@ -40,6 +40,10 @@ class ServerProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def restart_if_killed(self) -> None:
         """Start the server again if somebody has killed it."""
         if self._process is not None and self._process.poll() is not None:

@@ -1,0 +1,150 @@
+"""Records as events: what is refused, how they lie in a segment, and which segment a key belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import mmh3
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as t
+
+from twopc.bad_records import are_utf8, first_bad
+from twopc.errors import RecordRefused, SchemaMismatch
+from twopc_pravega.controller import Segment
+
+COLUMNS = ("value", "key")
+
+LARGEST_EVENT = 8 * 1024 * 1024 - 8
+"""The longest value, in bytes. Pravega's readers take 8 MiB with the event's header."""
+
+BLOCK_BYTES = 1024 * 1024
+"""The size of a block of events, unless one event is larger."""
+
+_KEY_HASH_SEED = 1_741_865_571  # "EventRouter".hashCode() in Java
+
+
+def check_columns(schema: pa.Schema) -> None:
+    """Refuse a schema that can't be written.
+
+    Raises:
+        SchemaMismatch: a column is missing, unknown or of another type. The message names it.
+    """
+    names = schema.names
+    for name in names:
+        if name not in COLUMNS:
+            raise SchemaMismatch(
+                f"the pravega sink has no column {name!r}; it takes {', '.join(COLUMNS)}. Convert your columns, for"
+                " example with 'to_json(struct(*)) AS value'."
+            )
+        if names.count(name) > 1:
+            raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
+        type = schema.field(name).type
+        if not (_is_text(type) or (name == "value" and (t.is_binary(type) or t.is_large_binary(type)))):
+            needed = "string or binary" if name == "value" else "string"
+            raise SchemaMismatch(
+                f"column {name!r} is {type}, but the pravega sink needs {needed}. Cast it, for example with"
+                f" 'CAST({name} AS STRING) AS {name}'."
+            )
+    if "value" not in names:
+        raise SchemaMismatch(
+            f"the pravega sink needs a column 'value' (string or binary); it got {', '.join(names) or 'no column'}"
+        )
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return bool(t.is_string(type) or t.is_large_string(type))
+
+
+def check_records(batch: pa.RecordBatch) -> None:
+    """Refuse a record that can't be an event.
+
+    Raises:
+        RecordRefused: the first such record.
+    """
+    values = batch.column("value")
+    if values.null_count:
+        raise RecordRefused(
+            "it is null, and Pravega has no event without a value. Filter such records.",
+            record=first_bad(values, lambda part: part.null_count == 0),
+            column="value",
+        )
+    longest = pc.max(pc.binary_length(values)).as_py() or 0
+    if longest > LARGEST_EVENT:
+        raise RecordRefused(
+            f"it has {longest} bytes, and Pravega's events have {LARGEST_EVENT} at most. Split or filter such records.",
+            record=first_bad(values, lambda part: (pc.max(pc.binary_length(part)).as_py() or 0) <= LARGEST_EVENT),
+            column="value",
+        )
+    if "key" in batch.schema.names and not are_utf8(batch.column("key")):
+        raise RecordRefused(
+            "the key is not UTF-8. Correct or filter such records.",
+            record=first_bad(batch.column("key"), are_utf8),
+            column="key",
+        )
+
+
+def blocks(values: pa.Array) -> Iterator[tuple[memoryview, int]]:
+    """Return events as they lie in a segment, in blocks, and the number of events of each."""
+    ends = np.cumsum(pc.binary_length(values).to_numpy(zero_copy_only=False).astype(np.int64) + 8)
+    first = 0
+    while first < len(values):
+        before = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, before + BLOCK_BYTES, side="right")))
+        yield _framed(values.slice(first, last - first)), last - first
+        first = last
+
+
+def _framed(values: pa.Array) -> memoryview:
+    """Return events one after the other: type 0, length, value. They are joined by Arrow, without a loop in Python."""
+    payloads = values.cast(pa.large_binary())
+    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
+    header = np.zeros((len(lengths), 2), ">i4")
+    header[:, 1] = lengths
+    headers = pa.FixedSizeBinaryArray.from_buffers(pa.binary(8), len(lengths), [None, pa.py_buffer(header)])
+    joined = pc.binary_join_element_wise(headers.cast(pa.large_binary()), payloads, pa.scalar(b"", pa.large_binary()))
+    offsets = np.frombuffer(joined.buffers()[1], np.int64, len(joined) + 1, joined.offset * 8)
+    return memoryview(joined.buffers()[2])[int(offsets[0]) : int(offsets[-1])]
+
+
+def unframed(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """Return the events of a segment, and the offset at which each ends.
+
+    Raises:
+        ValueError: the bytes are no events.
+    """
+    at = 0
+    while at < len(data):
+        type, length = int.from_bytes(data[at : at + 4], "big"), int.from_bytes(data[at + 4 : at + 8], "big")
+        end = at + 8 + length
+        if type or end > len(data):
+            raise ValueError(f"there is no event at offset {at}")
+        yield data[at + 8 : end], end
+        at = end
+
+
+# Keys. ----------------------------------------------------------------------------------------------------------
+
+
+def routed(batch: pa.RecordBatch, segments: Sequence[Segment]) -> Iterator[tuple[int | None, pa.Array]]:
+    """Return the values of a batch, in their order, by the position of the segment that their key belongs to. None:
+    these have no key and may go to any segment."""
+    values = batch.column("value")
+    keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(len(values), pa.string())
+    if keys.null_count == len(keys):
+        yield None, values
+        return
+    encoded = keys.dictionary_encode()
+    ends = [segment.range_end for segment in segments[:-1]]
+    positions = np.searchsorted(ends, [key_position(key) for key in encoded.dictionary.to_pylist()], side="right")
+    of_records = pa.array(positions, pa.int32()).take(encoded.indices)
+    for position in pc.unique(of_records).to_pylist():
+        chosen = pc.is_null(of_records) if position is None else pc.equal(of_records, position)
+        yield position, values.filter(chosen)
+
+
+def key_position(key: str) -> float:
+    """Return where a routing key lies between 0 and 1, as Pravega's Java client computes it."""
+    bits = mmh3.hash64(key.encode("utf-16-le"), _KEY_HASH_SEED, x64arch=True, signed=False)[0]
+    return (bits >> 12) / 2.0**52

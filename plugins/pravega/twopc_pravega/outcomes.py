@@ -1,0 +1,73 @@
+"""What Pravega's errors mean. This module sends no request."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import grpc
+
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc_pravega.segments import Command, SegmentError
+
+PravegaError: TypeAlias = "grpc.RpcError | SegmentError | OSError"
+
+ERRORS = (grpc.RpcError, SegmentError, OSError)
+"""Everything that the controller and the segment stores can answer or fail to answer."""
+
+DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+_RIGHTS = "Check 'username' and 'password', and grant this user the rights that the sink's README lists"
+_LEASE = "lease "  # how the controller begins the description of each of its errors about a lease
+
+
+def request_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
+    """Return the error for a failed request of the coordinator that may be repeated. ``what`` names the request."""
+    if is_denied(error):
+        return OperatorRequired(
+            f"{what}: Pravega refuses: {told(error)}. {_RIGHTS}, and start again. Recovery continues where it stopped."
+        )
+    if _code(error) is grpc.StatusCode.UNIMPLEMENTED:
+        return OperatorRequired(f"{what}: no Pravega controller answers: {told(error)}. Check 'controller'.")
+    return Retriable(f"{what}: Pravega gave no answer: {told(error)}")
+
+
+def write_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
+    """Return the error for a participant's failed request: its vote is no, and nothing of ``what`` is visible."""
+    if is_lease_refused(error):
+        return ConfigurationError(
+            f"the controller does not grant the lease that 'lease_s' asks for: {told(error)} ms. Correct the option,"
+            " or the controller's transaction.lease.count.max and .min.",
+            option="lease_s",
+        )
+    advice = f"{_RIGHTS}." if is_denied(error) else "The batch can be run again."
+    if isinstance(error, SegmentError) and error.answer in (Command.NO_SUCH_SEGMENT, Command.SEGMENT_IS_SEALED):
+        advice = "The transaction was rolled back, or its lease has ended. The batch can be run again."
+    return RoundAborted(f"{what} could not be written: {told(error)}. {advice}")
+
+
+def is_denied(error: PravegaError) -> bool:
+    """Return whether the user is unknown or has not the right."""
+    if isinstance(error, SegmentError):
+        return error.answer == Command.AUTH_TOKEN_CHECK_FAILED
+    return _code(error) in DENIED
+
+
+def is_missing(error: PravegaError) -> bool:
+    """Return whether the controller does not know the stream or its scope."""
+    return _code(error) is grpc.StatusCode.NOT_FOUND
+
+
+def is_lease_refused(error: PravegaError) -> bool:
+    """Return whether the controller grants no such lease. It has no status code for that."""
+    return isinstance(error, grpc.Call) and (error.details() or "").startswith(_LEASE)
+
+
+def told(error: PravegaError) -> str:
+    """Return an error's text in one line."""
+    if isinstance(error, grpc.Call):
+        return f"{error.code().name}: {(error.details() or '').partition(chr(10))[0]}"
+    return str(error) or type(error).__name__
+
+
+def _code(error: PravegaError) -> grpc.StatusCode | None:
+    return error.code() if isinstance(error, grpc.Call) else None
