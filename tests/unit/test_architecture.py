@@ -23,8 +23,14 @@ SOURCES = {
 }
 """Every module of every distribution, by its name."""
 
-BACKENDS = ("twopc_kafka", "twopc_files", "twopc_postgres", "twopc_iceberg", "twopc_delta", "twopc_mysql", "twopc_pravega", "twopc_sql")
-CLIENTS = ("confluent_kafka", "deltalake", "kafka", "psycopg", "prometheus_client", "opentelemetry", "grpc", "pymysql", "sqlalchemy")
+BACKENDS = (
+    *("twopc_kafka", "twopc_files", "twopc_postgres", "twopc_iceberg", "twopc_delta"),
+    *("twopc_mysql", "twopc_pravega", "twopc_sql"),
+)
+CLIENTS = (
+    *("confluent_kafka", "deltalake", "grpc", "kafka", "opentelemetry", "prometheus_client", "psycopg", "pymysql"),
+    "sqlalchemy",
+)
 ENGINE = ("pyspark", "py4j")
 AROUND_THE_CORE = ("twopc.spark", "twopc.cli", "twopc.observers", "twopc.testing")
 COORDINATION = (

