@@ -17,7 +17,6 @@ from twopc.errors import Retriable, RoundAborted
 from twopc.testing.query import answered
 from twopc_mysql import sessions, sink
 
-
 pytestmark = pytest.mark.crash
 
 
