@@ -254,3 +254,22 @@ def test_a_rollback_does_not_need_the_staging_table(place: Place) -> None:
     place.ask(f"DROP TABLE {staged}")
     place.sink().abort(vote)
     assert list(place.sink().recover()) == []
+
+
+def test_what_is_prepared_takes_no_more_records(place: Place) -> None:
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(FIRST, 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    transaction.records = 1
+    vote = sink.pre_commit(transaction)
+    with pytest.raises(RoundAborted, match="rolled back while it was written"):
+        sink.write(transaction, pa.record_batch({"value": ["late"]}))
+    sink.commit_batch(0, [vote])
+    assert place.values() == ["a"]
+
+
+def test_a_record_whose_foreign_key_is_not_there_is_refused_before_the_decision(place: Place) -> None:
+    place.ask("CREATE TABLE days (day VARCHAR(9) PRIMARY KEY)")
+    place.create("value {text}, day VARCHAR(9), FOREIGN KEY (day) REFERENCES days (day)")
+    with pytest.raises(RoundAborted, match="the table refuses it"):
+        place.sink().seal([place.vote({"value": ["a"], "day": ["never"]})], 0.0)
