@@ -151,4 +151,6 @@ def _fits(type: pa.DataType, column: Column) -> bool:
     if pa.types.is_decimal(type):
         precision, scale = column.precision or 0, column.scale or 0
         return column.type == "decimal" and type.scale <= scale and type.precision - type.scale <= precision - scale
+    if pa.types.is_floating(type) and column.scale is not None:
+        return False  # DOUBLE(10,2) rounds
     return column.type in HOLDS.get(type, ()) and "unsigned" not in column.described

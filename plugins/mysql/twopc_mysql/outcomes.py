@@ -21,6 +21,7 @@ LOST_CONNECTION = range(2000, 3000)
 
 REPEAT: Mapping[int, str] = {
     0: "PyMySQL's number for a connection that is closed",
+    1026: "error writing a file",
     1020: "MariaDB: the row has changed since the snapshot",
     1021: "disk full",
     1037: "out of memory",
@@ -35,6 +36,7 @@ REPEAT: Mapping[int, str] = {
     1159: "timeout while reading",
     1160: "network error while writing",
     1161: "timeout while writing",
+    1180: "error during a commit",
     1203: "the user has too many connections",
     1205: "lock wait timeout",
     1213: "deadlock",
@@ -42,10 +44,12 @@ REPEAT: Mapping[int, str] = {
     1290: "the server is read-only: a replica, until the failover is complete",
     1317: "statement interrupted",
     1399: "XAER_RMFAIL: another session is ending the transaction",
+    1598: "the binary log can't be written",
     1836: "the server is in read-only mode",
     1927: "connection killed",
     1969: "max_statement_time",
     3024: "max_execution_time",
+    3197: "MySQL: the transaction can't be ended now, such as during FLUSH TABLES WITH READ LOCK",
 }
 """Errors of a statement that may be repeated, with what they mean."""
 

@@ -87,7 +87,10 @@ def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Ar
     """Yield what the server might change without a warning: whether values have it, and the reason for an error."""
     type = values.type
     if not column.is_nullable:  # a TIMESTAMP might become the current time, and an AUTO_INCREMENT the next number
-        yield lambda part: bool(part.null_count), "the column is NOT NULL, and the record has no value for it"
+        yield (
+            lambda part: bool(part.null_count),
+            "the column is NOT NULL or one of 'upsert_by', and the record has no value for it",
+        )
     if pa.types.is_string(type) or pa.types.is_large_string(type):
         yield lambda part: not are_utf8(part), "it is text that is not UTF-8"
         if column.type == "char":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
@@ -32,7 +33,8 @@ _MODE = (
 
 _SETTINGS = """
     SET SESSION sql_mode = %s, innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, time_zone = '+00:00',
-        autocommit = 1, unique_checks = 1, foreign_key_checks = 1
+        autocommit = 1, unique_checks = 1, foreign_key_checks = 1, sql_notes = 1, max_error_count = 65535,
+        wait_timeout = 28800
 """
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 """It takes no gap locks when records are added, for which transactions of one batch would wait."""
@@ -81,8 +83,8 @@ def end(connection: Connection) -> None:
 
 
 _idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
-"""Idle connections by their arguments. They belong to the process, not to the sink, because sinks are pickled. A deque
-is thread-safe."""
+"""Idle connections by process and arguments. They belong to the process, not to the sink, because sinks are pickled. A
+fork has those of its parent, and must not use them. A deque is thread-safe."""
 
 
 @contextlib.contextmanager
@@ -92,7 +94,7 @@ def session(arguments: Mapping[str, Any]) -> Iterator[Connection]:
     Raises:
         pymysql.MySQLError: the connection can't be made, or the server did not answer in time.
     """
-    idle = _idle[repr(arguments)]
+    idle = _idle[_key(arguments)]
     try:
         connection = idle.pop()
     except IndexError:
@@ -110,4 +112,8 @@ def release(arguments: Mapping[str, Any]) -> None:
     """Close the idle connections to a server."""
     with contextlib.suppress(IndexError):
         while True:
-            end(_idle[repr(arguments)].pop())
+            end(_idle[_key(arguments)].pop())
+
+
+def _key(arguments: Mapping[str, Any]) -> str:
+    return f"{os.getpid()} {arguments!r}"

@@ -31,7 +31,7 @@ from twopc_mysql.columns import Column, check_columns, check_upsert
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import GONE, commit_failed, number, request_failed, write_failed
 from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, connect, end, release, session
-from twopc_mysql.tables import MARKERS, Table, can_prepare, prepared, settings, xid
+from twopc_mysql.tables import MARKERS, Table, can_prepare, is_read_only, prepared, settings, xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -293,6 +293,8 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         name = self._owned(committable)
         what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
         with self._requesting(what, commit_failed) as connection:
+            if is_read_only(connection):  # a replica may not have the transaction yet, and reports it as gone
+                raise Retriable(f"{what}, and the server is read-only, as a replica is")
             if not self._ended(connection, "COMMIT", name, what) and not self._table.is_committed(connection, name):
                 raise self._lost(connection, committable, what)
 
@@ -342,6 +344,9 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
 
     def discard(self, transaction: MysqlTransaction) -> None:
+        for request in ("XA END", "XA ROLLBACK"):  # so that no lock is held until the server notices the end
+            with contextlib.suppress(pymysql.MySQLError):
+                ask(transaction.connection, f"{request} {xid(transaction.id.exact)}")
         end(transaction.connection)  # the server rolls back a transaction that is not prepared
         super().discard(transaction)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -96,7 +97,9 @@ class Table:
         """
         names = batch.schema.names
         head, tail = self._insert_statement(names)
-        texts = rows(batch, {column.name: column for column in columns})
+        keys = self._upsert_by  # no unique key takes two nulls for equal, so such a record would replace nothing
+        taken = {each.name: replace(each, is_nullable=each.is_nullable and each.name not in keys) for each in columns}
+        texts = rows(batch, taken)
         for statement in statements(head.encode(), texts, tail.encode(), most_bytes):
             connection.query(statement)
             self._require_unchanged(connection, names)
@@ -180,6 +183,12 @@ def prepared(connection: Connection) -> list[str]:
         for format_id, _, _, name in found
         if format_id == FORMAT_ID
     ]
+
+
+def is_read_only(connection: Connection) -> bool:
+    """Return whether the server is a replica, or has been told to refuse writes."""
+    [(is_read_only,)] = ask(connection, "SELECT @@global.read_only")
+    return bool(is_read_only)
 
 
 def settings(connection: Connection) -> dict[str, str]:

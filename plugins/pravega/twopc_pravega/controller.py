@@ -6,6 +6,7 @@ Every call has a deadline. Errors are ``grpc.RpcError``; ``outcomes`` has what t
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import threading
@@ -118,6 +119,10 @@ class Begun:
     token: str
 
 
+_AT_ONCE = 100
+"""How many requests wait for their answers at once: each has the whole time for an answer."""
+
+
 class Controller:
     """A channel to the controllers of one cluster. Threads may share it."""
 
@@ -144,12 +149,15 @@ class Controller:
         return self._methods[method](request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata)
 
     def _call_each(self, method: str, requests: Iterable[Any]) -> list[Any]:
-        """Send all requests at once. Return the answers in their order."""
-        calls = [
-            self._methods[method].future(request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata)
-            for request in requests
-        ]
-        return [call.result() for call in calls]
+        """Send the requests, many at once. Return the answers in their order."""
+        answers, left = [], iter(requests)
+        while some := [*itertools.islice(left, _AT_ONCE)]:
+            calls = [
+                self._methods[method].future(request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata)
+                for request in some
+            ]
+            answers += [call.result() for call in calls]
+        return answers
 
     # Transactions. ----------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ OPTIONS = (
     ),
     Option(
         "lease_s",
-        seconds(least=10, most=86_400),
+        seconds(least=10, most=43_200),
         "how long Pravega keeps a transaction from which it hears nothing. It must be longer than the first phase of a"
         " batch takes, and the time that the driver may be down after a decision. The controller's limit is"
         " `controller.transaction.lease.count.max`, 600 s by default",

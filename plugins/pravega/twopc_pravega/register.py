@@ -6,6 +6,7 @@ Pravega does not list open transactions. So whoever begins one appends its names
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,9 +54,24 @@ class Register:
 
     def __init__(self, controller: Controller, server: Server, scope: str, owner: str) -> None:
         self.stream = Stream(scope, f"twopc-register.{owner.rstrip('.').translate(_ESCAPES)}")
-        self._controller = controller
-        self._place = Place(controller, server, self.stream, 0)
-        self._segment = segment_name(self.stream, 0)
+        self._controller, self._server = controller, server
+
+    @functools.cached_property
+    def _number(self) -> int:
+        """The number of its one segment. A stream that is created again has a higher one."""
+        [segment] = self._controller.segments(self.stream)
+        return segment.id
+
+    @property
+    def _place(self) -> Place:
+        return Place(self._controller, self._server, self.stream, self._number)
+
+    @property
+    def _segment(self) -> str:
+        return segment_name(self.stream, self._number)
+
+    def exists(self) -> bool:
+        return self._controller.exists(self.stream)
 
     def create(self) -> None:
         """Create the register if it is missing.
@@ -63,7 +79,7 @@ class Register:
         Raises:
             ConfigurationError: there is no such scope, or the register's name is too long.
         """
-        if self._controller.exists(self.stream):
+        if self.exists():
             return
         match self._controller.create(self.stream):
             case Created.SUCCESS | Created.STREAM_EXISTS:

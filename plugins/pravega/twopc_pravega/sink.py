@@ -19,6 +19,7 @@ from twopc.checks import CheckResult
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
+    OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
     Retriable,
@@ -177,11 +178,23 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
 
         Raises:
             ConfigurationError: there is no such stream.
+            OperatorRequired: there is no register, but the log has decided transactions that must be in it.
             Retriable: Pravega does not answer.
         """
         with self._requesting(f"opening {self._options}"):
             self._require_stream()
+            if self.pending and not self._register.exists():
+                raise self._other_cluster()
             self._register.create()
+
+    def _other_cluster(self) -> OperatorRequired:
+        """Another cluster may know other transactions by the same ids, which are small numbers."""
+        register = self._register.stream
+        return OperatorRequired(
+            f"{self._options}: batch {next(iter(self.pending))} is decided, and this cluster does not have {register},"
+            " which lists its transactions. Set 'controller' back to the cluster that has the batch. If there is none"
+            " any more, write the batch by other means, and give it up with 'twopc abandon'."
+        )
 
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema)
@@ -232,6 +245,11 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
 
     def _ended(self, name: str, answer: Ping) -> RoundAborted:
         """Return the error for an undecided transaction that can't be kept open."""
+        if answer is Ping.MAX_EXECUTION_TIME_EXCEEDED:
+            return RoundAborted(
+                f"transaction {name} to {self._options} can't be kept open for longer: the controller has a limit for"
+                " the whole life of a transaction, a day by default. Make batches smaller, or lower 'lease_s'."
+            )
         return RoundAborted(
             f"transaction {name} to {self._options} can't be committed any more: the controller answers {answer.name}."
             f" Its lease was {self._options.lease_ms / 1000:g} s. If phase one takes longer, raise 'lease_s' and the"

@@ -268,3 +268,10 @@ def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
     for name in ("nowhere", "seen"):
         with pytest.raises(ConfigurationError, match=r"does not exist or is a view\. Create the table"):
             place.sink(table=name).validate(pa.schema({"value": pa.string()}))
+
+
+@pytest.mark.parametrize("kind", ["FLOAT(7,2)", "DOUBLE(10,2)"])
+def test_a_number_that_a_column_would_round_is_refused(kind: str, place: Place) -> None:
+    place.create(f"value {kind}")
+    with pytest.raises(SchemaMismatch, match="not every value of that type fits"):
+        place.sink().validate(pa.schema({"value": pa.float32()}))

@@ -427,7 +427,7 @@ def test_a_replica_that_only_reads_is_asked_again(place: Place) -> None:
     sink = place.sink(url=place.server.url(place.database, user, password))
     place.ask("SET GLOBAL read_only = ON")
     try:
-        with pytest.raises(Retriable, match="--read-only"):
+        with pytest.raises(Retriable, match="the server is read-only"):
             sink.commit(committable)
     finally:
         place.ask("SET GLOBAL read_only = OFF")
@@ -439,7 +439,7 @@ def test_a_replica_that_only_reads_is_asked_again(place: Place) -> None:
 
 def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
     sink = place.sink()
-    idle = sessions._idle[repr(sink._options.connection)]
+    idle = sessions._idle[sessions._key(sink._options.connection)]
     assert idle
     sink.close()
     assert not idle
@@ -501,3 +501,18 @@ def test_a_name_is_in_two_parts_and_as_long_as_the_server_allows(place: Place) -
     for name in (longest, longest.lower()):
         answered_by_hand(place, "COMMIT", xid(name))
     assert place.values() == sorted([longest, longest.lower()])
+
+
+def test_a_replica_that_does_not_have_the_transaction_yet_is_not_believed(place: Place) -> None:
+    """It reports a transaction as gone that the primary has prepared."""
+    place.sink().commit(place.pre_commit(["a"]))
+    missing = place.pre_commit(["b"], Round(1, 1))
+    place.sink().abort(missing)
+    place.ask("SET GLOBAL read_only = ON")
+    try:
+        with pytest.raises(Retriable, match="read-only, as a replica is"):
+            place.sink().commit(missing)
+    finally:
+        place.ask("SET GLOBAL read_only = OFF")
+    with pytest.raises(TransactionLost):
+        place.sink().commit(missing)

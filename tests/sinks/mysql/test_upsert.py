@@ -124,3 +124,11 @@ def test_a_number_that_the_server_counts_up_replaces_no_row(place: Place) -> Non
         batch = {"code": pa.array([7], pa.int32()), "value": [value]}
         place.sink().commit(place.pre_commit(batch, Round(1, batch_id), upsert_by="code"))
     assert place.ask("SELECT id, code, value FROM {}") == [(1, 7, "b")]
+
+
+def test_a_record_without_a_key_is_refused(place: Place) -> None:
+    """No two nulls are equal in a unique index, so it would be added with each batch."""
+    place.create("id int UNIQUE, value text")
+    ids = pa.array([1, None], pa.int32())
+    _, positions = place.vote_without_bad({"id": ids, "value": ["a", "b"]}, upsert_by="id")
+    assert positions == [1]

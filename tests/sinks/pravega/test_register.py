@@ -10,7 +10,7 @@ import pytest
 
 from tests.sinks.pravega.test_commit import SHORT_S, wait_until
 from tests.support.sink_place import ROUND
-from twopc import Round
+from twopc import Committable, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted
 from twopc_pravega.controller import Controller, State
 from twopc_pravega.events import blocks
@@ -162,3 +162,14 @@ def test_a_name_that_is_too_long_for_a_register_is_refused(place: Place) -> None
     with pytest.raises(ConfigurationError, match="255 characters"):
         register.create()
     assert Stream(place.stream.scope, register.stream.name) == register.stream
+
+
+def test_a_cluster_that_has_no_register_of_a_decided_batch_is_not_asked_for_its_commit(place: Place) -> None:
+    """It may know another transaction by the same id."""
+    sink = place.unbound()
+    sink.bind("orders", "lost")
+    sink.pending.add(7, [Committable("orders", {})])
+    for _ in range(2):
+        with pytest.raises(OperatorRequired, match="batch 7 is decided, and this cluster does not have"):
+            sink.open()
+    assert not sink._register.exists()
