@@ -65,7 +65,7 @@ def test_a_wheel_has_the_package_with_its_types_the_licence_and_nothing_else(nam
     sources = {file.relative_to(SOURCES[name]) for file in package.rglob("*") if file.is_file()}
     expected = {str(file) for file in sources if "__pycache__" not in file.parts}
     assert f"{PACKAGES[name]}/py.typed" in expected
-    assert {file.suffix for file in sources} <= {".py", ".pyc", ".typed", ".html"}
+    assert {file.suffix for file in sources} <= {".py", ".pyc", ".typed", ".html", ".proto"}
     assert not [file for file in sources if file.name.startswith("test_")]
     with zipfile.ZipFile(wheel_of(name, built)) as wheel:
         info = next(each.split("/")[0] for each in wheel.namelist() if ".dist-info/" in each)

@@ -55,10 +55,9 @@ class Tables:
         try:
             self._metadata.create_all(engine)
         except DBAPIError:
-            if any(
-                not sa.inspect(engine).has_table(table.name, table.schema) for table in self._metadata.tables.values()
-            ):
-                raise
+            for table in self._metadata.tables.values():
+                if not sa.inspect(engine).has_table(table.name, table.schema):
+                    raise
 
     def columns(self, connection: sa.Connection, table: str) -> list[str]:
         """Return the names of a table's columns."""

@@ -62,7 +62,8 @@ class Place(SinkPlace[MysqlSink]):
         return sorted(name for name in names if name.startswith(f"{self.prefix}."))
 
     def leave(self) -> None:
-        """Give the server back as it was."""
+        """Give the server back as it was, also without the connections that this test's sinks have kept."""
+        self.unbound().close()
         for name in self.prepared():
             self.ask(f"XA ROLLBACK {xid(name)}")
         self.ask(f"DROP DATABASE {self.database}")
