@@ -43,6 +43,40 @@ def are_utf8(texts: pa.Array) -> bool:
     return True
 
 
+def are_held(values: pa.Array) -> bool:
+    """Whether Python holds all values: it has no text that is not UTF-8, and no time outside of the years 1 to 9999."""
+    try:
+        values.to_pylist()
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
+def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+    """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink
+    whose target system does not report which record it refuses.
+
+    Args:
+        write: writes a record batch. If it refuses a record, it has written none of the batch.
+        batch: the records. They are written in their order, by halves where one is refused.
+    """
+    try:
+        write(batch)
+    except RecordRefused as error:
+        refused = error
+    else:
+        return
+    if batch.num_rows == 1:
+        refused.record = 0
+        yield refused
+        return
+    half = batch.num_rows // 2
+    for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
+        for each in written_by_halves(write, part):
+            each.record = first + (each.record or 0)
+            yield each
+
+
 def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink.
 

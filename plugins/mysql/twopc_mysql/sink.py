@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pymysql
 
+from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
 from twopc.errors import (
     ConfigurationError,
@@ -116,31 +117,23 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
             raise
 
     def write_valid(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        """Write after a savepoint, by halves where the server refuses a record: it does not report which one."""
+        return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
+
+    def _write_or_undo(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
+        """Write after a savepoint, and go back to it if a record is refused."""
         connection = transaction.connection
         with self._writing(transaction.id):
             ask(connection, _SAVEPOINT)
         try:
             self.write(transaction, batch)
-        except RecordRefused as error:
-            refused = error
-        else:
+        except RecordRefused:
             with self._writing(transaction.id):
+                ask(connection, _TO_SAVEPOINT)
                 ask(connection, _RELEASE)
-            return
+            transaction.is_partial = False
+            raise
         with self._writing(transaction.id):
-            ask(connection, _TO_SAVEPOINT)
             ask(connection, _RELEASE)
-        transaction.is_partial = False
-        if batch.num_rows == 1:
-            refused.record = 0
-            yield refused
-            return
-        half = batch.num_rows // 2
-        for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
-            for each in self.write_valid(transaction, part):
-                each.record = first + (each.record or 0)
-                yield each
 
     def pre_commit(self, transaction: MysqlTransaction) -> Committable:
         connection, name = transaction.connection, transaction.id.exact

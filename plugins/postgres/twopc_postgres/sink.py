@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 
+from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
 from twopc.errors import (
     ConfigurationError,
@@ -105,30 +106,22 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         transaction.ordinal += batch.num_rows
 
     def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        """Write after a savepoint, by halves where the server refuses a record: it does not report which one."""
+        return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
+
+    def _write_or_undo(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
+        """Write after a savepoint, and go back to it if a record is refused."""
         connection = transaction.connection
         with self._writing(transaction.id):
             connection.execute(_SAVEPOINT)
         try:
             self.write(transaction, batch)
-        except RecordRefused as error:
-            refused = error
-        else:
+        except RecordRefused:
             with self._writing(transaction.id):
+                connection.execute(_TO_SAVEPOINT)
                 connection.execute(_RELEASE)
-            return
+            raise
         with self._writing(transaction.id):
-            connection.execute(_TO_SAVEPOINT)
             connection.execute(_RELEASE)
-        if batch.num_rows == 1:
-            refused.record = 0
-            yield refused
-            return
-        half = batch.num_rows // 2
-        for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
-            for each in self.write_valid(transaction, part):
-                each.record = first + (each.record or 0)
-                yield each
 
     def pre_commit(self, transaction: PostgresTransaction) -> Committable:
         connection = transaction.connection

@@ -19,7 +19,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from twopc.bad_records import first_bad
+from twopc.bad_records import are_held, first_bad
 from twopc.errors import RecordRefused
 from twopc.transactional_ids import TransactionId
 from twopc_postgres.columns import Column
@@ -195,18 +195,10 @@ def _of_python(column: pa.Array, name: str) -> list[Any]:
         raise RecordRefused(
             "it is text that is not UTF-8, or a time that psycopg can't send: one outside of the years 1 to 9999."
             " Correct or filter such records.",
-            record=first_bad(column, _are_held),
+            record=first_bad(column, are_held),
             column=name,
         ) from None
     return values
-
-
-def _are_held(column: pa.Array) -> bool:
-    try:
-        column.to_pylist()
-    except (ValueError, OverflowError):
-        return False
-    return True
 
 
 # The server. -------------------------------------------------------------------------------------------------

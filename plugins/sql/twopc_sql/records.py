@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import sqlalchemy as sa
 
-from twopc.bad_records import first_bad
+from twopc.bad_records import are_held, first_bad
 from twopc.errors import RecordRefused
 
 
@@ -41,7 +41,7 @@ def values_of(batch: pa.RecordBatch, required: Collection[str]) -> dict[str, lis
             raise RecordRefused("a column of the key is null. Correct or filter such records.", record=bad, column=name)
         has_zone = pa.types.is_timestamp(column.type) and column.type.tz
         held = column.cast(pa.timestamp(column.type.unit, "UTC")) if has_zone else column
-        if (bad := first_bad(held, _are_held)) is not None:
+        if (bad := first_bad(held, are_held)) is not None:
             raise RecordRefused(
                 "it is text that is not UTF-8, or a time outside of the years 1 to 9999. Correct or filter such"
                 " records.",
@@ -77,11 +77,3 @@ def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[sa.R
 def _in_utc(value: Any) -> Any:
     """Times of two zones are never equal in the hour that one of them repeats."""
     return value.astimezone(timezone.utc) if isinstance(value, datetime) and value.tzinfo else value
-
-
-def _are_held(column: pa.Array) -> bool:
-    try:
-        column.to_pylist()
-    except (ValueError, OverflowError):
-        return False
-    return True

@@ -19,6 +19,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
 from twopc.errors import (
     ConfigurationError,
@@ -122,19 +123,7 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
         raise AssertionError
 
     def write_valid(self, transaction: SqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        """Write by halves where a record is refused: databases do not report which one."""
-        try:
-            self.write(transaction, batch)
-        except RecordRefused as error:
-            if batch.num_rows == 1:
-                error.record = 0
-                yield error
-                return
-            half = batch.num_rows // 2
-            for first, part in (0, batch.slice(0, half)), (half, batch.slice(half)):
-                for each in self.write_valid(transaction, part):
-                    each.record = first + (each.record or 0)
-                    yield each
+        return written_by_halves(lambda records: self.write(transaction, records), batch)
 
     def pre_commit(self, transaction: SqlTransaction) -> Committable:
         with self._writing(transaction.id, OPEN) as connection:
