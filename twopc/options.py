@@ -171,6 +171,18 @@ def choices(*words: str) -> Kind:
     return Kind(f"{listed(words)}, `{together}`", f"some of {', '.join(words)}, each once, such as {together}", read)
 
 
+def qualified_name(must_be: str = "a name such as orders or sales.orders") -> Kind:
+    """The name of a table, with that of its schema before a dot or without: (schema or None, table)."""
+
+    def read(given: Any) -> tuple[str | None, str]:
+        schema, dot, table = str(given).strip().rpartition(".")
+        if not table or "." in schema or (dot and not schema):
+            _refuse()
+        return schema or None, table
+
+    return Kind("text", must_be, read)
+
+
 def listed(words: Iterable[str]) -> str:
     """Return the words as code, for the documentation."""
     return ", ".join(f"`{word}`" for word in words)
@@ -197,6 +209,15 @@ def _bounds(least: float | None, most: float | None) -> str:
 
 def _refuse() -> Any:
     raise ValueError
+
+
+# Options of several backends. -----------------------------------------------------------------------------------
+
+UPSERT_BY = Option(
+    "upsert_by",
+    columns(),
+    "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
+)
 
 
 # Parsing. -------------------------------------------------------------------------------------------------------

@@ -145,6 +145,16 @@ class TransactionalIdPool:
         names = rf"({_LEASED}|{_BEFORE_LEASES})"
         return re.fullmatch(re.escape(self.scope) + names, transaction_id) is not None
 
+    def exact(self, transaction_id: str) -> str:
+        """Return an exact name of a committable.
+
+        Raises:
+            CorruptLog: this pool did not allocate it.
+        """
+        if not self.owns_exact(transaction_id):
+            raise self.not_owned(transaction_id)
+        return transaction_id
+
     def not_owned(self, transaction_id: str) -> CorruptLog:
         """Return the error for a committable of another pool. Upholds: no log ends another log's transactions."""
         return CorruptLog(

@@ -13,7 +13,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, lake, latency, memory, pipeline, plots, protocol, routing, staging, writer
+from tests.benchmarks import files, lake, latency, log, memory, pipeline, plots, protocol, routing, staging, writer
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
@@ -26,6 +26,7 @@ BENCHMARKS = {
     "routing": routing.run,
     "files": files.run,
     "lake": lake.run,
+    "log": log.run,
 }
 
 

@@ -210,13 +210,13 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         if not committables:
             return committables
         for committable in committables:
-            self._require_owned(committable)
+            self.transactional_ids.exact(committable.transaction_id)
         batch_id = self.transactional_ids.round_of(committables[0].transaction_id).batch_id
         return self._log.seal(committables, batch_id)
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         for committable in committables:
-            self._require_owned(committable)
+            self.transactional_ids.exact(committable.transaction_id)
         self._log.commit(batch_id, committables)
 
     def abort(self, committable: Committable) -> None:
@@ -225,8 +225,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         Of one that was pre-committed only the note goes away. A commit may have named its files, even where the table
         shows no mark of it. If none has, VACUUM removes them.
         """
-        self._require_owned(committable)
-        name, notes = committable.transaction_id, Notes(self._storage)
+        name, notes = self.transactional_ids.exact(committable.transaction_id), Notes(self._storage)
         what = f"transaction {name} of {self._name} is to be rolled back"
         with self._asking(what):
             data = notes.read(name)
@@ -240,11 +239,6 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         with self._asking(f"the notes beside {self._name}"):
             names = Notes(self._storage).transaction_ids()
         return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
-
-    def _require_owned(self, committable: Committable) -> None:
-        """Raise CorruptLog for a transaction of another sink, which may write to the same table."""
-        if not self.transactional_ids.owns_exact(committable.transaction_id):
-            raise self.transactional_ids.not_owned(committable.transaction_id)
 
     @contextlib.contextmanager
     def _asking(self, what: str) -> Iterator[None]:

@@ -359,7 +359,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         self._for_tasks = table
 
     def _prepared(self, committable: Committable) -> Prepared:
-        self._owned(committable)
+        self.transactional_ids.exact(committable.transaction_id)
         try:
             return Prepared.from_committable(committable)
         except (KeyError, TypeError):
@@ -393,7 +393,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         Its note is gone if it is decided (``commit_batch``), aborted or discarded: then no file is removed. A note
         may come back where a store lists what was removed, so the table is looked at, too.
         """
-        name = self._owned(committable)
+        name = self.transactional_ids.exact(committable.transaction_id)
         with self._asking(f"transaction {name} of {self._options} is to be rolled back"):
             notes = self._notes()
             note = notes.read(name)
@@ -441,13 +441,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         return Notes(self._lake.io(), self._lake.table().metadata.location, self.transactional_ids.scope)
 
     def _batch_of(self, committables: Sequence[Committable]) -> int:
-        return max(self.transactional_ids.round_of(self._owned(each)).batch_id for each in committables)
-
-    def _owned(self, committable: Committable) -> str:
-        """Return its name. Raises CorruptLog for one of another sink."""
-        if not self.transactional_ids.owns_exact(committable.transaction_id):
-            self._not_ours(committable)
-        return committable.transaction_id
+        ids = self.transactional_ids
+        return max(ids.round_of(ids.exact(each.transaction_id)).batch_id for each in committables)
 
     def _not_ours(self, committable: Committable) -> NoReturn:
         raise self.transactional_ids.not_owned(committable.transaction_id)

@@ -8,7 +8,18 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from twopc.errors import ConfigurationError
-from twopc.options import Kind, Option, columns, flag, parse, refuse_unknown, seconds, text, whole_number
+from twopc.options import (
+    UPSERT_BY,
+    Kind,
+    Option,
+    flag,
+    parse,
+    qualified_name,
+    refuse_unknown,
+    seconds,
+    text,
+    whole_number,
+)
 
 OWNER = "the mysql sink"
 
@@ -29,10 +40,7 @@ def _connection(given: Any) -> dict[str, Any]:
     # An '@', '/', '?' or '#' of a password that is not percent-encoded ends up in another part of the URL.
     if parts.netloc.count("@") > 1 or parts.fragment or "/" in database or "@" in parts.path:
         raise ValueError
-    if parts.scheme.partition("+")[0] not in ("mysql", "mariadb") or parts.scheme.partition("+")[2] not in (
-        "",
-        "pymysql",
-    ):
+    if parts.scheme.removesuffix("+pymysql") not in ("mysql", "mariadb"):
         raise ValueError
     arguments = {
         "host": parts.hostname,
@@ -53,13 +61,6 @@ def _connection(given: Any) -> dict[str, Any]:
     return arguments
 
 
-def _qualified(given: Any) -> tuple[str, str]:
-    database, dot, table = str(given).strip().rpartition(".")
-    if not table or "." in database or (dot and not database):
-        raise ValueError
-    return database, table
-
-
 OPTIONS = (
     Option(
         "url",
@@ -74,15 +75,11 @@ OPTIONS = (
     ),
     Option(
         "table",
-        Kind("text", "a name such as orders or sales.orders", _qualified),
+        qualified_name(),
         "`name` or `database.name`; the default database is that of `url`. The sink does not create the table",
         needed=True,
     ),
-    Option(
-        "upsert_by",
-        columns(),
-        "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
-    ),
+    UPSERT_BY,
     Option(
         "lock_timeout_s",
         seconds(least=1, most=86_400),

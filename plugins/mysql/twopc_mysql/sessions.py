@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import pymysql
+
+from twopc.idle_connections import IdleConnections
 
 Connection: TypeAlias = Any
 """A ``pymysql.connections.Connection``, which has no types."""
@@ -82,38 +82,11 @@ def end(connection: Connection) -> None:
         connection.close()
 
 
-_idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
-"""Idle connections by process and arguments. They belong to the process, not to the sink, because sinks are pickled. A
-fork has those of its parent, and must not use them. A deque is thread-safe."""
+def _bounded(arguments: Mapping[str, Any]) -> Connection:
+    return connect(arguments, lock_timeout_s=LOCK_TIMEOUT_S, answer_timeout_s=ANSWER_TIMEOUT_S)
 
 
-@contextlib.contextmanager
-def session(arguments: Mapping[str, Any]) -> Iterator[Connection]:
-    """Lend a connection of the coordinator.
+_idle = IdleConnections(_bounded, end)
+"""The coordinator's connections, by PyMySQL's arguments."""
 
-    Raises:
-        pymysql.MySQLError: the connection can't be made, or the server did not answer in time.
-    """
-    idle = _idle[_key(arguments)]
-    try:
-        connection = idle.pop()
-    except IndexError:
-        connection = connect(arguments, lock_timeout_s=LOCK_TIMEOUT_S, answer_timeout_s=ANSWER_TIMEOUT_S)
-    try:
-        yield connection
-    except BaseException:
-        end(connection)
-        release(arguments)  # if the server was restarted, the other connections are dead, too
-        raise
-    idle.append(connection)
-
-
-def release(arguments: Mapping[str, Any]) -> None:
-    """Close the idle connections to a server."""
-    with contextlib.suppress(IndexError):
-        while True:
-            end(_idle[_key(arguments)].pop())
-
-
-def _key(arguments: Mapping[str, Any]) -> str:
-    return f"{os.getpid()} {arguments!r}"
+session, release = _idle.lend, _idle.release

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,13 +19,12 @@ from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
 from twopc.errors import (
     ConfigurationError,
-    OutcomeUnknown,
     RecordRefused,
     Retriable,
     RoundAborted,
-    TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.prepared import MARKERS, marker_missing, require_prepared, undone_if_refused
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -32,7 +32,7 @@ from twopc_mysql.columns import Column, check_columns, check_upsert
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import GONE, commit_failed, number, request_failed, write_failed
 from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, connect, end, release, session
-from twopc_mysql.tables import MARKERS, Table, can_prepare, is_read_only, prepared, settings, xid
+from twopc_mysql.tables import Table, can_prepare, is_read_only, prepared, settings, xid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,9 +48,8 @@ LEFT_AFTER_S = 10
 """After how many seconds the server ends the session of a prepared transaction whose task is silent, such as on a
 machine that is gone. Until then, nobody else can end the transaction."""
 
-_SAVEPOINT, _TO_SAVEPOINT, _RELEASE = (
-    f"{request} twopc_valid" for request in ("SAVEPOINT", "ROLLBACK TO SAVEPOINT", "RELEASE SAVEPOINT")
-)
+_DATABASE = "database"
+"""The part of a committable's handle that says where the marker is."""
 
 
 class MysqlTransaction(Transaction):
@@ -120,20 +119,16 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
-        """Write after a savepoint, and go back to it if a record is refused."""
-        connection = transaction.connection
-        with self._writing(transaction.id):
-            ask(connection, _SAVEPOINT)
-        try:
-            self.write(transaction, batch)
-        except RecordRefused:
+        def execute(statement: str) -> None:
             with self._writing(transaction.id):
-                ask(connection, _TO_SAVEPOINT)
-                ask(connection, _RELEASE)
+                ask(transaction.connection, statement)
+
+        try:
+            with undone_if_refused(execute):
+                self.write(transaction, batch)
+        except RecordRefused:
             transaction.is_partial = False
             raise
-        with self._writing(transaction.id):
-            ask(connection, _RELEASE)
 
     def pre_commit(self, transaction: MysqlTransaction) -> Committable:
         connection, name = transaction.connection, transaction.id.exact
@@ -145,7 +140,7 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
             ask(connection, f"XA END {xid(name)}")
             ask(connection, f"XA PREPARE {xid(name)}")
         end(connection)
-        return Committable(name, {}, transaction.records)
+        return Committable(name, {_DATABASE: self._options.database}, transaction.records)
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId, columns: Sequence[str] = ()) -> Iterator[None]:
@@ -274,22 +269,27 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         if committables:
             with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
                 found = set(prepared(connection))
-            for committable in committables:
-                if committable.transaction_id not in found:
-                    raise RoundAborted(
-                        f"transaction {committable.transaction_id} was prepared for {self._options}, but no longer is:"
-                        " another session has ended it, or participants and coordinator connect to different servers"
-                    )
+            require_prepared(committables, found, str(self._options))
         return committables
 
     def commit(self, committable: Committable) -> None:
-        name = self._owned(committable)
+        name = self.transactional_ids.exact(committable.transaction_id)
         what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
         with self._requesting(what, commit_failed) as connection:
             if is_read_only(connection):  # a replica may not have the transaction yet, and reports it as gone
                 raise Retriable(f"{what}, and the server is read-only, as a replica is")
-            if not self._ended(connection, "COMMIT", name, what) and not self._table.is_committed(connection, name):
-                raise self._lost(connection, committable, what)
+            if self._ended(connection, "COMMIT", name, what):
+                return
+            table = self._table_of(committable)
+            if not table.is_committed(connection, name):
+                ids = self.transactional_ids
+                has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
+                raise marker_missing(what, has_older, "'url'", "XA ROLLBACK")
+
+    def _table_of(self, committable: Committable) -> Table:
+        """Return the table that has the transaction's marker: the option may name another one since."""
+        database = committable.handle.get(_DATABASE)
+        return Table(replace(self._options, database=database)) if isinstance(database, str) else self._table
 
     def _ended(self, connection: Connection, verb: str, name: str, what: str) -> bool:
         """End a prepared transaction. Return False if the server has no such transaction any more.
@@ -312,24 +312,6 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
                 raise Retriable(f"{what}, and another session of the server still holds the transaction")
             time.sleep(0.005)
 
-    def _lost(self, connection: Connection, committable: Committable, what: str) -> TransactionLost | OutcomeUnknown:
-        """Return the error for a decided transaction that is neither prepared nor has a marker."""
-        batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
-        is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
-        what += f", but it is not prepared and has no marker in {MARKERS}"
-        advice = (
-            "If 'url' or 'table' was changed, set it back. If the transaction was rolled back by hand (XA ROLLBACK), or"
-            " the server was restored or replaced by a replica that did not have the transaction: make sure that its"
-            " records are not in the table, write them by other means, give the transaction up with 'twopc abandon',"
-            " and start the query again."
-        )
-        if is_rolled_back:
-            return TransactionLost(f"{what}. {advice}")
-        return OutcomeUnknown(
-            f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed."
-            f" Check whether its records are in the table. If they are, only give the transaction up. {advice}"
-        )
-
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
         they are not committed again."""
@@ -344,7 +326,7 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         super().discard(transaction)
 
     def abort(self, committable: Committable) -> None:
-        name = self._owned(committable)
+        name = self.transactional_ids.exact(committable.transaction_id)
         what = f"rolling back transaction {name}"
         with self._requesting(what) as connection:
             self._ended(connection, "ROLLBACK", name, what)
@@ -353,13 +335,6 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
             found = prepared(connection)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
-
-    def _owned(self, committable: Committable) -> str:
-        """Return the transaction's name. Raises CorruptLog if it belongs to another sink, which may have prepared it on
-        the same server."""
-        if not self.transactional_ids.owns_exact(committable.transaction_id):
-            raise self.transactional_ids.not_owned(committable.transaction_id)
-        return committable.transaction_id
 
     def close(self) -> None:
         release(self._options.connection)

@@ -14,14 +14,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
 from twopc_mysql.columns import Column, UniqueKey
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import rule_broken
 from twopc_mysql.rows import rows, statements
 from twopc_mysql.sessions import Connection, ask, identifier
-
-MARKERS = "twopc_committed"
 
 FORMAT_ID = 0x32504331
 """The format of our names, "2PC1": XA RECOVER lists the transactions of all databases and of all programs. MariaDB does

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from twopc.options import Kind, Option, columns, parse, refuse_unknown, seconds
+from twopc.options import UPSERT_BY, Kind, Option, parse, qualified_name, refuse_unknown, seconds
 
 OWNER = "the postgres sink"
 
@@ -41,13 +41,6 @@ def _conninfo(given: Any) -> str:
     return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts})
 
 
-def _qualified(given: Any) -> tuple[str, str]:
-    schema, dot, table = str(given).strip().rpartition(".")
-    if not table or "." in schema or (dot and not schema):
-        raise ValueError
-    return schema or "public", table
-
-
 OPTIONS = (
     Option(
         "conninfo",
@@ -63,16 +56,12 @@ OPTIONS = (
     ),
     Option(
         "table",
-        Kind("text", "a name such as orders or sales.orders, spelled as in the catalog", _qualified),
+        qualified_name("a name such as orders or sales.orders, spelled as in the catalog"),
         "`name` or `schema.name`, spelled as in the catalog; the default schema is `public`. The sink does not create"
         " the table",
         needed=True,
     ),
-    Option(
-        "upsert_by",
-        columns(),
-        "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
-    ),
+    UPSERT_BY,
     Option(
         "lock_timeout_s",
         seconds(least=0.001, most=86_400),
@@ -111,7 +100,7 @@ class PostgresOptions:
         refuse_unknown(OWNER, options, OPTIONS)
         values = parse(OWNER, OPTIONS, options)
         schema, table = values["table"]
-        return cls(values["conninfo"], schema, table, values.get("upsert_by", ()), values["lock_timeout_s"])
+        return cls(values["conninfo"], schema or "public", table, values.get("upsert_by", ()), values["lock_timeout_s"])
 
     def __str__(self) -> str:
         """Return the table and its server, for messages."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg.abc import PQGen
+
+from twopc.idle_connections import IdleConnections
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the coordinator waits for the answer to a statement. The server may be stopped, or may be waiting for an
@@ -69,35 +70,7 @@ def set_up(connection: Connection, lock_timeout_s: float) -> None:
     connection.execute(_SETTINGS, (f"{lock_timeout_s * 1000:.0f}ms",))
 
 
-_idle: defaultdict[str, deque[Connection]] = defaultdict(deque)
-"""Idle connections by connection string. They belong to the process, not to the sink, because sinks are pickled. A
-deque is thread-safe."""
-
-
-@contextlib.contextmanager
-def session(conninfo: str) -> Iterator[Connection]:
-    """Lend a connection in which each statement is its own transaction.
-
-    Raises:
-        psycopg.OperationalError: the connection can't be made, the server did not answer in time, or its wait for
-            standbys was canceled.
-    """
-    try:
-        connection = _idle[conninfo].pop()
-    except IndexError:
-        connection = _bounded_session(conninfo)
-    try:
-        yield connection
-        if connection.unreplicated:
-            raise psycopg.OperationalError(connection.unreplicated)
-    except BaseException:
-        connection.close()
-        release(conninfo)  # if the server was restarted, the other connections are dead, too
-        raise
-    _idle[conninfo].append(connection)
-
-
-def _bounded_session(conninfo: str) -> Connection:
+def _bounded(conninfo: str) -> Connection:
     connection = connect(conninfo, autocommit=True)
     connection.answer_timeout_s = ANSWER_TIMEOUT_S
     try:
@@ -108,8 +81,21 @@ def _bounded_session(conninfo: str) -> Connection:
     return connection
 
 
-def release(conninfo: str) -> None:
-    """Close the idle connections to a server."""
-    with contextlib.suppress(IndexError):
-        while True:
-            _idle[conninfo].pop().close()
+_idle = IdleConnections(_bounded, Connection.close)
+"""The coordinator's connections, by connection string."""
+
+release = _idle.release
+
+
+@contextlib.contextmanager
+def session(conninfo: str) -> Iterator[Connection]:
+    """Lend a connection in which each statement is its own transaction.
+
+    Raises:
+        psycopg.OperationalError: the connection can't be made, the server did not answer in time, or its wait for
+            standbys was canceled.
+    """
+    with _idle.lend(conninfo) as connection:
+        yield connection
+        if connection.unreplicated:
+            raise psycopg.OperationalError(connection.unreplicated)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -17,12 +18,11 @@ from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
 from twopc.errors import (
     ConfigurationError,
-    OutcomeUnknown,
     RecordRefused,
     RoundAborted,
-    TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.prepared import marker_missing, require_prepared, undone_if_refused
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -31,7 +31,7 @@ from twopc_postgres.columns import Column, check_columns, check_upsert
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import commit_failed, request_failed, write_failed
 from twopc_postgres.sessions import Connection, connect, release, session, set_up
-from twopc_postgres.tables import MARKERS, Table
+from twopc_postgres.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,10 +42,8 @@ LONGEST_SCOPE = 120
 """The longest scope of a sink, in bytes. PostgreSQL limits a prepared transaction's name to 199 bytes; the rest is for
 the five numbers of the name."""
 
-
-_SAVEPOINT, _TO_SAVEPOINT, _RELEASE = (
-    f"{request} twopc_valid" for request in ("SAVEPOINT", "ROLLBACK TO SAVEPOINT", "RELEASE SAVEPOINT")
-)
+_SCHEMA = "schema"
+"""The part of a committable's handle that says where the marker is."""
 
 
 class PostgresTransaction(Transaction):
@@ -109,19 +107,12 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
-        """Write after a savepoint, and go back to it if a record is refused."""
-        connection = transaction.connection
-        with self._writing(transaction.id):
-            connection.execute(_SAVEPOINT)
-        try:
-            self.write(transaction, batch)
-        except RecordRefused:
+        def execute(statement: str) -> None:
             with self._writing(transaction.id):
-                connection.execute(_TO_SAVEPOINT)
-                connection.execute(_RELEASE)
-            raise
-        with self._writing(transaction.id):
-            connection.execute(_RELEASE)
+                transaction.connection.execute(statement.encode())
+
+        with undone_if_refused(execute):
+            self.write(transaction, batch)
 
     def pre_commit(self, transaction: PostgresTransaction) -> Committable:
         connection = transaction.connection
@@ -137,7 +128,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 f"transaction {transaction.id.exact} to {self._options} is prepared, but perhaps not on the"
                 f" standbys: {connection.unreplicated}. The batch can be run again."
             )
-        return Committable(transaction.id.exact, {}, transaction.records)
+        return Committable(transaction.id.exact, {_SCHEMA: self._options.schema}, transaction.records)
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
@@ -229,43 +220,28 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         """Veto the batch if a transaction is no longer prepared."""
         if committables:
             with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
-                found = set(tables.prepared(connection, self.transactional_ids.scope))
-            for committable in committables:
-                if committable.transaction_id not in found:
-                    raise RoundAborted(
-                        f"transaction {committable.transaction_id} was prepared for {self._options}, but no longer is:"
-                        " another session has ended it, or participants and coordinator connect to different servers"
-                    )
+                found = {*tables.prepared(connection, self.transactional_ids.scope)}
+            require_prepared(committables, found, str(self._options))
         return committables
 
     def commit(self, committable: Committable) -> None:
-        name = self._owned(committable)
+        name = self.transactional_ids.exact(committable.transaction_id)
         what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
         with self._requesting(what, commit_failed) as connection:
             try:
                 connection.tpc_commit(name)
             except psycopg.errors.UndefinedObject:
                 tables.prove_current(connection)
-                if not self._table.is_committed(connection, name):
-                    raise self._lost(connection, committable, what) from None
+                table = self._table_of(committable)
+                if not table.is_committed(connection, name):
+                    ids = self.transactional_ids
+                    has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
+                    raise marker_missing(what, has_older, "'conninfo'", "ROLLBACK PREPARED") from None
 
-    def _lost(self, connection: Connection, committable: Committable, what: str) -> TransactionLost | OutcomeUnknown:
-        """Return the error for a decided transaction that is neither prepared nor has a marker."""
-        batch_id = self.transactional_ids.round_of(committable.transaction_id).batch_id
-        is_rolled_back = self._table.has_markers(connection, self.transactional_ids.scope, batch_id)
-        what += f", but it is not prepared and has no marker in {MARKERS}"
-        advice = (
-            "If 'conninfo' or 'table' was changed, set it back. If the transaction was rolled back by hand (ROLLBACK"
-            " PREPARED), or the server was restored or replaced by a standby that did not have the transaction: make"
-            " sure that its records are not in the table, write them by other means, give the transaction up with"
-            " 'twopc abandon', and start the query again."
-        )
-        if is_rolled_back:
-            return TransactionLost(f"{what}. {advice}")
-        return OutcomeUnknown(
-            f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed."
-            f" Check whether its records are in the table. If they are, only give the transaction up. {advice}"
-        )
+    def _table_of(self, committable: Committable) -> Table:
+        """Return the table that has the transaction's marker: the option may name another one since."""
+        schema = committable.handle.get(_SCHEMA)
+        return Table(replace(self._options, schema=schema)) if isinstance(schema, str) else self._table
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
@@ -278,7 +254,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         super().discard(transaction)
 
     def abort(self, committable: Committable) -> None:
-        name = self._owned(committable)
+        name = self.transactional_ids.exact(committable.transaction_id)
         gone = contextlib.suppress(psycopg.errors.UndefinedObject)
         with self._requesting(f"rolling back transaction {name}") as connection, gone:
             connection.tpc_rollback(name)
@@ -287,13 +263,6 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
             found = tables.prepared(connection, self.transactional_ids.scope)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
-
-    def _owned(self, committable: Committable) -> str:
-        """Return the transaction's name. Raises CorruptLog if it belongs to another sink, which may have prepared it in
-        the same database."""
-        if not self.transactional_ids.owns_exact(committable.transaction_id):
-            raise self.transactional_ids.not_owned(committable.transaction_id)
-        return committable.transaction_id
 
     def close(self) -> None:
         release(self._options.conninfo)

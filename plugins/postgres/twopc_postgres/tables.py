@@ -21,12 +21,11 @@ from psycopg import sql
 
 from twopc.bad_records import are_held, first_bad
 from twopc.errors import RecordRefused
+from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
 from twopc_postgres.columns import Column
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.sessions import Connection
-
-MARKERS = "twopc_committed"
 
 _CANCEL_TIMEOUT_S = 5.0
 

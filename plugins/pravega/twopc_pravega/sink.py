@@ -322,8 +322,7 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
 
     def _txn(self, committable: Committable) -> Txn:
         """Return the transaction's name in Pravega. Raises CorruptLog if it belongs to another sink."""
-        if not self.transactional_ids.owns_exact(committable.transaction_id):
-            raise self.transactional_ids.not_owned(committable.transaction_id)
+        self.transactional_ids.exact(committable.transaction_id)
         try:
             return Txn.from_json(committable.handle)
         except (KeyError, TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from twopc.options import Kind, Option, columns, parse, refuse_unknown, seconds
+from twopc.options import UPSERT_BY, Kind, Option, parse, qualified_name, refuse_unknown, seconds
 from twopc_sql.dialects import DIALECTS, Dialect
 
 OWNER = "the sql sink"
@@ -32,13 +32,6 @@ def _url(given: Any) -> sa.URL:
     return url
 
 
-def _qualified(given: Any) -> tuple[str | None, str]:
-    schema, dot, table = str(given).strip().rpartition(".")
-    if not table or "." in schema or (dot and not schema):
-        raise ValueError
-    return schema or None, table
-
-
 OPTIONS = (
     Option(
         "url",
@@ -54,15 +47,11 @@ OPTIONS = (
     ),
     Option(
         "table",
-        Kind("text", "a name such as orders or sales.orders, spelled as in the database", _qualified),
+        qualified_name("a name such as orders or sales.orders, spelled as in the database"),
         "`name` or `schema.name`, spelled as in the database. The sink does not create the table",
         needed=True,
     ),
-    Option(
-        "upsert_by",
-        columns(),
-        "the columns by which a record replaces a row, such as `id,day`; if not set, records are only added",
-    ),
+    UPSERT_BY,
     Option(
         "lock_timeout_s",
         seconds(least=1, most=86_400),

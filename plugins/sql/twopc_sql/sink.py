@@ -232,7 +232,8 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
         """
         if not committables:
             return committables
-        batch_id = self.transactional_ids.round_of(self._owned(committables[0])).batch_id
+        ids = self.transactional_ids
+        batch_id = ids.round_of(ids.exact(committables[0].transaction_id)).batch_id
         what = f"batch {batch_id} of {len(committables)} transactions to {self._options} was tried before its decision"
         with self._mapping(what, trial_failed), self._engine.connect() as connection:
             mark = self._tables.mark(connection, self.transactional_ids.scope)
@@ -278,7 +279,7 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
                 f"{what}, and was written for table {table!r}: set 'table' back and start again. When the batch is"
                 " committed, the option can be changed."
             )
-        names = [self._owned(committable) for committable in committables]
+        names = [self.transactional_ids.exact(committable.transaction_id) for committable in committables]
         found = self._tables.locked(connection, names)
         if missing := [name for name in names if name not in found or found[name].state != PREPARED]:
             raise self._lost(missing, mark, what)
@@ -319,7 +320,7 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
                 sink._commit(connection, batch_id, committables)  # noqa: SLF001  # its own class
 
     def abort(self, committable: Committable) -> None:
-        name = self._owned(committable)
+        name = self.transactional_ids.exact(committable.transaction_id)
         with self._requesting(f"rolling back transaction {name} to {self._options}") as connection:
             self._tables.forget(connection, [*self._tables.locked(connection, [name]).values()])
 
@@ -327,12 +328,6 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
         with self._requesting(f"listing the transactions to {self._options}") as connection:
             found = self._tables.of_scope(connection, self.transactional_ids.scope)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
-
-    def _owned(self, committable: Committable) -> str:
-        """Return the transaction's name. Raises CorruptLog if it belongs to another sink."""
-        if not self.transactional_ids.owns_exact(committable.transaction_id):
-            raise self.transactional_ids.not_owned(committable.transaction_id)
-        return committable.transaction_id
 
     @property
     def _engine(self) -> sa.Engine:

@@ -120,6 +120,18 @@ def test_a_transaction_that_was_committed_by_hand_is_committed(place: Place) -> 
     assert place.values() == ["a", "b"]
 
 
+def test_a_committed_transaction_is_found_when_table_names_another_database_since(place: Place) -> None:
+    """That database has markers, too, so the transaction would count as lost."""
+    other = new_place(place.server)
+    table = f"{other.database}.orders"
+    before, committable = place.pre_commit(["a"], Round(1, 0), table=table), place.pre_commit(["b"], Round(1, 1))
+    sink = place.sink(table=table)
+    for each in (before, committable, committable):
+        sink.commit(each)
+    assert place.values() == ["b"]
+    other.leave()
+
+
 def test_a_transaction_is_not_decided_when_it_is_not_prepared_any_more(place: Place) -> None:
     committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
     place.sink().abort(committables[1])
@@ -439,7 +451,7 @@ def test_a_replica_that_only_reads_is_asked_again(place: Place) -> None:
 
 def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
     sink = place.sink()
-    idle = sessions._idle[sessions._key(sink._options.connection)]
+    idle = sessions._idle.to(sink._options.connection)
     assert idle
     sink.close()
     assert not idle

@@ -88,6 +88,19 @@ def test_a_transaction_that_was_committed_by_hand_is_committed(place: Place) -> 
     assert place.values() == ["a", "b"]
 
 
+def test_a_committed_transaction_is_found_when_table_names_another_schema_since(place: Place) -> None:
+    """Its schema has markers, too, so the transaction would count as lost."""
+    other = f"other_{place.schema}"
+    place.ask(f"CREATE SCHEMA {other}; CREATE TABLE {other}.orders (value text)")
+    before = place.pre_commit(["a"], Round(1, 0), table=f"{other}.orders")
+    committable = place.pre_commit(["b"], Round(1, 1))
+    sink = place.sink(table=f"{other}.orders")
+    for each in (before, committable, committable):
+        sink.commit(each)
+    place.ask(f"DROP SCHEMA {other} CASCADE")
+    assert place.values() == ["b"]
+
+
 def test_a_transaction_is_not_decided_when_it_is_not_prepared_any_more(place: Place) -> None:
     committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
     by_hand(place, "ROLLBACK", committables[1])
@@ -287,9 +300,9 @@ def test_a_server_that_is_not_there_is_asked_again(place: Place) -> None:
 
 def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
     sink = place.sink()
-    assert sessions._idle[sink._options.conninfo]
+    assert sessions._idle.to(sink._options.conninfo)
     sink.close()
-    assert not sessions._idle[sink._options.conninfo]
+    assert not sessions._idle.to(sink._options.conninfo)
 
 
 # Before anything is written. --------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""Connections that a sink's coordinator keeps between calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+ServerT = TypeVar("ServerT")
+ConnectionT = TypeVar("ConnectionT")
+
+
+class IdleConnections(Generic[ServerT, ConnectionT]):
+    """Idle connections of this process, by server. A variable of a module, not of a sink, because sinks are pickled.
+
+    A forked process has those of its parent, and must not use them. Threads may share an object of this class.
+
+    Args:
+        connect: returns a new connection to a server. Two servers are the same if their reprs are.
+        close: closes a connection, which may be dead.
+    """
+
+    def __init__(self, connect: Callable[[ServerT], ConnectionT], close: Callable[[ConnectionT], None]) -> None:
+        self._connect, self._close = connect, close
+        self._idle: defaultdict[tuple[int, str], deque[ConnectionT]] = defaultdict(deque)
+
+    def to(self, server: ServerT) -> deque[ConnectionT]:
+        """Return the idle connections to a server."""
+        return self._idle[os.getpid(), repr(server)]
+
+    @contextlib.contextmanager
+    def lend(self, server: ServerT) -> Iterator[ConnectionT]:
+        """Lend a connection, which is idle after the block. After an error, it is closed, and the idle ones are, too:
+        if the server was restarted, they are dead. Raises what ``connect`` raises."""
+        try:
+            connection = self.to(server).pop()
+        except IndexError:
+            connection = self._connect(server)
+        try:
+            yield connection
+        except BaseException:
+            self._close(connection)
+            self.release(server)
+            raise
+        self.to(server).append(connection)
+
+    def release(self, server: ServerT) -> None:
+        """Close the idle connections to a server."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._close(self.to(server).pop())
