@@ -27,7 +27,7 @@ BATCHES = 4 * ENTRIES_KEPT
 
 PARTITIONS = (10, 1_000, 10_000)
 
-S3_DOLLARS = {"PUT": 5e-6, "LIST": 5e-6, "GET": 0.4e-6, "DELETE": 0.0}
+S3_DOLLARS = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 0.4e-6, "HEAD": 0.4e-6, "DELETE": 0.0}
 """The price of a request to S3 Standard in us-east-1, from https://aws.amazon.com/s3/pricing."""
 
 SECONDS_PER_MONTH = 365.25 * 86_400 / 12
