@@ -27,7 +27,9 @@ CONNECTION_DEFAULTS: Mapping[str, str] = {
 }
 
 
-def _conninfo(given: Any) -> str:
+def completed_conninfo(given: Any) -> str:
+    """Return a connection string with the defaults above. Raises ValueError or TypeError if libpq does not take it, or
+    would mistake a part of a password for another part."""
     if not isinstance(given, str):
         raise TypeError
     try:
@@ -41,7 +43,8 @@ def _conninfo(given: Any) -> str:
     return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts})
 
 
-def _qualified(given: Any) -> tuple[str, str]:
+def qualified(given: Any) -> tuple[str, str]:
+    """Return schema and name of ``name`` or ``schema.name``. Raises ValueError for another form."""
     schema, dot, table = str(given).strip().rpartition(".")
     if not table or "." in schema or (dot and not schema):
         raise ValueError
@@ -55,7 +58,7 @@ OPTIONS = (
             "text",
             "a libpq connection string, such as postgresql://writer@db.example/sales. In a URL, percent-encode special"
             " characters of a password, such as %40 for '@'",
-            _conninfo,
+            completed_conninfo,
         ),
         "[libpq's connection string](https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING),"
         " as a URL or as `host=… dbname=…`. With several hosts, the sink uses the one that accepts writes",
@@ -63,7 +66,7 @@ OPTIONS = (
     ),
     Option(
         "table",
-        Kind("text", "a name such as orders or sales.orders, spelled as in the catalog", _qualified),
+        Kind("text", "a name such as orders or sales.orders, spelled as in the catalog", qualified),
         "`name` or `schema.name`, spelled as in the catalog; the default schema is `public`. The sink does not create"
         " the table",
         needed=True,
