@@ -68,8 +68,8 @@ class NotSynced(OSError):
 class LocalFolder:
     """A folder on a disk.
 
-    Every method may raise ``Unusable``: this process lacks a right, or the disk has neither hard links nor a rename that
-    keeps an existing file. Any other OSError of a writing method is an unknown outcome.
+    Every method may raise ``Unusable``: this process lacks a right, or the disk has neither hard links nor a rename
+    that keeps an existing file. Any other OSError of a writing method is an unknown outcome.
     """
 
     def __init__(self, path: Path) -> None:

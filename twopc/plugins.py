@@ -54,7 +54,9 @@ def _find(backend: str) -> EntryPoint:
     short = _OF_DISTRIBUTION.sub("", backend)
     hint = did_you_mean(short, known)
     missing = "" if hint else f" Is its distribution, such as twopc-{short}, installed here?"
-    raise ConfigurationError(f"no backend is named {backend!r}.{hint} Installed: {', '.join(known) or 'none'}.{missing}")
+    raise ConfigurationError(
+        f"no backend is named {backend!r}.{hint} Installed: {', '.join(known) or 'none'}.{missing}"
+    )
 
 
 @functools.cache  # it reads metadata from disk, for some milliseconds, and is asked with every batch

@@ -115,7 +115,7 @@ class PostgresServer(ServerProcess):
 
 
 class Standby(PostgresServer):
-    """A server that replicates another one, which must run. It is named ``standby`` there, and it is not started yet."""
+    """A server that replicates another one, which must run. That one knows it as ``standby``."""
 
     def __init__(self, primary: PostgresServer) -> None:
         self._primary = primary

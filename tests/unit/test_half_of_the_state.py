@@ -55,7 +55,10 @@ def test_a_log_that_was_lost_stops_the_query_until_it_is_restored(query: Query) 
     with query.driver() as driver:
         query.run(driver, 0, 1)
     lost, query.log.entries = query.log.entries, {}
-    with query.driver() as driver, pytest.raises(LogMismatch, match=r"log at memory is empty. Nothing was written.*res"):
+    with (
+        query.driver() as driver,
+        pytest.raises(LogMismatch, match=r"at memory is empty. Nothing was written.*restore"),
+    ):
         query.run(driver, 2)
     assert query.written() == [0, 1]
     query.log.entries = lost
@@ -120,7 +123,9 @@ def test_an_older_checkpoint_passes_through_decided_batches_and_plans_no_other_o
 
 
 @pytest.mark.parametrize(
-    "rule", [lambda slots: slots[:3], lambda slots: slots[2:4], lambda slots: slots[:-1]], ids=["oldest", "middle", "all"]
+    "rule",
+    [lambda slots: slots[:3], lambda slots: slots[2:4], lambda slots: slots[:-1]],
+    ids=["oldest", "middle", "all"],
 )
 @pytest.mark.parametrize("is_stopped", [True, False])
 def test_a_query_needs_only_the_newest_entry(

@@ -21,6 +21,7 @@ from fsspec.registry import _registry
 
 from tests.support import fuse_disk
 from twopc import durable_files
+from twopc._exclusive_rename import rename_to_free_name
 from twopc.durable_files import make_folder
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import CommitLog, read_tail
@@ -479,7 +480,7 @@ def test_a_disk_without_hard_links_renames_whole_and_synced_entries_into_place(
     make_folder(tmp_path)
     refuse_links(monkeypatch, number)
     steps: list[str] = []
-    fsync, rename = os.fsync, durable_files.rename_to_free_name
+    fsync, rename = os.fsync, rename_to_free_name
 
     def recorded_fsync(descriptor: int) -> None:
         fsync(descriptor)
@@ -505,7 +506,7 @@ def test_a_log_on_a_disk_with_neither_links_nor_such_a_rename_is_refused_before_
 
     refuse_links(monkeypatch, number)
     monkeypatch.setattr(durable_files, "rename_to_free_name", unsupported)
-    with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*an object store or in PostgreSQL"):
+    with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
         CommitLog.open(open_store(f"{tmp_path}"), "owner")
     assert list(tmp_path.iterdir()) == []
 
@@ -556,10 +557,11 @@ class TestLocalStoreOnFuse(LogStoreContract):
 def test_a_fuse_filesystem_without_the_rename_is_refused_by_the_trial_and_before_the_first_entry(
     linkless: Path,
 ) -> None:
-    for call in (on_disk(linkless / "log").try_put_if_absent, lambda: CommitLog.open(on_disk(linkless / "log"), "owner")):
-        with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*an object store or in PostgreSQL"):
+    store = on_disk(linkless / "log")
+    for call in (store.try_put_if_absent, lambda: CommitLog.open(store, "owner")):
+        with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
             call()
-    assert on_disk(linkless / "log").slots() == []
+    assert store.slots() == []
 
 
 def test_a_disk_takes_no_storage_options(tmp_path: Path) -> None:

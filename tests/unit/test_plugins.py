@@ -214,7 +214,7 @@ def test_two_log_stores_of_one_scheme_are_refused_naming_both(install: Install) 
 @pytest.mark.parametrize("source", ["import a_module_that_is_not_there", "1 / 0", ""])
 def test_a_log_store_that_cannot_be_loaded_is_named_with_its_distribution(install: Install, source: str) -> None:
     install("tea-log", "tea", source, group="twopc.log_stores")
-    with pytest.raises(ConfigurationError, match=r"log store for tea:// \(tea-log 1\.2: .*(can't be loaded|gives None)"):
+    with pytest.raises(ConfigurationError, match=r"store for tea:// \(tea-log 1\.2: .*(can't be loaded|gives None)"):
         open_store("tea://pot/log")
 
 

@@ -135,7 +135,7 @@ def _failover(connection: Connection) -> CheckResult:
     if standbys and not synchronous:
         return CheckResult.warned(
             "decisions survive a failover",
-            f"The server waits for none of its {standbys} standbys, so a failover can take back what is decided: records"
-            " are then lost or written twice. Set synchronous_standby_names.",
+            f"The server waits for none of its {standbys} standbys, so a failover can take back what is decided."
+            " Records would then be lost or written twice. Set synchronous_standby_names.",
         )
     return CheckResult.passed(f"synchronous standbys: {synchronous or 'none, and no other standby'}")

@@ -64,8 +64,8 @@ class LogPlace:
         given = {**conninfo_to_dict(in_url), **parameters}
         if given["target_session_attrs"] not in SERVES_CURRENT_READS:
             raise ConfigurationError(
-                f"target_session_attrs={given['target_session_attrs']} may read the commit log from a standby, which may"
-                f" lack its newest entries: leave it out, or use one of {', '.join(SERVES_CURRENT_READS)}"
+                f"target_session_attrs={given['target_session_attrs']} may read the commit log from a standby, which"
+                f" may lack its newest entries: leave it out, or use one of {', '.join(SERVES_CURRENT_READS)}"
             )
         return cls(_with(in_url, parameters), schema, name, f"postgresql://{server}/{database}/{log}")
 

@@ -92,8 +92,8 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
         )
     if (error.sqlstate or "")[:2] in _LOG_REFUSALS:
         return ConfigurationError(
-            f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing. Create the"
-            " schema, and grant this role the rights that the README of twopc-postgres lists"
+            f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing. Create"
+            " the schema, and grant this role the rights that the README of twopc-postgres lists"
         )
     return Retriable(
         f"the store of the commit log at {url} gave no answer: {_first_line(error)}. Is the server up, does it accept"

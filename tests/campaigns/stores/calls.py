@@ -11,7 +11,6 @@ from tests.campaigns.every_step.steps import Steps, on_disk
 from twopc import durable_files
 from twopc_files.stores.remote import RemoteFile
 
-
 _LINK = os.link
 
 
@@ -48,4 +47,4 @@ def refuse_links() -> None:
         raise OSError(errno.EPERM, "no hard links")
 
     if os.link is _LINK:
-        os.link = refuse
+        os.link = refuse  # type: ignore[assignment]

@@ -29,7 +29,7 @@ def on_postgres(steps: Steps) -> None:
             steps.is_done(verb)
         return cursor
 
-    Connection.execute = step  # type: ignore[method-assign]
+    Connection.execute = step  # type: ignore[assignment, method-assign]
     on_disk(steps)
 
 
@@ -41,7 +41,7 @@ def watch_appends(strike: Strike) -> None:
         with strike.a_commit():
             return insert(table, *arguments)
 
-    LogTable.insert = watched  # type: ignore[method-assign]
+    LogTable.insert = watched  # type: ignore[assignment, method-assign]
 
 
 class StruckPostgres(PostgresServer):
@@ -66,5 +66,5 @@ class StruckPostgres(PostgresServer):
         data = str(self._folder / "data")
         return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == data]
 
-    def mend(self, error: str) -> int:  # noqa: ARG002  # nothing has ever to be repaired
+    def mend(self, error: str) -> int:  # nothing has ever to be repaired
         return 0
