@@ -5,7 +5,7 @@ other gets FileExistsError.
 
 | place | how a file is created |
 | --- | --- |
-| ``LocalFolder`` | written aside, synced, and linked into place: a link fails where the name exists |
+| ``LocalFolder`` | written aside, synced, and linked or renamed into place, which fails where the name exists |
 | ``ObjectFolder`` | a conditional put; the store is tried first, as some servers ignore the condition |
 """
 
@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
+
+from twopc._exclusive_rename import rename_to_free_name
 
 CREATES_EXCLUSIVELY = frozenset(
     {
@@ -49,8 +51,10 @@ _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
     *(errno.EOPNOTSUPP, errno.ENOSYS),
 )
-"""Permanent refusals of a file system. EPERM in reply to a hard link: this disk has none, link(2). ENOSYS: the same
-from a filesystem in user space, such as a mounted bucket."""
+"""Permanent refusals of a file system."""
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Replies to the first hard link of a file where there are none: of a disk, of a kernel, of a filesystem in user space
+such as a mounted bucket, and where a file may have one name. link(2)."""
 
 
 class Unusable(OSError):
@@ -64,8 +68,8 @@ class NotSynced(OSError):
 class LocalFolder:
     """A folder on a disk.
 
-    Every method may raise ``Unusable``: this process lacks a right, or the disk has no hard links. Any other OSError of
-    a writing method is an unknown outcome.
+    Every method may raise ``Unusable``: this process lacks a right, or the disk has neither hard links nor a rename
+    that keeps an existing file. Any other OSError of a writing method is an unknown outcome.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,12 +103,12 @@ class LocalFolder:
         with _permanent_refusals():
             make_folder(self.path)
         with self._written_aside(data) as aside:
+            self._remove_leftovers(aside)
             try:
                 with _permanent_refusals():
-                    os.link(aside, self.path / name)
+                    put_in_place(aside, self.path / name)
             finally:
-                self.sync(name)  # also what another writer linked and could not sync
-            self._remove_leftovers(aside)
+                self.sync(name)  # also what another writer put there and could not sync
 
     def replace(self, name: str, data: bytes) -> None:
         """Create or replace the file, whole. A power cut may bring the old one back."""
@@ -133,7 +137,7 @@ class LocalFolder:
         """Create a hidden file twice. Files and folders that the trial made are removed again.
 
         Raises:
-            Unusable: this process may not write here, or the disk has no hard links or replaces a file.
+            Unusable: this process may not write here, or the disk can't create a file only where there is none.
         """
         for trial in range(_TRIALS):
             try:
@@ -146,15 +150,16 @@ class LocalFolder:
 
     def _try_to_put_twice(self) -> None:
         probe = self.path / f".{uuid.uuid4().hex}{_PROBE}"
-        with _permanent_refusals(), folder_for_a_trial(self.path), self._written_aside(b"") as aside:
-            self._remove_leftovers(aside)
-            os.link(aside, probe)
+        with _permanent_refusals(), folder_for_a_trial(self.path):
             try:
-                os.link(aside, probe)
+                for _ in range(2):
+                    with self._written_aside(b"") as aside:
+                        self._remove_leftovers(aside)
+                        put_in_place(aside, probe)
             except FileExistsError:
                 return
             finally:
-                probe.unlink()
+                probe.unlink(missing_ok=True)
         raise Unusable("its disk replaces a file that exists")
 
     @contextlib.contextmanager
@@ -179,6 +184,31 @@ class LocalFolder:
                 left = self.path / name
                 if mine.stat().st_mtime - left.stat().st_mtime > _ASIDE_LIVES_S:
                     left.unlink()
+
+
+def put_in_place(aside: Path, path: Path) -> None:
+    """Give a whole and synced file its name, if the name is free, by a link or a rename. ``aside`` may be gone then.
+
+    Where there are no hard links, creating the name first and filling it afterwards (``O_EXCL``) is no way out: a crash
+    leaves a part of the file, and nobody could tell whether its writer is dead or slow.
+
+    Raises:
+        FileExistsError: the name is taken.
+        Unusable: the disk has neither hard links nor such a rename. Nothing was changed.
+    """
+    try:
+        os.link(aside, path)
+        return
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+    try:
+        rename_to_free_name(aside, path)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        reason = "its disk has neither hard links nor a rename that keeps an existing file"
+        raise Unusable(errno.ENOTSUP, reason, str(path)) from error
 
 
 class ObjectFolder:

@@ -1,13 +1,16 @@
-"""The hooks that a plugin implements: the first for a backend, the second for an observer."""
+"""The hooks that a plugin implements: for a backend, for a store of commit logs, and for an observer."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from twopc.events import Event
-from twopc.sink import TwoPhaseCommitSink
+if TYPE_CHECKING:
+    from twopc.events import Event
+    from twopc.log.store import LogStore
+    from twopc.sink import TwoPhaseCommitSink
 
 PROJECT = "twopc"
 
@@ -20,6 +23,15 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 def twopc_sink() -> type[TwoPhaseCommitSink[Any]]:  # type: ignore[empty-body]
     """Return the sink class of this backend. Its one argument is a mapping of the user's options: text to text or plain
     values. It raises ConfigurationError for an unknown option."""
+
+
+@hookspec(firstresult=True)
+def twopc_log_store() -> Callable[..., LogStore]:  # type: ignore[empty-body]
+    """Return the log store class for a scheme of URLs, such as ``postgresql``. The plugin's entry point is in the group
+    ``twopc.log_stores``, and its name is the scheme.
+
+    The class takes the URL, without a password, and the user's options as keywords. It makes no request and writes
+    nothing until a method is called. It raises ConfigurationError for a wrong URL or an unknown option."""
 
 
 @hookspec

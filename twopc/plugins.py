@@ -6,16 +6,17 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
-from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any
 
-import pluggy
-
-from twopc import hookspecs
+from twopc import registry
 from twopc.errors import ConfigurationError
 from twopc.events import Event
 from twopc.options import did_you_mean
 from twopc.sink import TwoPhaseCommitSink
+
+if TYPE_CHECKING:
+    import pluggy
 
 logger = logging.getLogger(__name__)
 
@@ -37,62 +38,40 @@ def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[
 def sink_class(backend: str) -> type[TwoPhaseCommitSink[Any]]:
     """Return the sink class of a backend. Raises like ``create_sink``."""
     entry_point = _find(backend)
-    manager = _manager()
-    try:
-        manager.register(entry_point.load(), name=backend)
-        found: type[TwoPhaseCommitSink[Any]] | None = manager.hook.twopc_sink()
-    except Exception as error:
-        raise ConfigurationError(
-            f"the backend {backend!r} ({_origin(entry_point)}) can't be loaded: {type(error).__name__}: {error}."
-            " Install or repair that distribution."
-        ) from error
+    found = registry.load(entry_point, "twopc_sink", f"the backend {backend!r}")
     if not (isinstance(found, type) and issubclass(found, TwoPhaseCommitSink)):
         raise ConfigurationError(
-            f"the backend {backend!r} ({_origin(entry_point)}) gives {found!r}, which is no TwoPhaseCommitSink class:"
-            " its module needs a hook implementation twopc_sink() that returns one"
+            f"the backend {backend!r} ({registry.origin(entry_point)}) gives {found!r}, which is no TwoPhaseCommitSink"
+            " class: its module needs a hook implementation twopc_sink() that returns one"
         )
     return found
 
 
 def _find(backend: str) -> EntryPoint:
-    registered = entry_points(group=hookspecs.PROJECT)
-    found = {entry_point.value: entry_point for entry_point in registered if entry_point.name == backend}
-    if len(found) > 1:
-        origins = " and ".join(sorted(_origin(entry_point) for entry_point in found.values()))
-        raise ConfigurationError(f"two backends are named {backend!r}: {origins}. Uninstall one of them.")
-    if not found:
-        known = sorted({entry_point.name for entry_point in registered})
-        short = _OF_DISTRIBUTION.sub("", backend)
-        hint = did_you_mean(short, known)
-        missing = "" if hint else f" Is its distribution, such as twopc-{short}, installed here?"
-        raise ConfigurationError(
-            f"no backend is named {backend!r}.{hint} Installed: {', '.join(known) or 'none'}.{missing}"
-        )
-    return next(iter(found.values()))
+    if found := registry.find(registry.BACKENDS, backend, "backends"):
+        return found
+    known = registry.names(registry.BACKENDS)
+    short = _OF_DISTRIBUTION.sub("", backend)
+    hint = did_you_mean(short, known)
+    missing = "" if hint else f" Is its distribution, such as twopc-{short}, installed here?"
+    raise ConfigurationError(
+        f"no backend is named {backend!r}.{hint} Installed: {', '.join(known) or 'none'}.{missing}"
+    )
 
 
 @functools.cache  # it reads metadata from disk, for some milliseconds, and is asked with every batch
 def distribution_of(sink: type[TwoPhaseCommitSink[Any]]) -> str:
     """Return what to install for a sink's class: a distribution and version, or the module if it has no entry point."""
     module = sink.__module__.partition(".")[0]
-    for entry_point in entry_points(group=hookspecs.PROJECT):
+    for entry_point in entry_points(group=registry.BACKENDS):
         if entry_point.module.partition(".")[0] == module and entry_point.dist:
-            return _named(entry_point.dist)
+            return registry.distribution_name(entry_point.dist)
     return f"the module {sink.__module__}"
-
-
-def _origin(entry_point: EntryPoint) -> str:
-    name = _named(entry_point.dist) if entry_point.dist else "an unknown distribution"
-    return f"{name}: {entry_point.value}"
-
-
-def _named(distribution: Distribution) -> str:
-    return f"{distribution.name} {distribution.version}"
 
 
 def register_observer(observer: object) -> None:
     """Have ``observer``'s implementation of the hook ``twopc_event`` called for every event in this process."""
-    manager = _manager()
+    manager = registry.hook_manager()
     manager.register(observer)
     _observers.append((observer, manager))
 
@@ -109,9 +88,3 @@ def notify(event: Event) -> None:
             manager.hook.twopc_event(event=event)
         except Exception:
             logger.exception("observer %r failed on %s", observer, event)
-
-
-def _manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager(hookspecs.PROJECT)
-    manager.add_hookspecs(hookspecs)
-    return manager

@@ -46,27 +46,40 @@ class PostgresServer(ServerProcess):
         """The superuser's connection string with its password; the same over restarts."""
         return make_conninfo(host=str(self._folder), user="postgres", dbname="postgres", password=self.password)
 
+    def log_url(self, log: str) -> str:
+        """The URL of a commit log, ``log`` or ``schema.log``, without the password."""
+        return f"postgresql://postgres@/postgres/{log}?host={self._folder}"
+
     @property
     def log(self) -> Path:
         return self._folder / "log"
 
     def _initialise(self) -> None:
-        bundled = Path(str(importlib.util.find_spec(WHEEL).origin)).parent  # type: ignore[union-attr]  # a dependency
-        install = bundled / "pginstall"
         password = self._folder / "password"
         password.write_text(self.password)
+        self._install(password)
+        self._create_data(
+            *("initdb", "--username=postgres", "--auth=scram-sha-256", f"--pwfile={password}"),
+            *("--encoding=UTF8", "--locale=C", "--no-sync"),
+        )
+
+    def _create_data(self, program: str, *arguments: str) -> None:
+        command = [str(self._bin / program), "--pgdata", str(self._folder / "data"), *arguments]
+        done = subprocess.run(_as_user(command), capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def _install(self, *readable: Path) -> None:
+        """Set ``_bin``, and let the server's user read what is in ``readable``."""
+        bundled = Path(str(importlib.util.find_spec(WHEEL).origin)).parent  # type: ignore[union-attr]  # a dependency
+        install = bundled / "pginstall"
         if _is_root():  # for others than root the wheel's folder may not be readable
             for folder in (install, bundled.with_suffix(".libs")):
                 copied = self._folder / folder.relative_to(bundled.parent)
                 shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("include", "*.a"))
             install = self._folder / install.relative_to(bundled.parent)
-            for path in (self._folder, password):
+            for path in (self._folder, *readable):
                 shutil.chown(path, "nobody", pwd.getpwnam("nobody").pw_gid)
         self._bin = install / "bin"
-        command = [str(self._bin / "initdb"), "--pgdata", str(self._folder / "data"), "--username=postgres"]
-        command += ["--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--no-sync"]
-        initdb = subprocess.run(_as_user(command), capture_output=True, text=True, timeout=120, check=False)
-        assert initdb.returncode == 0, initdb.stdout + initdb.stderr
 
     def permit(self, rule: str) -> None:
         """Add a line to pg_hba.conf. Call it before ``start``."""
@@ -99,6 +112,24 @@ class PostgresServer(ServerProcess):
             self._process.wait(START_TIMEOUT_S)
             self._process = None
         shutil.rmtree(self._folder)
+
+
+class Standby(PostgresServer):
+    """A server that replicates another one, which must run. That one knows it as ``standby``."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        self._primary = primary
+        super().__init__(cluster_name="standby")
+        self.password = primary.password
+
+    def _initialise(self) -> None:
+        self._install()
+        self._create_data("pg_basebackup", "--write-recovery-conf", "--no-sync", f"--dbname={self._primary.conninfo}")
+
+    def promote(self) -> None:
+        """Make the standby a server of its own, and return when it accepts writes."""
+        with psycopg.connect(self.conninfo, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote()")
 
 
 def _is_running(process: psutil.Process) -> bool:

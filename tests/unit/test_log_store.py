@@ -19,11 +19,14 @@ import pytest
 from fsspec.implementations import memory
 from fsspec.registry import _registry
 
+from tests.support import fuse_disk
+from twopc import durable_files
+from twopc._exclusive_rename import rename_to_free_name
 from twopc.durable_files import make_folder
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
-from twopc.log.store import LogStore, entry_name, open_store
+from twopc.log.store import LocalStore, LogStore, entry_name, open_store
 from twopc.testing import LogStoreContract
 from twopc.transactional_ids import Round
 
@@ -48,13 +51,17 @@ class TestMemoryStore(LogStoreContract):
         return open_store(self.url)
 
 
+def on_disk(folder: Path) -> LocalStore:
+    return LocalStore(str(folder), folder)
+
+
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_trial_of_a_disk_leaves_the_folder_as_it_was(is_there: bool, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "log"
     if is_there:
         open_store(str(folder)).put_if_absent(0, b"an entry")
     before = sorted(tmp_path.rglob("*"))
-    open_store(str(folder)).try_put_if_absent()
+    on_disk(folder).try_put_if_absent()
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -71,7 +78,7 @@ def test_a_trial_is_repeated_where_another_processs_trial_removes_the_folder(
             path.rmdir()
 
     monkeypatch.setattr("twopc.durable_files.make_folder", made_and_removed_once)
-    open_store(str(folder)).try_put_if_absent()
+    on_disk(folder).try_put_if_absent()
     assert removed == [folder]
 
 
@@ -79,18 +86,20 @@ def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsupported(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(durable_files, "rename_to_free_name", unsupported)
 
     def replacing(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
 
     for link, reason in (
-        (unsupported, "on a disk with hard links"),
+        (unsupported, "its disk has neither hard links nor a rename"),
         (replacing, "its disk replaces a file that exists"),
     ):
         monkeypatch.setattr(os, "link", link)
         with pytest.raises(ConfigurationError, match=reason):
-            open_store(str(tmp_path / "log")).try_put_if_absent()
+            on_disk(tmp_path / "log").try_put_if_absent()
         assert list(tmp_path.iterdir()) == []
 
 
@@ -441,18 +450,118 @@ def test_a_log_that_this_user_may_not_write_is_refused(mode: int, done: str, nam
         Path(folder).chmod(0o700)
 
 
-@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_log_on_a_disk_without_hard_links_is_refused(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# Disks without hard links. ----------------------------------------------------------------------------------------
+
+WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
     def refuses(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "link", refuses)
-    with pytest.raises(
-        ConfigurationError, match=rf"can't be written: {os.strerror(number)}.*on a disk with hard links"
-    ):
+
+
+class TestLocalStoreThatRenames(LogStoreContract):
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        refuse_links(monkeypatch)
+        self.path = tmp_path / "log"
+
+    def make_store(self) -> LogStore:
+        return open_store(f"{self.path}")
+
+
+@pytest.mark.parametrize("number", WITHOUT_LINKS)
+def test_a_disk_without_hard_links_renames_whole_and_synced_entries_into_place(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"{tmp_path}")
+    make_folder(tmp_path)
+    refuse_links(monkeypatch, number)
+    steps: list[str] = []
+    fsync, rename = os.fsync, rename_to_free_name
+
+    def recorded_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        steps.append("fsync")
+
+    def recorded_rename(source: Path, target: Path) -> None:
+        steps.append(f"rename {source.read_bytes().decode()} to {target.name}")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(durable_files, "rename_to_free_name", recorded_rename)
+    store.put_if_absent(0, b"entry")
+    assert steps == ["fsync", f"rename entry to {entry_name(0)}", "fsync"]
+    assert [path.name for path in tmp_path.iterdir()] == [entry_name(0)]
+
+
+@pytest.mark.parametrize("number", WITHOUT_LINKS)
+def test_a_log_on_a_disk_with_neither_links_nor_such_a_rename_is_refused_before_the_first_entry(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    refuse_links(monkeypatch, number)
+    monkeypatch.setattr(durable_files, "rename_to_free_name", unsupported)
+    with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
         CommitLog.open(open_store(f"{tmp_path}"), "owner")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rename_whose_outcome_is_not_known_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    log = CommitLog.open(open_store(f"{tmp_path}"), "query")
+    refuse_links(monkeypatch)
+    monkeypatch.setattr(durable_files, "rename_to_free_name", fails)
+    with pytest.raises(InDoubt):
+        log.decide(Decision(Round(1, 0), {}))
+
+
+@pytest.fixture
+def linkless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A real filesystem without hard links, which renames exclusively or not, as ``request.param`` says."""
+    point = tmp_path / "mounted"
+    for folder in (tmp_path / "behind", point):
+        folder.mkdir()
+    disk = contextlib.ExitStack()
+    try:
+        disk.enter_context(fuse_disk.mounted(tmp_path / "behind", point, renames_exclusively=request.param))
+    except OSError as error:
+        pytest.skip(f"mounting a FUSE filesystem takes root and /dev/fuse: {error}")
+    with disk:
+        (point / "file").touch()
+        with pytest.raises(PermissionError):
+            (point / "link").hardlink_to(point / "file")
+        (point / "file").unlink()
+        yield point
+
+
+@pytest.mark.parametrize("linkless", [True], indirect=True)
+class TestLocalStoreOnFuse(LogStoreContract):
+    races = 5
+
+    @pytest.fixture(autouse=True)
+    def folder(self, linkless: Path) -> None:
+        self.path = linkless / "new" / "log"
+
+    def make_store(self) -> LogStore:
+        return open_store(f"{self.path}")
+
+
+@pytest.mark.parametrize("linkless", [False], indirect=True)
+def test_a_fuse_filesystem_without_the_rename_is_refused_by_the_trial_and_before_the_first_entry(
+    linkless: Path,
+) -> None:
+    store = on_disk(linkless / "log")
+    for call in (store.try_put_if_absent, lambda: CommitLog.open(store, "owner")):
+        with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
+            call()
+    assert store.slots() == []
 
 
 def test_a_disk_takes_no_storage_options(tmp_path: Path) -> None:

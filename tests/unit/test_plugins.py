@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from twopc import Coordinator, create_sink, hookimpl, register_observer, unregister_observer
+from twopc import Coordinator, create_sink, hookimpl, open_store, register_observer, unregister_observer
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, Event
 from twopc.plugins import sink_class
@@ -35,16 +35,18 @@ def twopc_sink():
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Make a distribution with one backend, and return the name of its module."""
+    """Make a distribution with one entry point, of a backend unless told, and return the name of its module."""
     modules: list[str] = []
 
-    def make(distribution: str, backend: str, source: str = GOOD, module: str | None = None) -> str:
+    def make(
+        distribution: str, backend: str, source: str = GOOD, module: str | None = None, group: str = "twopc"
+    ) -> str:
         site = tmp_path / distribution
         info = site / f"{distribution.replace('-', '_')}-1.2.dist-info"
         info.mkdir(parents=True)
         name = module or f"backend_{uuid.uuid4().hex}"
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[twopc]\n{backend} = {name}\n")
+        (info / "entry_points.txt").write_text(f"[{group}]\n{backend} = {name}\n")
         if module is None:
             (site / f"{name}.py").write_text(source)
         monkeypatch.syspath_prepend(str(site))
@@ -145,6 +147,75 @@ def test_a_module_without_the_hook_is_refused(install: Install) -> None:
     install("twopc-tea", "tea", "")
     with pytest.raises(ConfigurationError, match=r"gives None.*needs a hook implementation twopc_sink"):
         create_sink("tea", {})
+
+
+# Log stores. ------------------------------------------------------------------------------------------------------
+
+LOG_STORE = """
+from twopc import ConfigurationError, hookimpl
+from tests.support.memory_log import MemoryLog
+
+class Store(MemoryLog):
+    def __init__(self, url, **options):
+        super().__init__()
+        self.url, self.options = url, options
+        if "wrong" in options:
+            raise ConfigurationError("no such option: wrong")
+
+@hookimpl
+def twopc_log_store():
+    return Store
+"""
+
+
+def test_a_log_store_is_made_for_its_scheme_with_the_users_options(install: Install) -> None:
+    install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
+    store: Any = open_store("tea://pot/log", strength=3)
+    assert (store.url, store.options) == ("tea://pot/log", {"strength": 3})
+    with pytest.raises(ConfigurationError, match="no such option: wrong"):
+        open_store("tea://pot/log", wrong=1)
+
+
+def test_a_coordinator_takes_the_url_of_a_plugins_store(install: Install) -> None:
+    install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
+    coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, "tea://pot/log", owner="query")
+    assert coordinator.run(0, lambda _: []).batch_id == 0
+
+
+def test_a_password_is_refused_before_a_plugin_sees_it(install: Install) -> None:
+    install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
+    with pytest.raises(ConfigurationError, match="holds a password") as refused:
+        open_store("tea://user:hunter2@pot/log")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_an_unknown_scheme_names_the_log_stores_that_are_installed(install: Install) -> None:
+    install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
+    with pytest.raises(ConfigurationError, match=r"can't be kept at cocoa://.*installed here: .*tea://"):
+        open_store("cocoa://pot/log")
+
+
+def test_a_log_store_is_no_backend_and_a_backend_no_log_store(install: Install) -> None:
+    install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
+    install("twopc-coffee", "coffee")
+    with pytest.raises(ConfigurationError, match="no backend is named 'tea'"):
+        create_sink("tea", {})
+    with pytest.raises(ConfigurationError, match="can't be kept at coffee://"):
+        open_store("coffee://pot/log")
+
+
+def test_two_log_stores_of_one_scheme_are_refused_naming_both(install: Install) -> None:
+    for distribution in ("tea-log", "other-log"):
+        install(distribution, "tea", LOG_STORE, group="twopc.log_stores")
+    with pytest.raises(ConfigurationError, match=r"two log stores are named 'tea': other-log 1\.2.* and tea-log 1\.2"):
+        open_store("tea://pot/log")
+
+
+@pytest.mark.parametrize("source", ["import a_module_that_is_not_there", "1 / 0", ""])
+def test_a_log_store_that_cannot_be_loaded_is_named_with_its_distribution(install: Install, source: str) -> None:
+    install("tea-log", "tea", source, group="twopc.log_stores")
+    with pytest.raises(ConfigurationError, match=r"store for tea:// \(tea-log 1\.2: .*(can't be loaded|gives None)"):
+        open_store("tea://pot/log")
 
 
 # Observers. -------------------------------------------------------------------------------------------------------

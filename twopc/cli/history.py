@@ -82,7 +82,8 @@ def _read(store: LogStore) -> History:
         if wrong:
             raise CorruptLog(
                 f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Another program than"
-                " a coordinator wrote to this folder, or removed a part of it: restore it from a backup."
+                " a coordinator wrote to this folder, or removed a part of it: restore it from a backup. The query"
+                " needs only the newest entry, so it can be started."
             )
     kept = tuple(entries.values())
     return History(store, kept, notices.read(store, kept[-1]))

@@ -202,7 +202,9 @@ class CommitLog:
             raise
         except Exception as error:
             raise Retriable(f"{self._store.url} could not be read: {type(error).__name__}: {error}") from error
-        if newest is None or newest[1].entry_id != self.tail.entry_id:
+        if newest is None or newest[0] < self._slot:
+            raise _cut_short(self._store, self._slot, self.tail)
+        if newest[1].entry_id != self.tail.entry_id:
             raise _fenced(self._store, self._slot, self.tail)
 
     def _append(self, entry: Entry) -> None:
@@ -219,19 +221,21 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> En
     # is compared because another zombie may have filled the pruned slot before this one. An entry that is alone is the
     # log: its first one, or the first after somebody removed the log under its driver.
     if not ((after and _at(store, slot - 1, after)) or _is_alone(store, slot)):
-        _withdraw(store, slot)
-        raise _fenced(store, slot, entry)
+        raise _cut_short(store, slot, entry) if _withdraw(store, slot) else _fenced(store, slot, entry)
     return entry
 
 
-def _withdraw(store: LogStore, slot: int) -> None:
-    """Remove an entry that does not count if it is the newest: it would pass for the tail. That happens where the log
-    was removed and another driver has begun it again."""
+def _withdraw(store: LogStore, slot: int) -> bool:
+    """Remove an entry that does not count if it is the newest: it would pass for the tail. Return whether it was. That
+    happens where the entry before it was removed, or the log was removed and another driver has begun it again."""
     try:
-        if store.slots()[-1:] == [slot]:
+        is_newest = store.slots()[-1:] == [slot]
+        if is_newest:
             store.delete(slot)
     except Exception as error:  # noqa: BLE001  # whatever the store's client raises
         logger.warning("could not remove %s, which does not count: %s", _where(store, slot), error)
+        return False
+    return is_newest
 
 
 def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
@@ -301,6 +305,15 @@ def _fenced(store: LogStore, slot: int, entry: Entry) -> Fenced:
         f"incarnation {entry.incarnation} of query {entry.owner} can't go on at {_where(store, slot)}: a newer"
         " coordinator has opened the log. What this one had not decided was not and will not be committed."
         " Make sure that only one driver runs the query; the newer one goes on."
+    )
+
+
+def _cut_short(store: LogStore, slot: int, entry: Entry) -> Fenced:
+    return Fenced(
+        f"incarnation {entry.incarnation} of query {entry.owner} can't go on at {_where(store, slot)}: its own newest"
+        " entry is gone from the log, so something else than twopc has removed entries or has replaced the log. What"
+        " this coordinator had not decided was not and will not be committed. Stop what removes entries, restore the"
+        " newest entries from a backup, and start again."
     )
 
 

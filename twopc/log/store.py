@@ -8,10 +8,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fsspec.core import url_to_fs
 
+from twopc import registry
+from twopc.checks import CheckResult
 from twopc.durable_files import CREATES_EXCLUSIVELY, LocalFolder, ObjectFolder, Unusable
 from twopc.errors import ConfigurationError, Retriable
 from twopc.log.mounts import Mount, mount_of
@@ -53,6 +55,19 @@ class LogStore(Protocol):
         """Return the notice; empty where there is none."""
 
 
+@runtime_checkable
+class CheckedLogStore(Protocol):
+    """A log store that ``twopc doctor`` can check. Every store of twopc is one."""
+
+    def check(self) -> Iterator[CheckResult]:
+        """Check the place, with or without a log in it. Try what can be tried, and leave no trace.
+
+        Raises:
+            ConfigurationError: the store can't keep a log.
+            Exception: any other: the store does not answer.
+        """
+
+
 def entry_name(slot: int) -> str:
     """``00000000000000000042.json``: twenty digits, so that names sort as numbers do."""
     return f"{slot:020d}{_SUFFIX}"
@@ -63,13 +78,14 @@ def _slot(name: str) -> int | None:
     return int(stem) if name.endswith(_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
 
 
-def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStore | ObjectStore:
-    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or
-    ``memory://`` for this process alone. Makes no request and writes nothing.
+def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
+    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``),
+    ``memory://`` for this process alone, or what a plugin brings (``postgresql://``). Makes no request and writes
+    nothing.
 
     Args:
         url: the log's folder, as path or URL.
-        storage_options: options of fsspec's client, such as ``endpoint_url`` or credentials. They go nowhere else.
+        storage_options: options of the store's client, such as ``endpoint_url`` or credentials. They go nowhere else.
             Options that are not given come from fsspec's configuration, or from the client's own.
 
     Raises:
@@ -80,14 +96,30 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStor
     if protocol in CREATES_EXCLUSIVELY:
         return ObjectStore(canonical(protocol, path), storage_options)
     if protocol not in LOCAL:
-        raise ConfigurationError(
-            f"a commit log can't be kept at {protocol}://, which is not known to create a file only where there is"
-            f" none, in one step, as file, {', '.join(sorted(CREATES_EXCLUSIVELY))} do. Keep the log at one of these;"
-            " the sinks may be elsewhere"  # the rest of such a URL may hold a password
-        )
+        return _of_plugin(str(protocol), os.fspath(url), storage_options)
     if storage_options:
         raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")
     return LocalStore(os.fspath(url), Path(path).absolute())
+
+
+def _of_plugin(scheme: str, url: str, storage_options: Mapping[str, Any]) -> LogStore:
+    found = registry.find(registry.LOG_STORES, scheme, "log stores")
+    if found is None:
+        installed = ", ".join(f"{name}://" for name in registry.names(registry.LOG_STORES)) or "none"
+        raise ConfigurationError(
+            f"a commit log can't be kept at {scheme}://, which is not known to create a file only where there is"
+            f" none, in one step, as file, {', '.join(sorted(CREATES_EXCLUSIVELY))} do. Keep the log at one of these,"
+            f" or in a store that a plugin brings (installed here: {installed}; twopc-postgres brings postgresql://);"
+            " the sinks may be elsewhere"  # the rest of such a URL may hold a password
+        )
+    make = registry.load(found, "twopc_log_store", f"the log store for {scheme}://")
+    if not callable(make):
+        raise ConfigurationError(
+            f"the log store for {scheme}:// ({registry.origin(found)}) gives {make!r}: its module needs a hook"
+            " implementation twopc_log_store() that returns the store's class"
+        )
+    store: LogStore = make(url, **storage_options)
+    return store
 
 
 def store_of(log: str | os.PathLike[str] | LogStore) -> LogStore:
@@ -145,8 +177,18 @@ class LocalStore:
         except OSError as error:
             raise ConfigurationError(
                 f"a commit log can't be kept at {self.url}: {error}. Name a folder that this user may write to,"
-                " on a disk with hard links"
+                f" {ON_WHICH_DISK}"
             ) from error
+
+    def check(self) -> Iterator[CheckResult]:
+        self.try_put_if_absent()
+        yield CheckResult.passed(TRIED)
+        if (mount := self.mount) is not None and mount.is_network:
+            what = "visibility of new entries to other machines"
+            if mount.may_be_late:
+                yield CheckResult.warned(what, f"On {mount}, {LATE_LISTINGS}.")
+            else:
+                yield CheckResult.passed(what)
 
     @contextlib.contextmanager
     def _permitted(self, done: str) -> Iterator[None]:
@@ -156,7 +198,7 @@ class LocalStore:
         except Unusable as error:
             raise ConfigurationError(
                 f"the commit log at {self.url} can't be {done}: {error.strerror} ({error.filename}). Give this process,"
-                f" which runs as user {os.geteuid()}, a folder that it may read and write, on a disk with hard links"
+                f" which runs as user {os.geteuid()}, a folder that it may read and write, {ON_WHICH_DISK}"
             ) from error
 
 
@@ -210,6 +252,10 @@ class ObjectStore:
         with self._usable():
             self._folder.try_put_if_absent()
 
+    def check(self) -> Iterator[CheckResult]:
+        self.try_put_if_absent()
+        yield CheckResult.passed(TRIED)
+
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
         """Raises ConfigurationError where the store can't put-if-absent."""
@@ -248,6 +294,13 @@ class ObjectStore:
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
 """Errors of botocore, by name, as the core does not import it. They are raised before any request, so a repeat is no
 use."""
+
+ON_WHICH_DISK = (
+    "on a disk with hard links or with RENAME_NOREPLACE; or keep the log at an object store or in PostgreSQL"
+    " (docs/stores.md)"
+)
+
+TRIED = "put-if-absent, tried with an entry that was removed again"
 
 LATE_LISTINGS = (
     "it may show what other machines write there a minute late. A driver that still runs on one of them could then roll"

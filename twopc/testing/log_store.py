@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from twopc.checks import CheckStatus
 from twopc.errors import Fenced
 from twopc.log.commit_log import ENTRIES_KEPT, CommitLog, read_tail
 from twopc.log.entries import Decision
-from twopc.log.store import LogStore
+from twopc.log.store import CheckedLogStore, LogStore
 from twopc.testing.query import answered
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -81,6 +84,14 @@ class LogStoreContract(ABC):
             assert self.make_store().posted() == data
         assert store.slots() == [0]
 
+    def test_a_check_that_the_store_has_passes_and_leaves_no_entry(self) -> None:
+        store = self.make_store()
+        for slots in ([], [0]):
+            if isinstance(store, CheckedLogStore):
+                assert CheckStatus.FAILED not in [check.result for check in store.check()]
+            assert self.make_store().slots() == slots
+            store.put_if_absent(len(slots), b"x")
+
     # Put-if-absent. ---------------------------------------------------------------------------------------------
 
     def test_a_taken_slot_is_refused_and_unchanged(self) -> None:
@@ -135,6 +146,19 @@ class LogStoreContract(ABC):
             assert _error_of(log.decide, _decision(0, log.incarnation), None) is Fenced
         newest.decide(_decision(0, newest.incarnation))
 
+    def test_pruning_bounds_the_number_of_entries_also_where_its_process_is_killed_amid_it(self) -> None:
+        batch_ids = itertools.count()
+        for deletes in (0, 1, 7):
+            with contextlib.suppress(_Died):
+                log = CommitLog.open(_DiesAtADelete(self.make_store(), deletes), "query")
+                while True:
+                    log.decide(_decision(next(batch_ids), log.incarnation))
+            newer = CommitLog.open(self.make_store(), "query")
+            assert newer.tail.decided == log.tail.decided
+            slots = self.make_store().slots()
+            assert slots == list(range(slots[0], slots[-1] + 1))
+            assert len(slots) == ENTRIES_KEPT + 1
+
     def test_a_zombie_whose_slot_was_pruned_meanwhile_has_decided_nothing(self) -> None:
         zombie = CommitLog.open(self.make_store(), "query")
         store = self.make_store()
@@ -145,6 +169,26 @@ class LogStoreContract(ABC):
         assert _error_of(zombie.decide, _decision(0, 1), None) is Fenced
         newer.verify()
         assert CommitLog.open(self.make_store(), "query").tail.decided == newer.tail.decided
+
+
+class _Died(BaseException):
+    """Ends a coordinator as a kill does."""
+
+
+class _DiesAtADelete:
+    """A store whose process dies at a delete, after ``deletes`` others."""
+
+    def __init__(self, store: LogStore, deletes: int) -> None:
+        self.url = store.url
+        self.slots, self.read, self.put_if_absent = store.slots, store.read, store.put_if_absent
+        self.post, self.posted = store.post, store.posted
+        self._delete, self._deletes = store.delete, deletes
+
+    def delete(self, slot: int) -> None:
+        if self._deletes == 0:
+            raise _Died
+        self._deletes -= 1
+        self._delete(slot)
 
 
 def _error_of(call: Callable[..., object], *arguments: object) -> type[Exception] | None:

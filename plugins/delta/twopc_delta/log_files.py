@@ -12,7 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from twopc.durable_files import LocalFolder, ObjectFolder, names_in, sync_folder
+from twopc.durable_files import LocalFolder, ObjectFolder, names_in, put_in_place, sync_folder
 from twopc_delta.storage import Storage
 
 _LOG = "_delta_log"
@@ -56,7 +56,7 @@ class LogFiles:
         """
         with self._storage.meaning():
             if self._storage.is_local:
-                self._link(version, data)
+                self._put_on_disk(version, data)
             else:
                 self._at_store.put_if_absent(_entry_name(version), data)
 
@@ -68,7 +68,7 @@ class LogFiles:
             folder.names()
             folder.try_put_if_absent()
 
-    def _link(self, version: int, data: bytes) -> None:
+    def _put_on_disk(self, version: int, data: bytes) -> None:
         """Write an entry aside, in the same folder: there may be a mount between this and all others."""
         aside = self._folder / f".{uuid.uuid4().hex}.aside"
         try:
@@ -76,7 +76,7 @@ class LogFiles:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.link(aside, self._folder / _entry_name(version))
+            put_in_place(aside, self._folder / _entry_name(version))
         finally:
             aside.unlink(missing_ok=True)
         self._on_disk.sync(_LOG)

@@ -27,7 +27,9 @@ CONNECTION_DEFAULTS: Mapping[str, str] = {
 }
 
 
-def _conninfo(given: Any) -> str:
+def completed_conninfo(given: Any) -> str:
+    """Return a connection string with the defaults above. Raises ValueError or TypeError if libpq does not take it, or
+    would mistake a part of a password for another part."""
     if not isinstance(given, str):
         raise TypeError
     try:
@@ -48,7 +50,7 @@ OPTIONS = (
             "text",
             "a libpq connection string, such as postgresql://writer@db.example/sales. In a URL, percent-encode special"
             " characters of a password, such as %40 for '@'",
-            _conninfo,
+            completed_conninfo,
         ),
         "[libpq's connection string](https://www.postgresql.org/docs/current/libpq-connect.html#LIBPQ-CONNSTRING),"
         " as a URL or as `host=… dbname=…`. With several hosts, the sink uses the one that accepts writes",

@@ -7,6 +7,7 @@ from enum import Enum
 import psycopg
 
 from twopc.errors import (
+    ConfigurationError,
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
@@ -79,6 +80,30 @@ def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
             " log, and whether pg_prepared_xacts lists the transaction. Then start again, which repeats the commit."
         )
     return request_failed(error, what)
+
+
+def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
+    """Return the error for a failed request to the commit log at ``url``. An insert that failed with ``Retriable`` may
+    have created its entry."""
+    if error.pgconn is not None and error.pgconn.needs_password:
+        return ConfigurationError(
+            f"the server of the commit log at {url} asks for a password, and none was found. Set PGPASSWORD, or use a"
+            " password file or a service file"
+        )
+    if (error.sqlstate or "")[:2] in _LOG_REFUSALS:
+        return ConfigurationError(
+            f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing. Create"
+            " the schema, and grant this role the rights that the README of twopc-postgres lists"
+        )
+    return Retriable(
+        f"the store of the commit log at {url} gave no answer: {_first_line(error)}. Is the server up, does it accept"
+        " writes, are its synchronous standbys connected, and are user, database and password right?"
+    )
+
+
+_LOG_REFUSALS = ("42", "3F")
+"""SQLSTATE classes of a statement that was not executed: a right, a table or a column is missing, or it is another
+one; a schema is missing."""
 
 
 def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborted:

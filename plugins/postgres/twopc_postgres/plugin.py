@@ -1,8 +1,9 @@
-"""The entry point of the backend ``postgres``."""
+"""The entry points of the backend ``postgres`` and of commit logs at ``postgresql://``."""
 
 from __future__ import annotations
 
 from twopc.hookspecs import hookimpl
+from twopc_postgres.log_store import PostgresLogStore
 from twopc_postgres.sink import PostgresSink
 
 
@@ -10,3 +11,9 @@ from twopc_postgres.sink import PostgresSink
 def twopc_sink() -> type[PostgresSink]:
     """Return the sink class for ``twopc.create_sink("postgres", ...)``."""
     return PostgresSink
+
+
+@hookimpl
+def twopc_log_store() -> type[PostgresLogStore]:
+    """Return the log store class for ``log="postgresql://..."``."""
+    return PostgresLogStore

@@ -191,14 +191,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             unique = self._table.unique_indexes(connection)
             check_upsert(self._options.upsert_by, names, unique, str(self._options))
             yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(names)}")
-            durability = "durability of acknowledged commits"
-            if tables.is_durable(connection):
-                yield CheckResult.passed(durability)
-            else:
-                yield CheckResult.warned(
-                    durability,
-                    "fsync or full_page_writes is off, so a power failure can lose acknowledged commits: set both on.",
-                )
+            yield tables.durability(connection)
         yield CheckResult.of(
             "write, prepare and roll back a transaction, tried without a row", lambda: self._try(names)
         )

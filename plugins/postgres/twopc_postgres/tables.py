@@ -20,6 +20,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from twopc.bad_records import are_held, first_bad
+from twopc.checks import CheckResult
 from twopc.errors import RecordRefused
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
@@ -215,11 +216,28 @@ def room_for_prepared(connection: Connection) -> int:
     return int(setting)
 
 
-def is_durable(connection: Connection) -> bool:
-    """Return whether acknowledged commits survive a power failure."""
+def durability(connection: Connection) -> CheckResult:
+    """Check that acknowledged commits survive a power failure."""
+    what = "durability of acknowledged commits"
     ask = "SELECT current_setting('fsync')::bool AND current_setting('full_page_writes')::bool"
-    [(setting,)] = connection.execute(ask)
-    return bool(setting)
+    [(is_durable,)] = connection.execute(ask)
+    if is_durable:
+        return CheckResult.passed(what)
+    return CheckResult.warned(
+        what, "fsync or full_page_writes is off, so a power failure can lose acknowledged commits: set both on."
+    )
+
+
+def synchronous_standbys(connection: Connection) -> str:
+    """Return the setting ``synchronous_standby_names``; empty if commits wait for no standby."""
+    [(names,)] = connection.execute("SELECT current_setting('synchronous_standby_names')")
+    return str(names)
+
+
+def standbys(connection: Connection) -> int:
+    """Return the number of connected standbys and other receivers of the server's WAL."""
+    [(count,)] = connection.execute("SELECT count(*) FROM pg_stat_replication")
+    return int(count)
 
 
 def prove_current(connection: Connection) -> None:

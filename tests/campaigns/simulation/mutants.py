@@ -660,7 +660,7 @@ MUTANTS = (
     ),
     Mutant(
         "an entry of the log overwrites another",
-        (Seam(f"{SYSTEM}.link", _overwriting, "twopc.durable_files:LocalFolder.put_if_absent"),),
+        (Seam(f"{SYSTEM}.link", _overwriting, "twopc.durable_files:put_in_place"),),
         (ON_DISK,),
         in_pairs=ASLEEP,
     ),

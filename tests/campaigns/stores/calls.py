@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.campaigns.every_step.steps import Steps, on_disk
+from twopc import durable_files
 from twopc_files.stores.remote import RemoteFile
+
+_LINK = os.link
 
 
 def on_renaming(steps: Steps) -> None:
@@ -25,3 +31,20 @@ def in_memory(steps: Steps) -> None:
         changes=("open", "cp_file", "rm_file", "pipe_file"),
     )
     steps.patch(RemoteFile, changes=("write", "made_durable"))
+
+
+def without_links(steps: Steps) -> None:
+    """Turn the calls of a disk without hard links into steps."""
+    refuse_links()
+    on_disk(steps)
+    steps.patch(durable_files, changes=("rename_to_free_name",))
+
+
+def refuse_links() -> None:
+    """Have no hard links in this process."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    if os.link is _LINK:
+        os.link = refuse  # type: ignore[assignment]

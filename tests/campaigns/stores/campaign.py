@@ -12,7 +12,8 @@ from pathlib import Path
 from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_blows, run_all, skipped
 from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
-from tests.campaigns.stores.places import CALLS, COUNTED, StorePlaces, warm_up
+from tests.campaigns.stores.places import CALLS, COUNTED, POSTGRES_LOG, STRUCK_LOG, StorePlaces, warm_up
+from tests.campaigns.stores.postgres import StruckPostgres
 from tests.support.s3_server import S3Server
 
 
@@ -26,12 +27,14 @@ def main(arguments: Sequence[str]) -> int:
         server = S3Server(given.folder / "s3.log")
         if {"s3", "copy"} & set(given.stores):
             stack.enter_context(server)
+        postgres = stack.enter_context(StruckPostgres()).parameters if POSTGRES_LOG in given.stores else {}
 
         def proof(store: str) -> Proof:
-            places = StorePlaces(store, given.folder.resolve() / "work", server.storage_options)
-            if store not in PROGRAMS:
+            options = postgres if store == POSTGRES_LOG else server.storage_options
+            places = StorePlaces(store, given.folder.resolve() / "work", options)
+            if store in CALLS:
                 return partial(prove, places, given.steps_stride)
-            if obstacle := PROGRAMS[store].install():
+            if store in PROGRAMS and (obstacle := PROGRAMS[store].install()):
                 return lambda _: skipped(obstacle)
             return partial(prove_by_blows, places, given.kills, given.seed)
 
@@ -41,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
-    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *PROGRAMS]), default=list(CALLS))
+    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *PROGRAMS, STRUCK_LOG]), default=list(CALLS))
     parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
     parser.add_argument(
         "--kills", type=int, default=100, help="kills of the server, and of the writer, on stores with a server"

@@ -24,9 +24,10 @@ from tests.campaigns.every_step import steps
 from tests.campaigns.every_step.blows import SERVER_AND_WRITER
 from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
 from tests.campaigns.stores import contents
-from tests.campaigns.stores.calls import in_memory, on_renaming
+from tests.campaigns.stores.calls import in_memory, on_renaming, refuse_links, without_links
 from tests.campaigns.stores.foreign import plant, present
 from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
+from tests.campaigns.stores.postgres import StruckPostgres, on_postgres, watch_appends
 from twopc.log.store import LogStore, open_store
 from twopc_files.sink import FileSink
 
@@ -55,6 +56,10 @@ class Copying(S3FileSystem):  # type: ignore[misc]
 UPLOADING = ("s3", *PROGRAMS)
 """Stores in which an uncommitted file is an open upload."""
 
+POSTGRES_LOG, STRUCK_LOG, NO_LINKS = "postgres-log", "postgres-log-killed", "no-links"
+ON_DISK = ("local", NO_LINKS, POSTGRES_LOG, STRUCK_LOG)
+"""Stores whose files are on a disk. The log of two of them is in PostgreSQL."""
+
 _registry.update({"hdfs": Renaming, "gs": Copying})
 
 
@@ -65,8 +70,8 @@ class Place:
     Attributes:
         store: the kind of store.
         work: a local folder, for the query's position and for local stores.
-        server: the options to reach the S3 server.
-        name: the name of the bucket, or of the folder in memory.
+        server: the options to reach the S3 server, or PostgreSQL.
+        name: the name of the bucket, of the folder in memory, or of the log in PostgreSQL.
     """
 
     store: str
@@ -78,7 +83,7 @@ class Place:
     def url(self) -> str:
         """The option ``path``."""
         return {
-            "local": str(self.work / "data" / "orders"),
+            **dict.fromkeys(ON_DISK, str(self.work / "data" / "orders")),
             **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
             "copy": f"gs://{self.name}/data/orders",
             "rename": f"hdfs://{self.work}/data/orders",
@@ -109,6 +114,10 @@ class Place:
     @cached_property
     def log(self) -> LogStore:
         """The commit log: in the same store, or on a disk if the store can't keep a log."""
+        if self.store == NO_LINKS:
+            refuse_links()  # both processes of a case come here before they write
+        if self.store in (POSTGRES_LOG, STRUCK_LOG):
+            return open_store(f"postgresql:///postgres/{self.name}", **self.server)
         if self.is_on_s3:
             return open_store(f"s3://{self.name}/log", **self.server)
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
@@ -137,7 +146,10 @@ class Place:
         CALLS[self.store](steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        """A completion of an upload commits a file."""
+        """A completion of an upload commits a file, and an insert into a log in PostgreSQL a batch."""
+        if self.store == STRUCK_LOG:
+            watch_appends(strike)
+            return
         request = AioBaseClient._make_api_call
 
         async def watched(client: Any, operation: str, parameters: Any) -> Any:
@@ -148,7 +160,7 @@ class Place:
         AioBaseClient._make_api_call = watched
 
     def meanwhile(self) -> None:
-        let_an_hour_pass(self.work, is_on_disk=self.store == "local")
+        let_an_hour_pass(self.work, is_on_disk=self.store in ON_DISK)
 
     def look(self, findings: Findings, when: str) -> None:
         contents.whole_batches(findings, when, contents.view(self, self._foreign))
@@ -169,6 +181,8 @@ CALLS: Mapping[str, Callable[[steps.Steps], None]] = {
     "copy": steps.on_s3,
     "rename": on_renaming,
     "memory": in_memory,
+    NO_LINKS: without_links,
+    POSTGRES_LOG: on_postgres,
 }
 """Store → the function that turns its calls into steps."""
 
@@ -180,7 +194,7 @@ class StorePlaces:
     Attributes:
         name: the store.
         folder: the folder of all cases.
-        server: the options to reach the S3 server that they share.
+        server: the options to reach the server that they share.
     """
 
     name: str
@@ -193,8 +207,13 @@ class StorePlaces:
         return Place(self.name, self.folder / name, self.server, name)
 
     @contextlib.contextmanager
-    def with_server(self) -> Iterator[tuple[Place, GoServer]]:
+    def with_server(self) -> Iterator[tuple[Place, GoServer | StruckPostgres]]:
         place = self.new()
+        if self.name == STRUCK_LOG:
+            with StruckPostgres() as postgres:
+                place.work.mkdir(parents=True)
+                yield replace(place, server=postgres.parameters), postgres
+            return
         with GoServer(PROGRAMS[self.name], place.work / "server") as server:
             yield replace(place, server=server.storage_options), server
 

@@ -547,12 +547,15 @@ def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, mo
     assert not store.fs.exists(left)
 
 
-def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_hard_links_that_replaces_by_every_rename_is_refused(
+    disk: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unsupported(*_: object) -> None:
-        raise OSError(errno.EPERM, "Operation not permitted")
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", unsupported)
-    with pytest.raises(ConfigurationError, match=r"can't be kept at .*Operation not permitted"):
+    monkeypatch.setattr("twopc.durable_files.rename_to_free_name", unsupported)
+    with pytest.raises(ConfigurationError, match=r"can't be kept at .*neither hard links nor a rename"):
         disk.log().open()
 
 

@@ -13,8 +13,8 @@ from twopc.cli.exit_codes import ExitCode
 from twopc.cli.output import Document, Report, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import ConfigurationError
-from twopc.hookspecs import PROJECT
 from twopc.plugins import sink_class
+from twopc.registry import BACKENDS
 
 
 @click.command()
@@ -23,7 +23,7 @@ def backends(as_json: bool) -> None:
     """List the installed backends. The exit code is 3 if one of them can't be loaded."""
 
     def run(report: Report, _: Redaction) -> None:
-        found = sorted(entry_points(group=PROJECT), key=lambda entry_point: (entry_point.name, entry_point.value))
+        found = sorted(entry_points(group=BACKENDS), key=lambda entry_point: (entry_point.name, entry_point.value))
         report.document["backends"] = rows = [_row(entry_point) for entry_point in found]
         report.code = ExitCode.REFUSED if any(row["reason"] for row in rows) else ExitCode.FINE
 

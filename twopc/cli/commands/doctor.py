@@ -20,7 +20,7 @@ from twopc.cli.output import Document, Report
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import TwoPhaseCommitError
 from twopc.log.entries import check_prefixes
-from twopc.log.store import LATE_LISTINGS, LocalStore, LogStore, open_store
+from twopc.log.store import CheckedLogStore, open_store
 from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 
@@ -86,9 +86,8 @@ def _checks_of_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> It
     """Check the place of the commit log, and the log if there is one."""
     try:
         store = open_store(url)
-        store.try_put_if_absent()
-        yield CheckResult.passed("put-if-absent, tried with an entry that was removed again")
-        yield from _checks_of_mount(store)
+        if isinstance(store, CheckedLogStore):
+            yield from store.check()
         if not store.slots():
             yield CheckResult.passed("commit log: none yet; the first start of the query creates it")
             return
@@ -101,15 +100,6 @@ def _checks_of_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> It
 
 def _failed(check: str, error: TwoPhaseCommitError | OSError) -> CheckResult:
     return CheckResult.failed(check, error.message if isinstance(error, TwoPhaseCommitError) else str(error))
-
-
-def _checks_of_mount(store: LogStore) -> Iterator[CheckResult]:
-    mount = store.mount if isinstance(store, LocalStore) else None
-    if mount is not None and mount.is_network:
-        what = "visibility of new entries to other machines"
-        yield (
-            CheckResult.warned(what, f"On {mount}, {LATE_LISTINGS}.") if mount.may_be_late else CheckResult.passed(what)
-        )
 
 
 def _draw(console: Console, document: Document) -> None:

@@ -1,0 +1,70 @@
+"""A commit log in PostgreSQL: its calls as steps, and a server that is killed during an append."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from tests.campaigns.every_step.steps import Steps, on_disk
+from tests.support.postgres_server import PostgresServer
+from twopc_postgres.log_table import LogTable
+from twopc_postgres.sessions import Connection
+
+if TYPE_CHECKING:
+    from tests.campaigns.every_step.blows import Strike
+
+
+def on_postgres(steps: Steps) -> None:
+    """Turn each statement to the server into a step, and what the sink does on its disk."""
+    execute = Connection.execute
+
+    def step(connection: Connection, query: Any, *arguments: Any, **options: Any) -> Any:
+        verb = (query if isinstance(query, str) else query.as_string(connection)).split()[0]
+        changes = verb != "SELECT"
+        steps.begins(verb, changes)
+        cursor = execute(connection, query, *arguments, **options)
+        if changes:
+            steps.is_done(verb)
+        return cursor
+
+    Connection.execute = step  # type: ignore[assignment, method-assign]
+    on_disk(steps)
+
+
+def watch_appends(strike: Strike) -> None:
+    """An insert into the log commits a batch."""
+    insert = LogTable.insert
+
+    def watched(table: LogTable, *arguments: Any) -> bool:
+        with strike.a_commit():
+            return insert(table, *arguments)
+
+    LogTable.insert = watched  # type: ignore[assignment, method-assign]
+
+
+class StruckPostgres(PostgresServer):
+    """A server of which a blow kills the first process. The others are killed before it starts again."""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The options with which a log store reaches the server. A restart does not change them."""
+        return {"host": str(self._folder), "user": "postgres", "password": self.password}
+
+    def restart_if_killed(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            while left := self._left():
+                for process in left:
+                    process.kill()
+                time.sleep(0.01)
+            self._process = None
+            self.start()
+
+    def _left(self) -> list[psutil.Process]:
+        """Its processes, which all run in its folder of data."""
+        data = str(self._folder / "data")
+        return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == data]
+
+    def mend(self, error: str) -> int:  # nothing has ever to be repaired
+        return 0

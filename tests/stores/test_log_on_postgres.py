@@ -1,0 +1,610 @@
+"""The commit log in PostgreSQL: put-if-absent by a unique index, sessions and servers that end at the wrong moment,
+standbys, and servers that can't be used."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+import twopc
+from tests.support.postgres_server import PostgresServer, Standby
+from twopc import Committable, Round
+from twopc.checks import CheckStatus
+from twopc.cli.commands import cli
+from twopc.errors import ConfigurationError, InDoubt, Retriable, TwoPhaseCommitError
+from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.entries import Decision
+from twopc.log.store import LogStore
+from twopc.testing import LogStoreContract
+from twopc.testing.query import answered
+from twopc_postgres import PostgresLogStore, sessions, tables
+from twopc_postgres.log_table import TABLE, LogTable
+
+TEST_TIMEOUT_S = 60.0
+
+FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A schema of one test, for its log."""
+
+    server: PostgresServer
+    schema: str
+
+    @property
+    def url(self) -> str:
+        return self.server.log_url(f"{self.schema}.orders")
+
+    def store(self, **parameters: Any) -> PostgresLogStore:
+        store = twopc.open_store(self.url, **{"password": self.server.password, **parameters})
+        assert isinstance(store, PostgresLogStore)
+        return store
+
+    def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What another session sees. ``{}`` stands for the table."""
+        with psycopg.connect(self.server.conninfo, autocommit=True) as connection:
+            cursor = connection.execute(statement.replace("{}", f"{self.schema}.twopc_log"), values)
+            return cursor.fetchall() if cursor.description else []
+
+    @contextmanager
+    def taking(self, slot: int) -> Iterator[psycopg.Connection[Any]]:
+        """Another session that has inserted an entry and not committed it. It is rolled back at the end."""
+        with psycopg.connect(self.server.conninfo) as other:
+            table = sql.Identifier(self.schema, TABLE)
+            other.execute(sql.SQL("INSERT INTO {} VALUES ('orders', %s, 'of another')").format(table), (slot,))
+            yield other
+            other.rollback()
+
+    def waiting(self, event: str) -> list[int]:
+        """The sessions that wait for a lock of another transaction (``transactionid``), or a standby (``SyncRep``)."""
+        return [pid for (pid,) in self.ask("SELECT pid FROM pg_stat_activity WHERE wait_event = %s", event)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def place(server: PostgresServer) -> Iterator[Place]:
+    place = Place(server, f"test_{uuid.uuid4().hex[:8]}")
+    place.ask(f"CREATE SCHEMA {place.schema}")
+    yield place
+    place.ask(f"DROP SCHEMA {place.schema} CASCADE")
+
+
+@pytest.fixture
+def own_place() -> Iterator[Place]:
+    """A log on a server of its own."""
+    with PostgresServer() as server:
+        yield Place(server, "public")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 0.2)
+
+
+def until(holds: Callable[[], object]) -> None:
+    deadline = time.monotonic() + TEST_TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@contextmanager
+def meanwhile(call: Callable[[], object]) -> Iterator[list[BaseException]]:
+    """Make a call in a thread. At the end it has returned, or its error is in the list."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  # the test tells which it must be
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield errors
+    thread.join(TEST_TIMEOUT_S)
+    assert not thread.is_alive()
+
+
+class TestPostgresLogStore(LogStoreContract):
+    @pytest.fixture(autouse=True)
+    def own_schema(self, place: Place) -> None:
+        self.place = place
+
+    def make_store(self) -> LogStore:
+        return self.place.store()
+
+
+# The URL. ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "table", "conninfo"),
+    [
+        (
+            "postgresql://writer@db.example/sales/orders",
+            "postgresql://writer@db.example/sales/orders",
+            "public.twopc_log",
+            {"user": "writer", "host": "db.example", "dbname": "sales", "target_session_attrs": "read-write"},
+        ),
+        (
+            "postgresql://one:5433,two:5434/sales/etl.orders/?sslmode=verify-full&target_session_attrs=primary",
+            "postgresql://one:5433,two:5434/sales/etl.orders",
+            "etl.twopc_log",
+            {"host": "one,two", "port": "5433,5434", "sslmode": "verify-full", "target_session_attrs": "primary"},
+        ),
+        (
+            "postgresql:///sales/My%20Schema.orders?service=reports",
+            "postgresql:///sales/My%20Schema.orders",
+            "My Schema.twopc_log",
+            {"service": "reports", "dbname": "sales"},
+        ),
+    ],
+)
+def test_a_url_names_server_database_and_log(url: str, shown: str, table: str, conninfo: dict[str, str]) -> None:
+    store = twopc.open_store(url)
+    assert isinstance(store, PostgresLogStore)
+    assert (store.url, str(store._table)) == (shown, table)
+    assert conninfo.items() <= psycopg.conninfo.conninfo_to_dict(store._place.conninfo).items()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("postgresql://writer@db.example", r"must have the form postgresql://user@host/database/log"),
+        ("postgresql://writer@db.example/sales", r"must have the form"),
+        ("postgresql://writer@db.example/sales/etl/orders", r"must have the form"),
+        ("postgresql://writer@db.example/sales/a.b.c", r"must be named log or schema\.log"),
+        ("postgresql://writer@db.example/sales/orders?nonsense=1", r"is not one that libpq takes"),
+        ("postgresql://db.example/sales/orders?target_session_attrs=any", r"may read the commit log from a standby"),
+        ("postgresql://db.example/sales/orders?target_session_attrs=standby", r"from a standby"),
+    ],
+)
+def test_a_url_of_another_form_is_refused_before_any_connection(url: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        twopc.open_store(url)
+
+
+def test_an_option_that_libpq_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="libpq does not know all of these options of the commit log: key"):
+        twopc.open_store("postgresql://db.example/sales/orders", key="x")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://writer:hunter2@db.example/sales/orders",
+        "postgresql://writer:hun/ter2@db.example/sales/orders",
+        "postgresql://writer:1234/hunter2@db.example/sales/orders",
+        "postgresql://db.example/sales/orders?password=hunter2",
+        "postgresql://db.example/sales/orders?sslpassword=hunter2",
+    ],
+)
+def test_a_secret_in_the_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"holds a (password|secret)|must have the form") as refused:
+        twopc.open_store(url)
+    assert "ter2" not in str(refused.value)
+
+
+# Races. -----------------------------------------------------------------------------------------------------------
+
+
+def test_of_processes_that_race_for_the_table_and_a_slot_one_wins(place: Place) -> None:
+    script = (
+        "import sys, twopc\n"
+        "store = twopc.open_store(sys.argv[1])\n"
+        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
+        "try: store.put_if_absent(0, sys.argv[2].encode()); print('won')\n"
+        "except FileExistsError: print('refused')\n"
+    )
+    for _ in range(3):
+        writers = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, place.url, str(number)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={"PGPASSWORD": place.server.password},
+            )
+            for number in range(4)
+        ]
+        try:
+            for writer in writers:
+                assert writer.stdout is not None
+                assert writer.stdout.readline() == "ready\n"
+            for writer in writers:
+                assert writer.stdin is not None
+                writer.stdin.write("go\n")
+                writer.stdin.flush()
+            outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
+        finally:
+            for writer in writers:
+                writer.kill()
+                writer.wait()
+        assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
+        assert place.store().read(0) == str(outcomes.index("won")).encode()
+        place.ask("DROP TABLE {}")
+
+
+def test_a_slot_that_another_session_is_taking_is_waited_for(place: Place) -> None:
+    store = place.store()
+    store.put_if_absent(0, b"the table is there")
+    with place.taking(1) as other, meanwhile(lambda: store.put_if_absent(1, b"mine")) as errors:
+        until(lambda: place.waiting("transactionid"))
+        other.commit()
+    assert [type(error) for error in errors] == [FileExistsError]
+    with place.taking(2) as other, meanwhile(lambda: store.put_if_absent(2, b"mine")) as errors:
+        until(lambda: place.waiting("transactionid"))
+        other.rollback()
+    assert errors == []
+    assert (store.read(1), store.read(2)) == (b"of another", b"mine")
+
+
+def test_logs_of_one_schema_do_not_see_each_other(place: Place) -> None:
+    one = place.store()
+    other = twopc.open_store(place.server.log_url(f"{place.schema}.returns"), password=place.server.password)
+    one.put_if_absent(0, b"one")
+    other.put_if_absent(0, b"other")
+    other.post(b"notice")
+    assert (one.read(0), other.read(0), one.posted(), other.posted()) == (b"one", b"other", b"", b"notice")
+    one.delete(0)
+    assert (one.slots(), other.slots()) == ([], [0])
+
+
+# Sessions and servers that end. -----------------------------------------------------------------------------------
+
+
+def test_a_decision_whose_answer_is_lost_is_in_the_log_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = CommitLog.open(place.store(), "query")
+    insert = LogTable.insert
+
+    def lost(table: LogTable, connection: sessions.Connection, slot: int, data: bytes) -> bool:
+        monkeypatch.setattr(LogTable, "insert", insert)
+        insert(table, connection, slot, data)
+        raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(LogTable, "insert", lost)
+    log.decide(FIRST)
+    assert read_tail(place.store()) == (1, log.tail)
+
+
+def test_a_session_that_is_ended_before_its_commit_is_repeated(place: Place) -> None:
+    log = CommitLog.open(place.store(), "query")
+    with place.taking(1) as other, meanwhile(lambda: log.decide(FIRST)) as errors:
+        until(lambda: place.waiting("transactionid"))
+        place.ask("SELECT pg_terminate_backend(%s)", *place.waiting("transactionid"))
+        other.rollback()
+    assert errors == []
+    assert read_tail(place.store()) == (1, log.tail)
+    log.decide(Decision(Round(1, 1), {}))
+
+
+@pytest.mark.crash
+def test_a_server_that_is_killed_during_an_insert_leaves_the_decision_in_doubt_and_no_half_of_it(
+    own_place: Place,
+) -> None:
+    place = own_place
+    log = CommitLog.open(place.store(), "query")
+    with suppress(psycopg.OperationalError), place.taking(1), meanwhile(lambda: log.decide(FIRST)) as errors:
+        until(lambda: place.waiting("transactionid"))
+        place.server.kill()
+    [error] = errors
+    assert isinstance(error, InDoubt)
+    assert "whether the entry was or will be written is not known" in str(error)
+    place.server.start()
+    next_log = answered(TEST_TIMEOUT_S, CommitLog.open, place.store(), "query")
+    assert (next_log.incarnation, next_log.tail.decided) == (2, None)
+
+
+@pytest.mark.crash
+def test_entries_outlive_a_killed_server(own_place: Place) -> None:
+    log = CommitLog.open(own_place.store(), "query")
+    log.decide(FIRST)
+    own_place.server.kill()
+    own_place.server.start()
+    assert answered(TEST_TIMEOUT_S, read_tail, own_place.store()) == (1, log.tail)
+    log.decide(Decision(Round(1, 1), {}))  # the connections of this process were lost with it
+
+
+def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
+    store = own_place.store()
+    own_place.server.kill()
+    with pytest.raises(Retriable, match=r"@/postgres/public\.orders gave no answer.*Is the server up"):
+        CommitLog.open(store, "query")
+
+
+# Standbys. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def away(own_place: Place) -> Callable[[], None]:
+    """From its call on the server waits for a standby that is not there."""
+
+    def leave() -> None:
+        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        own_place.ask("SELECT pg_reload_conf()")
+        until(lambda: _waits(own_place))  # sessions know the setting before they keep to it
+
+    return leave
+
+
+def _waits(place: Place) -> bool:
+    with cancelling(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
+        tables.prove_current(connection)
+        return bool(connection.unreplicated)
+
+
+def come_back(place: Place) -> None:
+    place.ask("ALTER SYSTEM SET synchronous_standby_names = ''")
+    place.ask("SELECT pg_reload_conf()")
+
+
+@contextmanager
+def cancelling(place: Place, call: str = "pg_cancel_backend") -> Iterator[None]:
+    """Cancel each wait for a standby, as an operator does who sees it."""
+    has_ended = threading.Event()
+
+    def cancel() -> None:
+        while not has_ended.wait(0.02):
+            for pid in place.waiting("SyncRep"):
+                place.ask(f"SELECT {call}(%s)", pid)
+
+    thread = threading.Thread(target=cancel)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("call", ["pg_cancel_backend", "pg_terminate_backend"])
+def test_a_decision_whose_wait_for_a_standby_was_ended_is_in_doubt_until_the_standby_has_it(
+    call: str, own_place: Place, away: Callable[[], None]
+) -> None:
+    log = CommitLog.open(own_place.store(), "query")
+    away()
+    with cancelling(own_place, call), pytest.raises(InDoubt):
+        log.decide(FIRST)
+    assert own_place.ask("SELECT count(*) FROM {} WHERE slot = 1") == [(1,)]  # on this server alone
+    with pytest.raises(Retriable):
+        CommitLog.open(own_place.store(), "query")
+    come_back(own_place)
+    assert answered(TEST_TIMEOUT_S, CommitLog.open, own_place.store(), "query").tail.decided == 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_slot_that_is_taken_on_this_server_alone_is_not_called_taken(
+    own_place: Place, away: Callable[[], None]
+) -> None:
+    store = own_place.store()
+    store.put_if_absent(0, b"the table is there")
+    away()
+    with cancelling(own_place):
+        own_place.ask("INSERT INTO {} VALUES ('orders', 1, 'of another')")
+    with pytest.raises(Retriable):
+        store.put_if_absent(1, b"mine")
+    come_back(own_place)
+    with pytest.raises(FileExistsError):
+        answered(TEST_TIMEOUT_S, store.put_if_absent, 1, b"mine")
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("setting", ["off", "local"])
+def test_a_decision_waits_for_standbys_whatever_the_role_prefers(
+    setting: str, own_place: Place, away: Callable[[], None]
+) -> None:
+    CommitLog.open(own_place.store(), "query")
+    own_place.ask(f"ALTER DATABASE postgres SET synchronous_commit = {setting}")
+    away()
+    sessions.release(own_place.store()._place.conninfo)
+    with pytest.raises(Retriable):
+        own_place.store().put_if_absent(1, b"x")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the_newest(
+    own_place: Place, away: Callable[[], None]
+) -> None:
+    """As its standbys follow another one now, which may have more."""
+    log = CommitLog.open(own_place.store(), "query")
+    away()
+    with pytest.raises(Retriable):
+        log.verify()
+    come_back(own_place)
+    answered(TEST_TIMEOUT_S, log.verify)
+
+
+def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(own_place: Place) -> None:
+    primary = own_place.server
+    with Standby(primary) as standby:
+        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        own_place.ask("SELECT pg_reload_conf()")
+        until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
+        log = CommitLog.open(own_place.store(), "query")
+        log.decide(FIRST)
+        both = f"{primary._folder},{standby._folder}"
+        store = own_place.store(host=both)
+        alone = own_place.store(host=str(standby._folder))
+        assert alone.url == own_place.store().url
+        with pytest.raises(Retriable, match="read-only"):
+            alone.slots()
+        assert read_tail(store) == (1, log.tail)
+        primary.kill()
+        standby.promote()
+        assert answered(TEST_TIMEOUT_S, read_tail, store) == (1, log.tail)
+        newer = answered(TEST_TIMEOUT_S, CommitLog.open, store, "query")
+        assert (newer.incarnation, newer.tail.decided) == (2, 0)
+
+
+# Servers that can't be used. --------------------------------------------------------------------------------------
+
+
+def test_a_wrong_password_is_named_as_a_possible_reason_and_a_missing_one_as_the_reason(place: Place) -> None:
+    with pytest.raises(Retriable, match=r"password authentication failed.*user, database and password right"):
+        CommitLog.open(place.store(password="wrong"), "query")  # noqa: S106  # of nobody
+    with pytest.raises(ConfigurationError, match=r"asks for a password, and none was found\. Set PGPASSWORD"):
+        CommitLog.open(twopc.open_store(place.url), "query")
+
+
+@pytest.fixture
+def role(place: Place) -> Iterator[tuple[str, str]]:
+    """Name and password of a role without rights."""
+    name, password = f"role_{place.schema}", uuid.uuid4().hex
+    place.ask(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+    yield name, password
+    place.ask(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+def test_a_right_that_is_missing_is_refused_with_what_the_server_says(place: Place, role: tuple[str, str]) -> None:
+    user, password = role
+
+    def refused(call: Callable[[PostgresLogStore], object], reason: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"{place.schema}\.orders: permission denied for {reason}"):
+            call(place.store(user=user, password=password))
+
+    refused(lambda store: store.slots(), "schema")
+    place.ask(f"GRANT USAGE ON SCHEMA {place.schema} TO {user}")
+    refused(lambda store: CommitLog.open(store, "query"), "schema")
+    place.store().put_if_absent(0, b"the table is there")
+    refused(lambda store: store.slots(), "table twopc_log")
+    place.ask(f"GRANT SELECT ON {{}} TO {user}")
+    refused(lambda store: store.put_if_absent(1, b"x"), "table twopc_log")
+    refused(lambda store: list(store.check()), "table twopc_log")
+    assert place.store().slots() == [0]
+    place.ask(f"GRANT INSERT, UPDATE, DELETE ON {{}} TO {user}")
+    store = place.store(user=user, password=password)
+    assert {check.result for check in store.check()} == {CheckStatus.PASSED}
+    store.put_if_absent(1, b"x")
+
+
+def test_a_role_that_may_create_the_table_needs_no_other_preparation(place: Place, role: tuple[str, str]) -> None:
+    user, password = role
+    place.ask(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {user}")
+    CommitLog.open(place.store(user=user, password=password), "query").close()
+
+
+def test_a_schema_that_is_not_there_is_named(server: PostgresServer) -> None:
+    store = twopc.open_store(server.log_url("nowhere.orders"), password=server.password)
+    assert store.slots() == []
+    with pytest.raises(ConfigurationError, match=r'schema "nowhere" does not exist.*Create the schema'):
+        CommitLog.open(store, "query")
+
+
+COLUMNS = "log text, slot numeric(20), entry bytea NOT NULL"
+
+
+@pytest.mark.parametrize(
+    ("definition", "reason"),
+    [
+        (f"UNLOGGED TABLE {{}} ({COLUMNS}, PRIMARY KEY (log, slot))", "UNLOGGED"),
+        ("VIEW {} AS SELECT '' AS log, 1 AS slot, ''::bytea AS entry", "must be an ordinary table"),
+        (f"TABLE {{}} ({COLUMNS})", "no unique or exclusion constraint"),
+        ("TABLE {} (log text PRIMARY KEY)", 'column "slot"'),
+    ],
+)
+def test_another_table_of_the_name_is_refused_before_the_first_entry(
+    definition: str, reason: str, place: Place
+) -> None:
+    place.ask(f"CREATE {definition}")
+    for call in (lambda: place.store().put_if_absent(0, b"x"), lambda: list(place.store().check())):
+        with pytest.raises(ConfigurationError, match=reason):
+            call()
+    if "VIEW" not in definition:
+        assert place.ask("SELECT count(*) FROM {}") == [(0,)]
+
+
+def test_a_table_that_is_dropped_while_the_query_runs_stops_it(place: Place) -> None:
+    log = CommitLog.open(place.store(), "query")
+    place.ask("DROP TABLE {}")
+    with pytest.raises(ConfigurationError, match=r"refuses the commit log .* does not exist"):
+        log.decide(FIRST)
+
+
+# Checks, the command, and secrets. --------------------------------------------------------------------------------
+
+
+def test_a_check_passes_and_leaves_nothing(place: Place) -> None:
+    before = place.ask("SELECT * FROM pg_tables WHERE schemaname = %s", place.schema)
+    for _ in range(2):
+        found = list(place.store().check())
+        assert [check.result for check in found] == [CheckStatus.PASSED] * 3
+    assert place.ask("SELECT * FROM pg_tables WHERE schemaname = %s", place.schema) == before
+    CommitLog.open(place.store(), "query")
+    list(place.store().check())
+    assert place.ask("SELECT log, slot FROM {}") == [("orders", 0)]
+
+
+def test_a_server_that_loses_what_it_acknowledged_is_warned_of() -> None:
+    with PostgresServer(fsync="off") as server:
+        store = twopc.open_store(server.log_url("orders"), password=server.password)
+        assert isinstance(store, PostgresLogStore)
+        [warned] = [check for check in store.check() if check.result is not CheckStatus.PASSED]
+        assert (warned.result, "set both on" in warned.advice) == (CheckStatus.WARNED, True)
+
+
+def test_a_server_that_waits_for_none_of_its_standbys_is_warned_of(own_place: Place) -> None:
+    with Standby(own_place.server):
+        until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"))
+        [warned] = [check for check in own_place.store().check() if check.result is not CheckStatus.PASSED]
+        assert "Set synchronous_standby_names" in warned.advice
+
+
+def test_a_query_and_the_command_use_the_log_by_its_url(
+    place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
+) -> None:
+    monkeypatch.setenv("PGPASSWORD", place.server.password)
+    sink = twopc.testing.MemorySink(twopc.testing.MemoryTarget())
+    with twopc.Coordinator({"sink": sink}, place.url, owner="query") as coordinator:
+        coordinator.run(0, lambda _: [])
+    assert _run("status", place.url) == 0
+    shown = capsys.readouterr().out
+    assert f"{place.schema}.orders" in shown
+    assert "last decided batch  0" in shown
+    sinks = tmp_path / "sinks.toml"
+    sinks.write_text(f'[archive]\nbackend = "files"\npath = "{tmp_path}/orders"\n')
+    assert _run("doctor", "--sinks", str(sinks), "--log", place.url) == 0
+    shown += capsys.readouterr().out
+    assert "put-if-absent, tried in a transaction that was rolled back" in shown
+    assert place.server.password not in shown
+
+
+def _run(*arguments: str) -> object:
+    with pytest.raises(SystemExit) as ended:
+        cli(arguments)
+    return ended.value.code
+
+
+def test_no_secret_is_in_what_is_shown_or_written(place: Place) -> None:
+    store = place.store()
+    CommitLog.open(store, "query")
+    wrong = place.store(user="nobody")
+    with pytest.raises(TwoPhaseCommitError) as told:
+        CommitLog.open(wrong, "query")
+    shown = [repr(store), str(store), repr(store._place), store.url, store.read(0).decode(), str(told.value)]
+    assert not any(place.server.password in text for text in shown)
+
+
+def test_a_store_travels_to_another_process_with_its_options(place: Place) -> None:
+    place.store().put_if_absent(0, b"x")
+    assert pickle.loads(pickle.dumps(place.store())).read(0) == b"x"  # noqa: S301  # our own bytes
