@@ -29,6 +29,14 @@ _REPLACE = (
 _DELETE = "DELETE FROM {} WHERE log = %s AND slot = %s"
 
 
+_CREATED_MEANWHILE = (
+    psycopg.errors.UniqueViolation,
+    psycopg.errors.DuplicateTable,
+    psycopg.errors.DuplicateObject,  # the table's type
+)
+"""What CREATE TABLE raises if another session creates the table at the same moment, by how far that one is."""
+
+
 class LogTable:
     """The rows of one log. The methods raise psycopg's errors."""
 
@@ -52,7 +60,7 @@ class LogTable:
 
     def create(self, connection: Connection) -> None:
         """Create the table, unless another session does so at the same moment."""
-        with contextlib.suppress(psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable):
+        with contextlib.suppress(*_CREATED_MEANWHILE):
             connection.execute(sql.SQL(_CREATE).format(self._table))
 
     def slots(self, connection: Connection) -> list[int]:

@@ -29,6 +29,7 @@ ANSWERS: dict[str, PostgresAnswer] = {
     "25006": PostgresAnswer.REPEAT,  # read_only_sql_transaction: a standby, until the failover is complete
     "23505": PostgresAnswer.REPEAT,  # unique_violation, duplicate_table: two coordinators create the marker table
     "42P07": PostgresAnswer.REPEAT,
+    "42710": PostgresAnswer.REPEAT,  # duplicate_object: the type of that table
     "55000": PostgresAnswer.REPEAT,  # object_not_in_prerequisite_state: another process is ending this transaction
     "55P03": PostgresAnswer.REPEAT,  # lock_not_available
     "0A000": PostgresAnswer.REFUSED,  # feature_not_supported: the transaction belongs to another database
