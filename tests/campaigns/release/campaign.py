@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class Check:
 
     def __init__(self, uv: str, folder: Path) -> None:
         self._uv, self._folder, self._built = uv, folder, folder / "dist"
+        self._installer = Installer(uv, self._built, folder / "alone")
         self.wrong: list[str] = []
         self.found: dict[str, Any] = {}
         self._started_s = time.monotonic()
@@ -37,7 +39,7 @@ class Check:
         yield "build the wheels again, from the source", self._build_again
         yield "look up the licenses of dependencies", self._licenses
         yield "compare public names, options and metrics with the last tag", self._surface
-        yield from ((f"install {name} alone", self._installing(name)) for name in SOURCES)
+        yield from ((f"install {name} alone", partial(self._installer.faults, name)) for name in SOURCES)
         yield "write the list of components (SBOM)", self._sbom
 
     def take(self, step: str, call: Callable[[], Iterable[str]]) -> None:
@@ -85,9 +87,6 @@ class Check:
     @property
     def _version(self) -> str:
         return str(metadata_of("twopc_core", self._built)["Version"])
-
-    def _installing(self, name: str) -> Callable[[], Iterable[str]]:
-        return lambda: Installer(self._uv, self._built, self._folder / "alone" / name).faults(name)
 
     def _sbom(self) -> Iterable[str]:
         file = self._folder / "sbom.cdx.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,10 +34,15 @@ class Installer:
 
     def __init__(self, uv: str, built: Path, folder: Path) -> None:
         self._uv, self._built, self._folder = uv, built, folder
-        folder.mkdir(parents=True)
-        ours = [f"{name.replace('_', '-')} @ {wheel_of(name, built).as_uri()}" for name in PACKAGES]
-        self._constraints = folder / "constraints.txt"
-        self._constraints.write_text(locked(uv) + "\n".join(ours) + "\n", encoding="utf-8")
+
+    @functools.cached_property
+    def _constraints(self) -> Path:
+        """The locked versions of third parties, and our own wheels."""
+        self._folder.mkdir(parents=True)
+        ours = [f"{name.replace('_', '-')} @ {wheel_of(name, self._built).as_uri()}\n" for name in PACKAGES]
+        file = self._folder / "constraints.txt"
+        file.write_text(locked(self._uv) + "".join(ours), encoding="utf-8")
+        return file
 
     def faults(self, name: str) -> Iterator[str]:
         """What is wrong with a distribution that is installed alone."""
@@ -70,7 +76,7 @@ class Installer:
             yield f"'twopc --version' prints {told!r}, and the wheel has version {version}"
 
     def _installed(self, name: str) -> Path:
-        environment = self._folder / "environment"
+        environment = self._folder / name
         call(self._uv, "venv", "--quiet", "--python", sys.executable, environment)
         self._install(environment, name)
         return environment
