@@ -38,7 +38,7 @@ class Installer:
     @functools.cached_property
     def _constraints(self) -> Path:
         """The locked versions of third parties, and our own wheels."""
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
         ours = [f"{name.replace('_', '-')} @ {wheel_of(name, self._built).as_uri()}\n" for name in PACKAGES]
         file = self._folder / "constraints.txt"
         file.write_text(locked(self._uv) + "".join(ours), encoding="utf-8")
