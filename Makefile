@@ -19,7 +19,7 @@ WITH_JAVA = JAVA_HOME="$$(cat $(JAVA_HOME_FILE))"
 
 .PHONY: help
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 # Print a line every eight seconds until the recipe's shell ends, so that a long step shows its progress in a log, too.
 SHOW_LIFE = @(while sleep 8 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do echo "  still at it ..."; done) & \
@@ -131,6 +131,10 @@ prove-spark: $(STAMP) ## kill Spark in every way that it writes; a report in bui
 .PHONY: prove-plugin
 prove-plugin: $(STAMP) ## install all wheels and the guide's sink into an empty environment, prove them there; a report in build/plugin
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns plugin --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+
+.PHONY: release-check
+release-check: $(STAMP) ## build all distributions, check what a release needs, install each alone; a report in build/release
+	$(BIN)/python -m tests.campaigns release --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench

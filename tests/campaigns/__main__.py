@@ -9,7 +9,7 @@ import argparse
 import importlib
 import sys
 
-CAMPAIGNS = ("model", "simulation", "contract", "storm", "jepsen", "spark", "stores", "tables", "plugin")
+CAMPAIGNS = ("model", "simulation", "contract", "storm", "jepsen", "spark", "stores", "tables", "plugin", "release")
 
 
 def main() -> int:

@@ -7,22 +7,15 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
-import tarfile
-import zipfile
-from email import message_from_string
-from email.message import Message
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from tests.campaigns.plugin.environment import ROOT, Environment
-from tests.support.pages import PAGES, installations
-
-PLUGINS = {f"twopc_{plugin.name.replace('-', '_')}": plugin for plugin in sorted((ROOT / "plugins").iterdir())}
-SOURCES = {"twopc_core": ROOT, **PLUGINS}
-PACKAGES = {"twopc_core": "twopc", **{name: name for name in PLUGINS}}
+from tests.campaigns.plugin.environment import Environment
+from tests.campaigns.release import contents
+from tests.support.distributions import SOURCES, build, metadata_of
+from tests.support.pages import PAGES, ROOT, installations
 
 
 @pytest.fixture(scope="module")
@@ -35,62 +28,30 @@ def uv() -> str:
 def built(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of each, as built from its sdist, and the sdist."""
     folder = tmp_path_factory.mktemp("built")
-    subprocess.run([uv, "build", "--quiet", "--all-packages", "--out-dir", folder, ROOT], check=True)
+    build(uv, folder, "--all-packages")
     return folder
 
 
-def wheel_of(name: str, folder: Path) -> Path:
-    [wheel] = folder.glob(f"{name}-*.whl")
-    return wheel
-
-
-def metadata_of(name: str, folder: Path) -> Message:
-    with zipfile.ZipFile(wheel_of(name, folder)) as wheel:
-        [found] = (each for each in wheel.namelist() if each.endswith(".dist-info/METADATA"))
-        return message_from_string(wheel.read(found).decode())
-
-
 def test_an_index_has_nothing_against_any_of_them(built: Path) -> None:
-    files = sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")])
-    checked = subprocess.run(
-        [sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout
-    assert len(files) == 2 * len(SOURCES)
+    assert [*contents.of_index(built)] == []
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_wheel_has_the_package_with_its_types_the_licence_and_nothing_else(name: str, built: Path) -> None:
-    package = SOURCES[name] / PACKAGES[name]
-    sources = {file.relative_to(SOURCES[name]) for file in package.rglob("*") if file.is_file()}
-    expected = {str(file) for file in sources if "__pycache__" not in file.parts}
-    assert f"{PACKAGES[name]}/py.typed" in expected
-    assert {file.suffix for file in sources} <= {".py", ".pyc", ".typed", ".html", ".proto"}
-    assert not [file for file in sources if file.name.startswith("test_")]
-    with zipfile.ZipFile(wheel_of(name, built)) as wheel:
-        info = next(each.split("/")[0] for each in wheel.namelist() if ".dist-info/" in each)
-        about = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")
-        assert sorted(wheel.namelist()) == sorted(expected | {f"{info}/{each}" for each in about})
-        assert wheel.read(f"{info}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+def test_a_wheel_has_the_package_with_its_types_the_license_and_nothing_else(name: str, built: Path) -> None:
+    assert [*contents.of_wheel(name, built)] == []
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_the_readme_is_what_an_index_shows(name: str, built: Path) -> None:
-    metadata = metadata_of(name, built)
-    assert metadata["Description-Content-Type"] == "text/markdown"
-    assert metadata.get_payload() == (SOURCES[name] / "README.md").read_text(encoding="utf-8")
+def test_the_metadata_has_the_license_the_classifiers_and_the_readme(name: str, built: Path) -> None:
+    assert [*contents.of_metadata(name, built)] == []
 
 
 def test_an_sdist_has_what_its_wheel_is_built_from_and_gives_the_same_wheel(
     built: Path, uv: str, tmp_path: Path
 ) -> None:
-    subprocess.run([uv, "build", "--quiet", "--all-packages", "--wheel", "--out-dir", tmp_path, ROOT], check=True)
-    for name in SOURCES:
-        assert wheel_of(name, built).read_bytes() == wheel_of(name, tmp_path).read_bytes()
-        [sdist] = built.glob(f"{name}-*.tar.gz")
-        with tarfile.open(sdist) as archive:
-            top = {member.name.split("/")[1] for member in archive.getmembers()}
-        assert top == {".gitignore", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", PACKAGES[name]}
+    build(uv, tmp_path, "--all-packages", "--wheel")
+    assert [*contents.differences(built, tmp_path)] == []
+    assert [fault for name in SOURCES for fault in contents.of_sdist(name, built)] == []
 
 
 def test_the_extra_all_has_every_other_one(built: Path) -> None:

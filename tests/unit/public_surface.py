@@ -1,6 +1,8 @@
-"""What users may import and call, of every distribution, as text: one line for each name, with its signature.
+"""What users rely on, of every distribution, as text: names to import and call with their signatures, commands, options
+with their values and defaults, and metrics. One line for each.
 
 ``python -m tests.unit.public_surface > tests/unit/public_surface.txt`` after a change that is meant.
+``docs/versions.md`` tells which release may make it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,13 @@ from types import ModuleType
 from typing import Any
 
 import click
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
 
+from tests.support.pages import DOCS
 from twopc.cli.commands import cli
+from twopc.observers.prometheus import PrometheusObserver
+from twopc.options import Option
 
 PUBLIC = (
     "twopc",
@@ -61,7 +68,9 @@ def lines() -> Iterator[str]:
                 yield from _described(f"{name}.{public}", getattr(value, public))
         else:
             yield from _described(name, value)
-    yield from _commands("twopc", cli)
+    yield from _commands("command twopc", cli)
+    yield from _options()
+    yield from _metrics()
 
 
 def _commands(name: str, command: click.Command) -> Iterator[str]:
@@ -69,7 +78,34 @@ def _commands(name: str, command: click.Command) -> Iterator[str]:
         for each in sorted(command.commands):
             yield from _commands(f"{name} {each}", command.commands[each])
     else:
-        yield " ".join([name, *sorted(map(_parameter, command.params))])
+        yield " ".join([f"{name}:", *sorted(map(_parameter, command.params))])
+
+
+def _options() -> Iterator[str]:
+    """The options of every section of the reference of options, which names the tuples that declare them."""
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    for section in page.split("\n### ")[1:]:
+        owner = " ".join(re.findall(r"[\w.-]+", section.partition("\n")[0]))
+        named = re.findall(r"^<!-- ([\w.]+\.[A-Z_]+) -->$", section, re.MULTILINE)
+        options = [option for where in named for option in pkgutil.resolve_name(where)]
+        described = dict(map(_option, reversed(options)))  # of two by one name, the first
+        yield from (f"option {owner} {name}: {described[name]}" for name in sorted(described))
+
+
+def _option(option: Option | str) -> tuple[str, str]:
+    """The name of an option, and its values and default. Some have only a name: a client checks their values."""
+    if isinstance(option, str):
+        return option, "as its client has it"
+    return option.name, f"{option.kind.values} {'needed' if option.needed else f'= {option.default_cell or None}'}"
+
+
+def _metrics() -> Iterator[str]:
+    registry = CollectorRegistry()
+    observer = PrometheusObserver(registry)
+    metrics = [each for each in vars(observer).values() if isinstance(each, MetricWrapperBase)]
+    for metric in sorted(metrics, key=lambda each: each._name):
+        suffix = "_total" if metric._type == "counter" else ""
+        yield f"metric {metric._name}{suffix}: {metric._type} of {', '.join(metric._labelnames)}"
 
 
 def _names(module: ModuleType) -> list[str]:

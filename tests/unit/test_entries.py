@@ -245,9 +245,9 @@ def test_a_decision_that_is_too_long_is_refused_and_one_that_stands_is_always_ca
         assert parse(serialise(later), "here") == later
 
 
-@pytest.mark.parametrize("later", [0, 2, 99, "1", None, True, 1.0])
-def test_another_format_is_refused(later: object) -> None:
-    refused(json.dumps(VALUE | {"format": later}).encode())
+@pytest.mark.parametrize("wrong", [0, "1", None, True, 1.0])
+def test_what_is_no_format_is_refused(wrong: object) -> None:
+    refused(json.dumps(VALUE | {"format": wrong}).encode())
 
 
 @pytest.mark.parametrize("field", [name for name in VALUE if name != "committed_through"])

@@ -292,14 +292,19 @@ def parse(data: bytes, where: str) -> Entry:
     """Return the entry in ``data``. ``where`` names it in errors.
 
     Raises:
-        CorruptLog: ``data`` is not what ``serialise`` writes, or has a later format.
+        CorruptLog: ``data`` is not what ``serialise`` writes, or a later release wrote it.
     """
     try:
         if len(data) > LONGEST_ENTRY:
             raise ValueError(f"{len(data)} bytes, and no entry has more than {LONGEST_ENTRY}")
         value = json.loads(data)
-        if _count(value["format"]) != FORMAT:
-            raise ValueError(f"format {value['format']!r}, and this version reads format {FORMAT}")
+        if (found := _count(value["format"])) > FORMAT:
+            raise CorruptLog(
+                f"{where} has format {found}, and this release of twopc reads format {FORMAT}: a later release wrote"
+                " it. Nothing was changed. Start that release again."
+            )
+        if found != FORMAT:
+            raise ValueError(f"format {found}, and this release reads format {FORMAT}")
         entry = Entry(
             kind=_one_of(value["kind"]),
             entry_id=_text(value["entry_id"]),

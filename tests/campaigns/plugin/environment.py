@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.pages import DOCS, write_files
-
-ROOT = Path(__file__).parents[3]
+from tests.support.distributions import build, locked, without_python
+from tests.support.pages import DOCS, ROOT, write_files
 
 
 class Environment:
@@ -37,19 +35,10 @@ class Environment:
         guide.mkdir(parents=True)
         write_files(DOCS / "write-your-own-sink.md", guide)
         wheels = self._folder / "wheels"
-        self._call(self._uv, "build", "--quiet", "--wheel", "--all-packages", "--out-dir", wheels, ROOT)
-        self._call(self._uv, "build", "--quiet", "--wheel", "--out-dir", wheels, guide)
-        constraints = self._folder / "constraints.txt"  # the locked versions of third-party packages
-        export = (
-            "export",
-            "--quiet",
-            "--locked",
-            "--all-packages",
-            "--all-extras",
-            "--no-hashes",
-            "--no-emit-workspace",
-        )
-        self._call(self._uv, *export, "--project", ROOT, "--output-file", constraints)
+        build(self._uv, wheels, "--wheel", "--all-packages")
+        build(self._uv, wheels, "--wheel", source=guide)
+        constraints = self._folder / "constraints.txt"
+        constraints.write_text(locked(self._uv), encoding="utf-8")
         self._call(self._uv, "venv", "--quiet", "--python", sys.executable, self._folder / "environment")
         ours = [self._requirement(wheel) for wheel in sorted(wheels.glob("*.whl"))]
         install = ("pip", "install", "--quiet", "--python", self._python, "--constraint", constraints)
@@ -66,10 +55,8 @@ class Environment:
         return self._call(self._python, *arguments, may_fail=may_fail)
 
     def _call(self, *command: object, may_fail: bool = False) -> str:
-        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        called = subprocess.run(
-            [str(part) for part in command], cwd=self._folder, env=clean, stdout=subprocess.PIPE, text=True, check=False
-        )
+        words, clean = [str(part) for part in command], without_python()
+        called = subprocess.run(words, cwd=self._folder, env=clean, stdout=subprocess.PIPE, text=True, check=False)
         if called.returncode and not may_fail:
-            raise SystemExit(f"{command[0]} {command[1]} failed with exit code {called.returncode}\n{called.stdout}")
+            raise SystemExit(f"{words[0]} {words[1]} failed with exit code {called.returncode}\n{called.stdout}")
         return called.stdout
