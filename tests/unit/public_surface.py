@@ -18,12 +18,14 @@ from twopc.cli.commands import cli
 
 PUBLIC = (
     "twopc",
+    "twopc.datasets",
     "twopc.durable_files",
     "twopc.errors",
     "twopc.events",
     "twopc.hookspecs",
     "twopc.log.store.LogStore",
     "twopc.observers.json_lines",
+    "twopc.observers.openlineage",
     "twopc.observers.opentelemetry",
     "twopc.observers.prometheus",
     "twopc.options",
