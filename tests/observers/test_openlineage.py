@@ -23,7 +23,7 @@ from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import free_port
 from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, Participant, Round, TwoPhaseCommitSink
 from twopc.observers import _outbox
-from twopc.observers.openlineage import BATCH_FACET_SCHEMA, PRODUCER, OpenLineageObserver, TwopcBatchRunFacet
+from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _TwopcBatchRunFacet
 from twopc.testing import MemorySink, MemoryTarget
 
 OF_SPARK = {"sources": [{"orders": {"0": 100, "1": 70}}, {"logOffset": 3}], "metadata": {"conf": {}}, "version": "v1"}
@@ -144,8 +144,8 @@ def test_the_facet_of_a_batch_keeps_to_its_published_schema(
     query: Query, observer: Observer, receiver: LineageReceiver
 ) -> None:
     schema = json.loads((DOCS / "openlineage" / "TwopcBatchRunFacet.json").read_text(encoding="utf-8"))
-    fields = {each.name for each in attr.fields(TwopcBatchRunFacet)}
-    assert (schema["$id"], schema["properties"].keys()) == (BATCH_FACET_SCHEMA, fields)
+    fields = {each.name for each in attr.fields(_TwopcBatchRunFacet)}
+    assert (schema["$id"], schema["properties"].keys()) == (_TwopcBatchRunFacet._get_schema(), fields)
     jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
     lineage = observer()
     coordinator = query.start()
@@ -184,7 +184,7 @@ def test_kafka_sources_are_inputs_only_if_their_brokers_are_known(
 def outputs_of(*parts: BatchPart) -> list[dict[str, Any]]:
     """The outputs of the event for a batch with these parts, by namespace and name."""
     lineage = OpenLineageObserver("shop", client=OpenLineageClient(config={"transport": {"type": "noop"}}))
-    event = lineage.run_event(datetime.now(timezone.utc), BatchCommitted(0, parts, None, False, "log", "orders"))
+    event = lineage._run_event(datetime.now(timezone.utc), BatchCommitted(0, parts, None, False, "log", "orders"))
     return [attr.asdict(output) for output in event.outputs or ()]
 
 
@@ -293,7 +293,17 @@ def test_nobody_at_the_address_fails_no_batch_and_is_logged_once_without_credent
     lineage.close()
     assert caplog.text.count("an event can't be sent") == 1
     assert lineage.dropped == 3
-    assert not {"hunter2", "hunter3"} & {word for word in ("hunter2", "hunter3") if word in caplog.text}
+    assert not [secret for secret in ("hunter2", "hunter3") if secret in caplog.text]
+
+
+def test_requests_that_the_client_repeats_by_itself_are_not_logged_each(
+    query: Query, observer: Observer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 3, "backoff_factor": 0}')
+    lineage = observer(f"http://127.0.0.1:{free_port()}")
+    query.run(query.start(), 0)
+    lineage.close()
+    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [_outbox.__name__]
 
 
 def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_sent(

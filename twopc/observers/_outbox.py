@@ -15,6 +15,9 @@ ItemT = TypeVar("ItemT")
 RETRY_S = 5.0
 """How long after a failure an item is sent again."""
 
+THREAD = "twopc-outbox"
+"""The name of each thread that sends."""
+
 _USER = re.compile(r"//[^/@\s]*@")
 """In a URL: a user and a password, which an error may quote."""
 
@@ -57,7 +60,7 @@ class Outbox(Generic[ItemT]):
                 self.dropped += 1
             self._waiting.append(item)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="twopc-outbox", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 

@@ -5,7 +5,9 @@ written. docs/monitoring.md describes an event.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -28,7 +30,7 @@ from twopc.checkpoint.offsets import by_source, is_entry, topics_of
 from twopc.datasets import Dataset, of_topic
 from twopc.events import BatchCommitted, BatchPart, Event
 from twopc.hookspecs import hookimpl
-from twopc.observers._outbox import Outbox
+from twopc.observers._outbox import THREAD, Outbox
 from twopc.transaction import JsonValue
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ PROJECT = "https://pypi.org/project/twopc-core/"
 
 PRODUCER = f"{PROJECT}{version('twopc-core')}/"
 
-BATCH_FACET = "twopc_batch"
-BATCH_FACET_SCHEMA = "urn:twopc:openlineage:1-0-0:TwopcBatchRunFacet"
+_BATCH_FACET = "twopc_batch"
+_BATCH_FACET_SCHEMA = "urn:twopc:openlineage:1-0-0:TwopcBatchRunFacet"
 """The ``$id`` of docs/openlineage/TwopcBatchRunFacet.json."""
 
 _Field = schema_dataset.SchemaDatasetFacetFields
@@ -55,7 +57,7 @@ _SERVER_ERROR = 500
 
 
 @attr.define
-class TwopcBatchRunFacet(RunFacet):
+class _TwopcBatchRunFacet(RunFacet):
     """What only twopc knows of a run: the batch."""
 
     owner: str
@@ -67,7 +69,7 @@ class TwopcBatchRunFacet(RunFacet):
 
     @staticmethod
     def _get_schema() -> str:
-        return BATCH_FACET_SCHEMA
+        return _BATCH_FACET_SCHEMA
 
 
 class OpenLineageObserver:
@@ -82,7 +84,8 @@ class OpenLineageObserver:
             if the process runs one query.
         source_brokers: ``kafka.bootstrap.servers`` of the query's Kafka sources, whose topics become inputs. None
             leaves the inputs out: Spark's offsets have the topics, but no brokers.
-        client: None for one that reads ``OPENLINEAGE_URL``, ``openlineage.yml`` and so on by itself.
+        client: it is closed with the observer. None for one that reads ``OPENLINEAGE_URL``, ``openlineage.yml`` and so
+            on by itself.
     """
 
     def __init__(
@@ -97,6 +100,9 @@ class OpenLineageObserver:
         self._job_name = job_name
         self._source_brokers = source_brokers
         self._client = OpenLineageClient() if client is None else client
+        logging.getLogger("urllib3.connectionpool").addFilter(
+            _is_of_another_thread
+        )  # it warns of each repeated request
         self._outbox = Outbox[tuple[datetime, BatchCommitted]](self._send, CAPACITY, _may_pass)
         atexit.register(self.close)
 
@@ -114,15 +120,17 @@ class OpenLineageObserver:
         """Send the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later events
         are dropped."""
         atexit.unregister(self.close)
+        deadline = time.monotonic() + timeout_s
         self._outbox.close(timeout_s)
+        self._client.close(max(0.0, deadline - time.monotonic()))  # some transports have queues of their own
 
     def _send(self, item: tuple[datetime, BatchCommitted]) -> None:
-        self._client.emit(self.run_event(*item))
+        self._client.emit(self._run_event(*item))
 
-    def run_event(self, at: datetime, batch: BatchCommitted) -> RunEvent:
+    def _run_event(self, at: datetime, batch: BatchCommitted) -> RunEvent:
         """Return what is sent for a batch that was completed ``at`` that time."""
         sources = by_source(batch.reads) if isinstance(batch.reads, dict) and is_entry(batch.reads) else None
-        facet = TwopcBatchRunFacet(
+        facet = _TwopcBatchRunFacet(
             owner=batch.owner,
             logId=batch.log_id,
             batchId=batch.batch_id,
@@ -134,7 +142,7 @@ class OpenLineageObserver:
         return RunEvent(
             eventType=RunState.COMPLETE,
             eventTime=at.isoformat(timespec="milliseconds"),
-            run=Run(run_id(batch), facets={BATCH_FACET: facet}),
+            run=Run(_run_id(batch), facets={_BATCH_FACET: facet}),
             job=Job(self._namespace, self._job_name or batch.owner),
             inputs=self._inputs(sources or {}),
             outputs=_outputs(batch),
@@ -149,7 +157,7 @@ class OpenLineageObserver:
         return [InputDataset(each.namespace, each.name) for each in found]
 
 
-def run_id(batch: BatchCommitted) -> str:
+def _run_id(batch: BatchCommitted) -> str:
     """Return the id of a batch's run: the same whenever the batch is reported, by whichever process."""
     return str(uuid5(NAMESPACE_URL, f"{PROJECT}{batch.owner}/{batch.log_id}/{batch.batch_id}"))
 
@@ -188,8 +196,12 @@ def _fields(fields: Iterable[pa.Field]) -> list[_Field]:
 
 
 def _may_pass(error: Exception) -> bool:
-    """Whether the receiver may take the same event later. The HTTP clients' errors have the response, if any."""
+    """Whether the receiver may take the same event later. An error of HTTP has the response, if there was one."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status is None:
-        return isinstance(error, OSError)  # no answer
+        return not isinstance(error, TypeError | ValueError)  # these are about the event, or the configuration
     return status >= _SERVER_ERROR or status in _LATER
+
+
+def _is_of_another_thread(record: logging.LogRecord) -> bool:
+    return record.threadName != THREAD
