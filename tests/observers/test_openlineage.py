@@ -181,6 +181,16 @@ def test_kafka_sources_are_inputs_only_if_their_brokers_are_known(
     assert receiver.events[0]["inputs"] == []
 
 
+def test_offsets_of_a_loop_without_spark_name_their_topics_too(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    lineage = observer(source_brokers="b1.example")
+    query.run(query.start(), 0, reads={"orders": {"0": 7}, "returns": {"0": 0}})
+    lineage.close()
+    found = [(each["namespace"], each["name"]) for each in receiver.events[0]["inputs"]]
+    assert found == [("kafka://b1.example:9092", "orders"), ("kafka://b1.example:9092", "returns")]
+
+
 def outputs_of(*parts: BatchPart) -> list[dict[str, Any]]:
     """The outputs of the event for a batch with these parts, by namespace and name."""
     lineage = OpenLineageObserver("shop", client=OpenLineageClient(config={"transport": {"type": "noop"}}))

@@ -43,7 +43,9 @@ def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_nam
         lineage = OpenLineageObserver("shop", source_brokers=topic.servers)
         with observing(lineage):
             query = topic.stream(pipeline.spark, 100).writeStream.foreachBatch(writer)
-            query.option("checkpointLocation", str(copy.checkpoint)).trigger(availableNow=True).start().awaitTermination()
+            query.option("checkpointLocation", str(copy.checkpoint)).trigger(
+                availableNow=True
+            ).start().awaitTermination()
         lineage.close()
     [event] = receiver.events
     assert event["job"] == {"namespace": "shop", "name": copy.entries("decide")[0]["owner"], "facets": {}}

@@ -93,7 +93,9 @@ def test_a_batch_whose_driver_was_killed_before_its_commit_is_reported_by_the_ne
     with pytest.raises(Killed):
         query.run(first, 0, reads={"orders": 7})
     assert events == []
-    query.start().recover()
+    second = query.start()
+    second.validate(dict.fromkeys(query.sinks, pa.schema([("other", pa.string())])))
+    second.recover()
     [event] = events
     assert event.recovered
     assert event.reads == {"orders": 7}

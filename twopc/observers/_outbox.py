@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -109,5 +108,4 @@ class Outbox(Generic[ItemT]):
             self.dropped += 1
             return
         self._waiting.appendleft(item)
-        deadline = time.monotonic() + RETRY_S
-        self._changed.wait_for(lambda: self._is_closed, deadline - time.monotonic())
+        self._changed.wait_for(lambda: self._is_closed, RETRY_S)

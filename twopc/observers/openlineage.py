@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -100,9 +100,8 @@ class OpenLineageObserver:
         self._job_name = job_name
         self._source_brokers = source_brokers
         self._client = OpenLineageClient() if client is None else client
-        logging.getLogger("urllib3.connectionpool").addFilter(
-            _is_of_another_thread
-        )  # it warns of each repeated request
+        # It warns of each request that it repeats, for as long as the receiver is away.
+        logging.getLogger("urllib3.connectionpool").addFilter(_is_of_another_thread)
         self._outbox = Outbox[tuple[datetime, BatchCommitted]](self._send, CAPACITY, _may_pass)
         atexit.register(self.close)
 
@@ -129,14 +128,14 @@ class OpenLineageObserver:
 
     def _run_event(self, at: datetime, batch: BatchCommitted) -> RunEvent:
         """Return what is sent for a batch that was completed ``at`` that time."""
-        sources = by_source(batch.reads) if isinstance(batch.reads, dict) and is_entry(batch.reads) else None
+        sources = by_source(batch.reads) if isinstance(batch.reads, dict) and is_entry(batch.reads) else {}
         facet = _TwopcBatchRunFacet(
             owner=batch.owner,
             logId=batch.log_id,
             batchId=batch.batch_id,
             recovered=batch.recovered,
             records={part.sink: part.records for part in batch.parts},
-            reads=batch.reads if sources is None else sources,
+            reads=sources or batch.reads,
             producer=PRODUCER,
         )
         return RunEvent(
@@ -144,15 +143,15 @@ class OpenLineageObserver:
             eventTime=at.isoformat(timespec="milliseconds"),
             run=Run(_run_id(batch), facets={_BATCH_FACET: facet}),
             job=Job(self._namespace, self._job_name or batch.owner),
-            inputs=self._inputs(sources or {}),
+            inputs=self._inputs([*sources.values()] or [batch.reads]),
             outputs=_outputs(batch),
             producer=PRODUCER,
         )
 
-    def _inputs(self, sources: Mapping[str, JsonValue]) -> list[InputDataset]:
+    def _inputs(self, offsets: Iterable[JsonValue]) -> list[InputDataset]:
         if self._source_brokers is None:
             return []
-        topics = sorted({topic for offset in sources.values() for topic in topics_of(offset)})
+        topics = sorted({topic for offset in offsets for topic in topics_of(offset)})
         found = [of_topic(self._source_brokers, topic) for topic in topics]
         return [InputDataset(each.namespace, each.name) for each in found]
 
