@@ -275,10 +275,11 @@ def test_a_receiver_that_is_slow_keeps_no_batch_waiting(
     assert lineage.dropped >= 4
 
 
+@pytest.mark.parametrize("status", [500, 429])
 def test_events_wait_for_a_receiver_that_is_away_and_come_in_order(
-    query: Query, observer: Observer, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
+    status: int, query: Query, observer: Observer, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    receiver.status = 500
+    receiver.status = status
     lineage = observer()
     coordinator = query.start()
     for batch_id in range(3):

@@ -87,6 +87,21 @@ def test_what_is_left_at_the_close_is_tried_once_more(
     assert box.dropped == 1
 
 
+def test_an_item_whose_try_fails_during_the_close_is_tried_once_more(receiver: Receiver) -> None:
+    box = outbox(receiver)
+    receiver.error = OSError("away")
+    box.put(0)
+    assert receiver.reached.acquire(timeout=WAIT_S)
+    closing = threading.Thread(target=box.close, args=(WAIT_S,))
+    closing.start()
+    while not box._is_closed:
+        time.sleep(0.01)
+    receiver.may.set()
+    closing.join()
+    assert receiver.tries == 2
+    assert box.dropped == 1
+
+
 def test_an_item_after_the_close_is_dropped(receiver: Receiver) -> None:
     box = outbox(receiver)
     box.close(0)

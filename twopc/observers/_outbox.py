@@ -64,7 +64,7 @@ class Outbox(Generic[ItemT]):
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Try each waiting item once more, for at most ``timeout_s`` seconds. What is left then is dropped."""
+        """Try each item that is not sent once more, for at most ``timeout_s`` seconds. What is left then is dropped."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -72,6 +72,7 @@ class Outbox(Generic[ItemT]):
             left = len(self._waiting) + self._is_sending
             self.dropped += len(self._waiting)
             self._waiting.clear()
+            self._capacity = 0  # what still fails has no place to wait in
         if left:
             logger.warning("%d events were not sent within %.0f s, and are dropped", left, timeout_s)
 
@@ -82,12 +83,12 @@ class Outbox(Generic[ItemT]):
                 if not self._waiting:
                     return
                 item = self._waiting.popleft()
-                self._is_sending = True
+                self._is_sending, is_last_try = True, self._is_closed
             failure = self._failure_of(item)
             with self._changed:
                 self._is_sending = False
                 if failure is not None:
-                    self._failed(item, failure)
+                    self._failed(item, failure, is_last_try)
                 self._changed.notify_all()
 
     def _failure_of(self, item: ItemT) -> Exception | None:
@@ -98,13 +99,13 @@ class Outbox(Generic[ItemT]):
         self._is_failing = False
         return None
 
-    def _failed(self, item: ItemT, error: Exception) -> None:
+    def _failed(self, item: ItemT, error: Exception, is_last_try: bool) -> None:
         """Put an item back, or drop it. Waits with the lock released."""
         if not self._is_failing:
             text = _USER.sub("//", f"{type(error).__name__}: {error}")
             logger.warning("an event can't be sent, which is not logged again until one is: %s", text)
             self._is_failing = True
-        if not self._may_pass(error) or self._is_closed or len(self._waiting) >= self._capacity:
+        if not self._may_pass(error) or is_last_try or len(self._waiting) >= self._capacity:
             self.dropped += 1
             return
         self._waiting.appendleft(item)
