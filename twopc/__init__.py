@@ -2,6 +2,7 @@
 
 from twopc.checks import CheckResult, CheckStatus
 from twopc.coordinator import Coordinator
+from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -20,8 +21,10 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 from twopc.events import (
+    BatchCommitted,
     BatchFailed,
     BatchFinished,
+    BatchPart,
     CallRetried,
     Event,
     PhaseEntered,
@@ -42,8 +45,10 @@ from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
 __all__ = [
+    "BatchCommitted",
     "BatchFailed",
     "BatchFinished",
+    "BatchPart",
     "CallRetried",
     "CheckResult",
     "CheckStatus",
@@ -51,6 +56,7 @@ __all__ = [
     "ConfigurationError",
     "Coordinator",
     "CorruptLog",
+    "Dataset",
     "Entry",
     "Event",
     "Fenced",

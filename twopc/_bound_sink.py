@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from twopc.datasets import Dataset
 from twopc.errors import ConfigurationError
+from twopc.events import BatchPart
 from twopc.pending import PendingTransactions
 from twopc.replay import ReplayCopies
 from twopc.transaction import Committable
@@ -19,6 +22,8 @@ from twopc.transactional_ids import TransactionalIdPool
 if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self  # typing has it from Python 3.11 on
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,10 @@ class BoundSink(ABC):
     @property
     @abstractmethod
     def commits_whole_batches(self) -> bool:
+        """Part of the contract in ``twopc.sink``."""
+
+    @abstractmethod
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:
         """Part of the contract in ``twopc.sink``."""
 
     def bind(self, name: str, log_id: str, replay_copies: ReplayCopies | None = None) -> None:
@@ -138,6 +147,18 @@ class BoundSink(ABC):
             every = tuple(committables)
             return [CommitCall(name, every, partial(self.commit_batch, batch_id, every))] if every else []
         return [CommitCall(name, (committable,), partial(self.commit, committable)) for committable in committables]
+
+    def part_of_batch(self, committables: Sequence[Committable], recovered: bool) -> BatchPart:
+        """Return what ``committables`` of a decided batch have written, for observers. Raises nothing: no observer may
+        decide the fate of a batch. ``recovered``: the batch may have been written with another schema."""
+        name = self.transactional_ids.sink
+        try:
+            found = self.datasets(committables)
+        except Exception:
+            logger.exception("sink %r could not name what it writes to", name)
+            found = None
+        records = sum(committable.records or 0 for committable in committables)
+        return BatchPart(name, records, None if found is None else tuple(found), None if recovered else self._validated)
 
     def __getstate__(self) -> dict[str, object]:
         # Only the coordinator knows what is pending; participants have no use for it.

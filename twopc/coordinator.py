@@ -41,6 +41,7 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 from twopc.events import (
+    BatchCommitted,
     BatchFailed,
     BatchFinished,
     CallRetried,
@@ -448,10 +449,23 @@ class Coordinator:
         the others."""
         pending = {due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}
         for due in sorted(pending):
+            committed = self._committed(due, recovered)
             for last in (False, True):
                 # Sinks that have completed the batch wait with it here for one that commits last and has lost it.
                 sinks = [s for s in self._sinks.values() if s.commits_last is last and due in s.pending]
                 self._commit_batch(due, sinks, recovered)
+            self._tell(committed)
+
+    def _committed(self, batch_id: int, recovered: bool) -> BatchCommitted:
+        """Return the event for a pending batch, to be reported when it is complete. Until then the log has it all,
+        whereas a sink forgets its part before others have completed theirs."""
+        tail = self._log.tail
+        [decision] = [decision for decision in tail.unresolved if decision.batch_id == batch_id]
+        parts = tuple(
+            sink.part_of_batch(decision.committables.get(name, ()), recovered) for name, sink in self._sinks.items()
+        )
+        reads = tail.reads if batch_id == tail.decided else None
+        return BatchCommitted(batch_id, parts, reads, recovered, tail.log_id, self._owner)
 
     def _commit_batch(self, batch_id: int, sinks: Sequence[TwoPhaseCommitSink[Any]], recovered: bool) -> None:
         """Commit a pending batch in ``sinks``, then complete it there."""

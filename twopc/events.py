@@ -6,10 +6,14 @@ Every event ends with ``owner``, the name of the query in its log: a process may
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from twopc.datasets import Dataset
 from twopc.phases import Phase
-from twopc.transaction import Committable
+from twopc.transaction import Committable, JsonValue
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 OPERATOR_AFTER_S = 60.0
 """How long a call is repeated before it needs an operator: longer than most brokers take to restart."""
@@ -72,6 +76,46 @@ class CallRetried:
     @property
     def needs_operator(self) -> bool:
         return self.waited_s >= OPERATOR_AFTER_S
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """What a decided batch has written to one sink.
+
+    Attributes:
+        sink: the sink's name.
+        records: how many records.
+        datasets: what they went to. None if the sink does not name it.
+        schema: the schema with which the sink was last validated on the coordinator. None if that was on other
+            processes alone, or before a restart.
+    """
+
+    sink: str
+    records: int
+    datasets: tuple[Dataset, ...] | None
+    schema: pa.Schema | None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCommitted:
+    """A decided batch is committed and complete in every sink: readers see all of it.
+
+    One event per batch, and another one from each later incarnation that finds the batch decided and not yet recorded
+    as complete, such as after a crash. ``log_id`` and ``batch_id`` are the same in all of them.
+
+    Attributes:
+        parts: what it has written, by sink.
+        reads: what it has read, as ``Coordinator.run`` was given it; None if unknown.
+        recovered: a later incarnation than the batch's own has completed it.
+        log_id: the id of the commit log, chosen when the log was created.
+    """
+
+    batch_id: int
+    parts: tuple[BatchPart, ...]
+    reads: JsonValue
+    recovered: bool
+    log_id: str
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +192,7 @@ Event: TypeAlias = (
     | TransactionReplayed
     | TransactionAborted
     | CallRetried
+    | BatchCommitted
     | BatchFinished
     | BatchFailed
 )

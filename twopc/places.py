@@ -49,8 +49,8 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
         )
     if not url.strip():
         raise ConfigurationError(f"the URL of {what} is empty, which would be the working folder: name a folder")
-    protocol, path = _split(url)
-    if protocol is not None and _holds_password(protocol, path):
+    protocol, path = split(url)
+    if protocol is not None and holds_password(protocol, path):
         raise ConfigurationError(
             f"the URL of {what} holds a password: give credentials as options of the store instead"
         )
@@ -69,7 +69,7 @@ def canonical(protocol: str | None, path: str) -> str:
     return path if protocol is None else f"{protocol}://{path}"
 
 
-def _holds_password(protocol: str, rest: str) -> bool:
+def holds_password(protocol: str, rest: str) -> bool:
     """Whether the URL contains a password. A secret key of S3 may contain slashes; a port is no password."""
     authority, _, path = (rest.lstrip("/") if protocol in _OF_BUCKETS else rest).partition("/")
     user, at, _ = authority.rpartition("@")
@@ -79,7 +79,8 @@ def _holds_password(protocol: str, rest: str) -> bool:
     return ":" in authority and "@" in path and not is_port
 
 
-def _split(url: str) -> tuple[str | None, str]:
+def split(url: str) -> tuple[str | None, str]:
+    """Return the protocol of a URL, or None for a path, and the rest, as they are written."""
     if hadoop := _ONE_SLASH.match(url):
         return hadoop[1], url[hadoop.end() - 1 :]
     protocol, path = split_protocol(url)
@@ -183,7 +184,7 @@ def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator
 
 def _located(url: str) -> tuple[tuple[str, str], tuple[str, ...]]:
     """Return the store with its host, and the folders of the path."""
-    protocol, path = _split(url)
+    protocol, path = split(url)
     if protocol in LOCAL:
         return ("file", ""), PurePosixPath(os.path.realpath(path)).parts
     store, host = _ONE_STORE.get(str(protocol), str(protocol)), ""

@@ -5,10 +5,10 @@ nothing. Only the coordinator decides, by one append to the commit log.
 
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
 ``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
-``complete``, ``abort`` and ``recover``; and to write a lost transaction again, it does as a participant does. ``check``
-runs before there is a query. What every sink inherits, its name in a log and the checks around these calls, is in
-``_bound_sink.py``. A sink is pickled on its way to the participants, so what can't be pickled (connections, files)
-belongs in a ``Transaction`` or is made where it is used.
+``complete``, ``datasets``, ``abort`` and ``recover``; and to write a lost transaction again, it does as a participant
+does. ``check`` runs before there is a query. What every sink inherits, its name in a log and the checks around these
+calls, is in ``_bound_sink.py``. A sink is pickled on its way to the participants, so what can't be pickled
+(connections, files) belongs in a ``Transaction`` or is made where it is used.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar, final
 
 from twopc._bound_sink import BoundSink
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset
 from twopc.errors import RecordRefused
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
@@ -206,6 +207,16 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
             TwoPhaseCommitError: no further check is possible.
         """
         return ()
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
+        """Name what transactions of a decided batch write to, for lineage. On the coordinator, which logs an error and
+        goes on. Makes no request.
+
+        The names are those that other programs use for the same table, topic or folder (``twopc.datasets``), and
+        contain no credentials. None, as by default: the sink does not know them. An empty sequence: it writes no
+        dataset.
+        """
+        return None
 
     def close(self) -> None:
         """Release what this process holds for the sink. The sink can be used again afterwards."""

@@ -36,6 +36,7 @@ EXPORTING = (
 )
 OBSERVERS = (
     "twopc.observers.json_lines.JsonLinesObserver",
+    "twopc.observers.openlineage.OpenLineageObserver",
     "twopc.observers.opentelemetry.OpenTelemetryObserver",
     "twopc.observers.prometheus.PrometheusObserver",
 )

@@ -25,12 +25,14 @@ from twopc.options import Option
 
 PUBLIC = (
     "twopc",
+    "twopc.datasets",
     "twopc.durable_files",
     "twopc.errors",
     "twopc.events",
     "twopc.hookspecs",
     "twopc.log.store.LogStore",
     "twopc.observers.json_lines",
+    "twopc.observers.openlineage",
     "twopc.observers.opentelemetry",
     "twopc.observers.prometheus",
     "twopc.options",

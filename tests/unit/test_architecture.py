@@ -28,8 +28,8 @@ BACKENDS = (
     *("twopc_mysql", "twopc_pravega", "twopc_sql"),
 )
 CLIENTS = (
-    *("confluent_kafka", "deltalake", "grpc", "kafka", "opentelemetry", "prometheus_client", "psycopg", "pymysql"),
-    "sqlalchemy",
+    *("confluent_kafka", "deltalake", "grpc", "kafka", "openlineage", "opentelemetry", "prometheus_client", "psycopg"),
+    *("pymysql", "sqlalchemy"),
 )
 ENGINE = ("pyspark", "py4j")
 AROUND_THE_CORE = ("twopc.spark", "twopc.cli", "twopc.observers", "twopc.testing")

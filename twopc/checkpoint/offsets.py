@@ -87,6 +87,11 @@ def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
     return None if any(count < 0 for count in counts) else sum(counts)
 
 
+def topics_of(offset: JsonValue) -> set[str]:
+    """Return the topics in an offset of a Kafka source; none for an offset of another form."""
+    return {topic for topic, _ in _partitions(offset) or ()}
+
+
 def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:
     """``{"orders":{"0":100,"1":70}}`` by topic and partition, or None if the offset has another form."""
     if not isinstance(offset, dict) or not offset:

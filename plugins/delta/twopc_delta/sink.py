@@ -18,6 +18,7 @@ from deltalake.exceptions import DeltaError
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset, of_folder
 from twopc.errors import RecordRefused, RoundAborted
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -218,6 +219,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         for committable in committables:
             self.transactional_ids.exact(committable.transaction_id)
         self._log.commit(batch_id, committables)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
+        return [of_folder(self._storage.url)]
 
     def abort(self, committable: Committable) -> None:
         """Remove the files of an undecided transaction that was not pre-committed, as its note has them.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -334,6 +335,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         for log in self._logs:
             with self._asking():
                 log.complete(batch_id, files)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
+        return [of_folder(self._store.url)]
 
     def recover(self) -> Iterable[Committable]:
         """Return the pending files whose names are of this sink's pool, and no other file.

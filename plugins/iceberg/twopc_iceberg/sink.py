@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 
 from twopc.bad_records import written_without
+from twopc.datasets import Dataset, of_folder
 from twopc.errors import (
     LogMismatch,
     OperatorRequired,
@@ -386,6 +387,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
                 written = {self._prepared(committable).manifest for committable in committables}
                 self._lake.io().remove(written - used)
         self._merger.merge(self._branch(committables))
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
+        """The table by its location, as OpenLineage's integration for Spark names it. ``open`` has found it."""
+        return None if self._for_tasks is None else [of_folder(self._for_tasks.parsed.location)]
 
     def abort(self, committable: Committable) -> None:
         """Remove the transaction's files, unless a snapshot has them.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset
 from twopc.errors import ConfigurationError, SchemaMismatch, TwoPhaseCommitError
 from twopc.options import parse
 from twopc.transaction import Committable
@@ -72,6 +73,9 @@ class KafkaProgressSink(KafkaSink):
         if {field.name: str(field.type) for field in schema} != COLUMNS:
             raise SchemaMismatch(f"the kafka-offsets sink takes the columns {COLUMNS}, not {schema.names}")
         self._require_own_group()
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
+        return ()
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         """Seal as ``KafkaSink`` does, and warn of members that have joined the group since the query started."""

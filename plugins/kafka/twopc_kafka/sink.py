@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset, of_topic
 from twopc.errors import (
     ConfigurationError,
     OutcomeUnknown,
@@ -477,6 +478,16 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             self._hanging.forget_last_look()
         else:
             self._hanging.note_nothing_hung(ended_s)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:
+        topics: Iterable[str]
+        if self._options.topic is not None:
+            topics = [self._options.topic]
+        elif self._is_transactional:
+            topics = sorted(partitions_of(committables))
+        else:
+            return None  # no record of a batch has its topics
+        return [of_topic(self._options.bootstrap_servers, topic) for topic in topics]
 
     def discard(self, transaction: KafkaTransaction) -> None:
         if not transaction.is_pre_committed:  # else the sweep ends it, and sees where it wrote

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from twopc.datasets import Dataset, of_table
 from twopc.errors import ConfigurationError
 from twopc.options import (
     UPSERT_BY,
@@ -121,6 +122,14 @@ class MysqlOptions:
         if not (database := database or values["url"].get("database", "")):
             raise ConfigurationError(f"{OWNER} needs a database: name it in 'url' or in 'table'.", option="table")
         return cls(values["url"], database, table, values.get("upsert_by", ()), values["lock_timeout_s"])
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """The table on its server. None if an option file may name the server."""
+        given = self.connection
+        if "host" not in given and {"read_default_file", "read_default_group"} & given.keys():
+            return None
+        return of_table("mysql", given.get("host", "localhost"), given.get("port", 3306), self.database, self.table)
 
     def __str__(self) -> str:
         """Return the table and its server, for messages."""

@@ -17,6 +17,7 @@ import pymysql
 
 from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
     RecordRefused,
@@ -317,6 +318,10 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         they are not committed again."""
         with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
+        dataset = self._options.dataset
+        return None if dataset is None else [dataset]
 
     def discard(self, transaction: MysqlTransaction) -> None:
         for request in ("XA END", "XA ROLLBACK"):  # so that no lock is held until the server notices the end

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
+from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from twopc.datasets import Dataset, of_table
 from twopc.options import UPSERT_BY, Kind, Option, parse, qualified_name, refuse_unknown, seconds
 
 OWNER = "the postgres sink"
@@ -103,6 +105,19 @@ class PostgresOptions:
         values = parse(OWNER, OPTIONS, options)
         schema, table = values["table"]
         return cls(values["conninfo"], schema or "public", table, values.get("upsert_by", ()), values["lock_timeout_s"])
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """The table on the first server of the connection string. None if a service file names the server."""
+        defaults = {each.keyword.decode(): each.val.decode() for each in pq.Conninfo.get_defaults() if each.val}
+        given = {**defaults, **{name: str(part) for name, part in conninfo_to_dict(self.conninfo).items()}}
+        if "service" in given:
+            return None
+        host, port = ((given.get(name) or "").partition(",")[0] for name in ("host", "port"))
+        if not host or host.startswith("/"):  # a folder of sockets
+            host = (given.get("hostaddr") or "").partition(",")[0] or "localhost"
+        database = given.get("dbname") or given["user"]
+        return of_table("postgres", host, port or 5432, database, self.schema, self.table)
 
     def __str__(self) -> str:
         """Return the table and its server, for messages."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
     RecordRefused,
@@ -241,6 +242,10 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         they are not committed again."""
         with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
             self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
+        dataset = self._options.dataset
+        return None if dataset is None else [dataset]
 
     def discard(self, transaction: PostgresTransaction) -> None:
         transaction.connection.close()  # the server rolls back a transaction that is not prepared

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -303,6 +304,9 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
                 offset = entry.end
             if offset:
                 register.truncate(offset)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
+        return [Dataset(f"pravega://{self._options.server.target}", str(self._options.stream))]
 
     def abort(self, committable: Committable) -> None:
         txn = self._txn(committable)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
+from twopc.datasets import Dataset, of_table
 from twopc.options import UPSERT_BY, Kind, Option, parse, qualified_name, refuse_unknown, seconds
 from twopc_sql.dialects import DIALECTS, Dialect
 
@@ -98,6 +100,19 @@ class SqlOptions:
     @property
     def qualified(self) -> str:
         return ".".join(filter(None, (self.schema, self.table)))
+
+    @property
+    def dataset(self) -> Dataset:
+        """The table in its database. A table of PostgreSQL without a schema counts as one of ``public``."""
+        url, backend = self.url, self.url.get_backend_name()
+        host, database = url.host or "localhost", url.database or url.username or ""
+        match backend:
+            case "postgresql":
+                return of_table("postgres", host, url.port or 5432, database, self.schema or "public", self.table)
+            case "mysql":
+                return of_table("mysql", host, url.port or 3306, self.schema or database, self.table)
+            case _:  # a file
+                return Dataset(f"{backend}:{Path(database).absolute()}", self.qualified)
 
     def __str__(self) -> str:
         """Return the table and its database, for messages."""

@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
+from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
     LogMismatch,
@@ -318,6 +319,9 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
         with first._requesting(f"committing batch {batch_id} to {len(due)} tables") as connection:  # noqa: SLF001
             for sink, committables in due.items():
                 sink._commit(connection, batch_id, committables)  # noqa: SLF001  # its own class
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
+        return [self._options.dataset]
 
     def abort(self, committable: Committable) -> None:
         name = self.transactional_ids.exact(committable.transaction_id)

@@ -1,0 +1,352 @@
+"""The events that a receiver of OpenLineage gets over HTTP, and batches that do not depend on it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import attr
+import psycopg
+import pyarrow as pa
+import pytest
+from openlineage.client import OpenLineageClient
+
+import twopc
+from tests.support.lineage_receiver import LineageReceiver
+from tests.support.observing import Killed, killed
+from tests.support.pages import DOCS
+from tests.support.postgres_server import PostgresServer
+from tests.support.s3_server import free_port
+from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, Participant, Round, TwoPhaseCommitSink
+from twopc.observers import _outbox
+from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _TwopcBatchRunFacet
+from twopc.testing import MemorySink, MemoryTarget
+
+OF_SPARK = {"sources": [{"orders": {"0": 100, "1": 70}}, {"logOffset": 3}], "metadata": {"conf": {}}, "version": "v1"}
+PATIENCE_S = 30.0
+
+Observer = Callable[..., OpenLineageObserver]
+
+
+@pytest.fixture
+def receiver() -> Iterator[LineageReceiver]:
+    with LineageReceiver() as running:
+        yield running
+
+
+@pytest.fixture
+def observer(observe: Any, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Observer]:
+    """Register an observer whose client finds the receiver by its own configuration, and tries each event once."""
+    made: list[OpenLineageObserver] = []
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
+    monkeypatch.setattr(_outbox, "RETRY_S", 0.05)
+
+    def register(url: str = receiver.url, **given: Any) -> OpenLineageObserver:
+        monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", url)
+        made.append(OpenLineageObserver("shop", **given))
+        observe(made[-1])
+        return made[-1]
+
+    yield register
+    for each in made:
+        each.close(timeout_s=0)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Query:
+    """Incarnations of one query."""
+
+    def __init__(self, folder: Path, sinks: Callable[[], Mapping[str, TwoPhaseCommitSink[Any]]]) -> None:
+        self._folder, self._make = folder, sinks
+        self.sinks: Mapping[str, Any] = {}
+
+    def start(self) -> Coordinator:
+        self.sinks = self._make()
+        return Coordinator(self.sinks, self._folder / "log", owner="orders")
+
+    def run(self, coordinator: Coordinator, batch_id: int, **given: Any) -> None:
+        def phase_one(round: Round) -> list[twopc.Vote]:
+            with Participant(self.sinks, round, partition=0) as participant:
+                for name in self.sinks:
+                    participant.write(name, pa.record_batch({"id": [1, 2, 3], "day": ["a", "b", "c"]}))
+                return [participant.pre_commit()]
+
+        coordinator.run(batch_id, phase_one, **given)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    """A query over one sink in memory, which does not name what it writes to."""
+    target = MemoryTarget()
+    return Query(tmp_path, lambda: {"archive": MemorySink(target)})
+
+
+# What is in an event. ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def postgres_server() -> Iterator[PostgresServer]:
+    with PostgresServer(max_prepared_transactions=10) as server:
+        with psycopg.connect(server.conninfo, autocommit=True) as connection:
+            connection.execute("CREATE SCHEMA sales; CREATE TABLE sales.orders (id bigint, day text)")
+        yield server
+
+
+def test_an_event_has_all_that_is_known_of_a_batch_of_two_sinks(
+    postgres_server: PostgresServer, tmp_path: Path, observer: Observer, receiver: LineageReceiver
+) -> None:
+    def sinks() -> dict[str, TwoPhaseCommitSink[Any]]:
+        table = {"conninfo": postgres_server.conninfo, "table": "sales.orders"}
+        return {
+            "lake": twopc.create_sink("files", {"path": str(tmp_path / "orders")}),
+            "shop": twopc.create_sink("postgres", table),
+        }
+
+    both = Query(tmp_path, sinks)
+    lineage = observer(source_brokers="b1.example:9093,b2.example:9093")
+    with both.start() as coordinator:
+        both.run(coordinator, 0, reads=OF_SPARK)
+    lineage.close()
+    [event] = receiver.events
+    print(json.dumps(event, indent=2))  # noqa: T201  # shown by pytest -s: an example
+    assert event["eventType"] == "COMPLETE"
+    assert event["producer"] == PRODUCER
+    assert event["job"]["namespace"] == "shop"
+    assert event["job"]["name"] == "orders"
+    assert [(each["namespace"], each["name"]) for each in event["inputs"]] == [("kafka://b1.example:9093", "orders")]
+    facet = event["run"]["facets"]["twopc_batch"]
+    assert facet["reads"] == {"0": {"orders": {"0": 100, "1": 70}}, "1": {"logOffset": 3}}
+    assert facet["records"] == {"lake": 3, "shop": 3}
+    lake, shop = event["outputs"]
+    assert (lake["namespace"], lake["name"]) == ("file", str(tmp_path / "orders"))
+    assert (shop["namespace"], shop["name"]) == ("postgres://localhost:5432", "postgres.sales.orders")
+    for output in lake, shop:
+        assert output["outputFacets"]["outputStatistics"]["rowCount"] == 3
+        fields = output["facets"]["schema"]["fields"]
+        assert [(field["name"], field["type"]) for field in fields] == [("id", "int64"), ("day", "string")]
+    facets = [facet, *lake["facets"].values(), *lake["outputFacets"].values()]
+    assert {each["_producer"] for each in facets} == {PRODUCER}
+    assert postgres_server.password not in json.dumps(event)
+
+
+def test_the_facet_of_a_batch_keeps_to_its_published_schema(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    schema = json.loads((DOCS / "openlineage" / "TwopcBatchRunFacet.json").read_text(encoding="utf-8"))
+    fields = {each.name for each in attr.fields(_TwopcBatchRunFacet)}
+    assert (schema["$id"], schema["properties"].keys()) == (_TwopcBatchRunFacet._get_schema(), fields)
+    jsonschema = pytest.importorskip("jsonschema", reason="pip install jsonschema")
+    lineage = observer()
+    coordinator = query.start()
+    query.run(coordinator, 0, reads=[1, {"a": "b"}])
+    query.run(coordinator, 1)
+    lineage.close()
+    with_reads, without = (event["run"]["facets"]["twopc_batch"] for event in receiver.events)
+    assert with_reads["reads"] == [1, {"a": "b"}]
+    assert "reads" not in without
+    for facet in with_reads, without:
+        jsonschema.Draft202012Validator(schema).validate(facet)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(schema).validate({**facet, "batchId": "0"})
+
+
+def test_a_sink_that_names_no_dataset_is_one_of_its_query(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    lineage = observer(job_name="archiving")
+    query.run(query.start(), 0)
+    lineage.close()
+    [output] = receiver.events[0]["outputs"]
+    assert (output["namespace"], output["name"]) == ("twopc", "orders.archive")
+    assert receiver.events[0]["job"]["name"] == "archiving"
+
+
+def test_kafka_sources_are_inputs_only_if_their_brokers_are_known(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    lineage = observer()
+    query.run(query.start(), 0, reads=OF_SPARK)
+    lineage.close()
+    assert receiver.events[0]["inputs"] == []
+
+
+def test_offsets_of_a_loop_without_spark_name_their_topics_too(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    lineage = observer(source_brokers="b1.example")
+    query.run(query.start(), 0, reads={"orders": {"0": 7}, "returns": {"0": 0}})
+    lineage.close()
+    found = [(each["namespace"], each["name"]) for each in receiver.events[0]["inputs"]]
+    assert found == [("kafka://b1.example:9092", "orders"), ("kafka://b1.example:9092", "returns")]
+
+
+def outputs_of(*parts: BatchPart) -> list[dict[str, Any]]:
+    """The outputs of the event for a batch with these parts, by namespace and name."""
+    lineage = OpenLineageObserver("shop", client=OpenLineageClient(config={"transport": {"type": "noop"}}))
+    event = lineage._run_event(datetime.now(timezone.utc), BatchCommitted(0, parts, None, False, "log", "orders"))
+    return [attr.asdict(output) for output in event.outputs or ()]
+
+
+def test_how_records_are_spread_over_several_datasets_is_not_known() -> None:
+    topics = (Dataset("kafka://b1:9092", "orders"), Dataset("kafka://b1:9092", "returns"))
+    outputs = outputs_of(BatchPart("kafka", 5, topics, None))
+    assert [output["name"] for output in outputs] == ["orders", "returns"]
+    assert [output["outputFacets"] for output in outputs] == [{}, {}]
+    assert [output["facets"] for output in outputs] == [{}, {}]
+
+
+def test_sinks_that_write_to_one_dataset_are_one_output() -> None:
+    topic = (Dataset("kafka://b1:9092", "orders"),)
+    text, number = pa.schema([("value", pa.string())]), pa.schema([("value", pa.int64())])
+    [output] = outputs_of(BatchPart("a", 5, topic, text), BatchPart("b", 2, topic, text))
+    assert output["outputFacets"]["outputStatistics"]["rowCount"] == 7
+    assert [field["name"] for field in output["facets"]["schema"]["fields"]] == ["value"]
+    [output] = outputs_of(BatchPart("a", 5, topic, text), BatchPart("b", 2, topic, number))
+    assert output["facets"] == {}
+
+
+def test_the_fields_of_a_structure_are_named() -> None:
+    place = pa.struct([("city", pa.string()), ("at", pa.struct([("x", pa.float64())]))])
+    schema = pa.schema([("place", place), ("tags", pa.list_(pa.string()))])
+    [output] = outputs_of(BatchPart("a", 1, None, schema))
+    place_field, tags = output["facets"]["schema"]["fields"]
+    assert (place_field["type"], tags["type"]) == ("struct", "list<item: string>")
+    city, at = place_field["fields"]
+    assert (city["name"], city["type"], at["fields"][0]["type"]) == ("city", "string", "double")
+
+
+# Which batches are reported, and under which id. ------------------------------------------------------------------
+
+
+def test_a_batch_has_the_same_run_id_whoever_reports_it(
+    query: Query, observer: Observer, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = observer()
+    first = query.start()
+    monkeypatch.setattr(query.sinks["archive"], "commit", lambda _: killed())  # after the decision
+    with pytest.raises(Killed):
+        query.run(first, 0)
+    query.start().recover()
+    query.run(last := query.start(), 0)  # as Spark repeats it
+    query.run(last, 1)
+    lineage.close()
+    facets = [event["run"]["facets"]["twopc_batch"] for event in receiver.events]
+    assert [(facet["batchId"], facet["recovered"]) for facet in facets] == [(0, True), (0, True), (1, False)]
+    again, once_more, other = (event["run"]["runId"] for event in receiver.events)
+    assert again == once_more != other
+
+
+def test_another_log_of_a_query_of_the_same_name_has_other_run_ids(
+    query: Query, tmp_path: Path, observer: Observer, receiver: LineageReceiver
+) -> None:
+    lineage = observer()
+    query.run(query.start(), 0)
+    (tmp_path / "log").rename(tmp_path / "old")
+    query.run(query.start(), 0)
+    lineage.close()
+    assert len({event["run"]["runId"] for event in receiver.events}) == 2
+
+
+# The receiver. ----------------------------------------------------------------------------------------------------
+
+
+def test_a_receiver_that_is_slow_keeps_no_batch_waiting(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    receiver.delay_s = 2.0
+    lineage = observer()
+    coordinator = query.start()
+    began_s = time.monotonic()
+    for batch_id in range(5):
+        query.run(coordinator, batch_id)
+    assert time.monotonic() - began_s < receiver.delay_s
+    lineage.close(timeout_s=0.1)
+    assert lineage.dropped >= 4
+
+
+@pytest.mark.parametrize("status", [500, 429])
+def test_events_wait_for_a_receiver_that_is_away_and_come_in_order(
+    status: int, query: Query, observer: Observer, receiver: LineageReceiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    receiver.status = status
+    lineage = observer()
+    coordinator = query.start()
+    for batch_id in range(3):
+        query.run(coordinator, batch_id)
+    until(lambda: receiver.asked > 2)
+    assert caplog.text.count("an event can't be sent") == 1
+    receiver.status = 200
+    lineage.close()
+    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.events] == [0, 1, 2]
+    assert lineage.dropped == 0
+
+
+def test_nobody_at_the_address_fails_no_batch_and_is_logged_once_without_credentials(
+    query: Query, observer: Observer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__AUTH", '{"type": "api_key", "apiKey": "hunter3"}')
+    lineage = observer(f"http://writer:hunter2@127.0.0.1:{free_port()}")
+    coordinator = query.start()
+    for batch_id in range(3):
+        query.run(coordinator, batch_id)
+    until(lambda: "an event can't be sent" in caplog.text)
+    lineage.close()
+    assert caplog.text.count("an event can't be sent") == 1
+    assert lineage.dropped == 3
+    assert not [secret for secret in ("hunter2", "hunter3") if secret in caplog.text]
+
+
+def test_requests_that_the_client_repeats_by_itself_are_not_logged_each(
+    query: Query, observer: Observer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 3, "backoff_factor": 0}')
+    lineage = observer(f"http://127.0.0.1:{free_port()}")
+    query.run(query.start(), 0)
+    lineage.close()
+    assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [_outbox.__name__]
+
+
+def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_sent(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    receiver.status = 422
+    lineage = observer()
+    coordinator = query.start()
+    query.run(coordinator, 0)
+    until(lambda: lineage.dropped == 1)
+    receiver.status = 200
+    query.run(coordinator, 1)
+    lineage.close()
+    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.events] == [1]
+
+
+def test_the_key_of_the_client_s_configuration_reaches_the_receiver(
+    query: Query, observer: Observer, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__AUTH", '{"type": "api_key", "apiKey": "hunter3"}')
+    lineage = observer()
+    query.run(query.start(), 0)
+    lineage.close()
+    assert receiver.tokens == ["Bearer hunter3"]
+    assert "hunter3" not in json.dumps(receiver.events)
+
+
+def test_the_close_of_an_observer_ends_in_time(query: Query, observer: Observer, receiver: LineageReceiver) -> None:
+    receiver.delay_s = 5.0
+    lineage = observer()
+    query.run(query.start(), 0)
+    began_s = time.monotonic()
+    lineage.close(timeout_s=0.2)
+    lineage.close(timeout_s=0.2)
+    assert time.monotonic() - began_s < 2

@@ -1,0 +1,64 @@
+"""The lineage of a query from Kafka to Kafka and files, as a receiver of OpenLineage gets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import twopc
+from tests.spark.conftest import Pipeline, Topic, rows
+from tests.support.lineage_receiver import LineageReceiver
+from tests.support.observing import observing
+from twopc.observers.openlineage import OpenLineageObserver
+from twopc.spark import Output, foreach_batch
+
+if TYPE_CHECKING:
+    from twopc_kafka_broker import KafkaBroker
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_name(
+    pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = [f"{topic.name}-{each}" for each in "ab"]
+    for target in targets:
+        kafka_broker.create_topic(target, partitions=1)
+    pipeline.add_batch(rows(*range(10)))
+    pipeline.run(foreach_batch(Output(topic.sink(), ["CAST(id AS STRING) AS value"]), log=str(pipeline.log)))
+
+    routed = {name: value for name, value in topic.options.items() if name != "topic"}
+    where = f"concat('{topic.name}-', if(CAST(value AS STRING) < '5', 'a', 'b')) AS topic"
+    copy = pipeline.beside("copy")
+    writer = foreach_batch(
+        {
+            "archive": Output(copy.files(), ["CAST(value AS STRING) AS id"]),
+            "copies": Output(twopc.create_sink("kafka", routed), [where, "value"]),
+        },
+        log=str(copy.log),
+    )
+    with LineageReceiver() as receiver:
+        monkeypatch.setenv("OPENLINEAGE_URL", receiver.url)
+        lineage = OpenLineageObserver("shop", source_brokers=topic.servers)
+        with observing(lineage):
+            query = topic.stream(pipeline.spark, 100).writeStream.foreachBatch(writer)
+            query.option("checkpointLocation", str(copy.checkpoint)).trigger(
+                availableNow=True
+            ).start().awaitTermination()
+        lineage.close()
+    [event] = receiver.events
+    assert event["job"] == {"namespace": "shop", "name": copy.entries("decide")[0]["owner"], "facets": {}}
+    assert [(each["namespace"], each["name"]) for each in event["inputs"]] == [(f"kafka://{topic.servers}", topic.name)]
+    archive, *copies = event["outputs"]
+    assert (archive["namespace"], archive["name"]) == ("file", str(copy.folder / "archive"))
+    assert archive["outputFacets"]["outputStatistics"]["rowCount"] == 10
+    assert [(field["name"], field["type"]) for field in archive["facets"]["schema"]["fields"]] == [("id", "string")]
+    assert [(each["namespace"], each["name"]) for each in copies] == [
+        (f"kafka://{topic.servers}", target) for target in targets
+    ]
+    facet = event["run"]["facets"]["twopc_batch"]
+    assert facet["records"] == {"archive": 10, "copies": 10}
+    read = facet["reads"]["0"][topic.name]
+    assert read.keys() == {"0", "1"}
+    assert sum(read.values()) >= 10  # with the markers of the transactions

@@ -1,0 +1,68 @@
+"""A receiver of OpenLineage's events over HTTP, on a free port of this machine."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+
+class LineageReceiver:
+    """Keeps the events that it has accepted.
+
+    Attributes:
+        status: what it answers; it keeps an event if that is 200.
+        delay_s: how long it waits before it answers.
+        asked: how many requests have come.
+        events: the bodies.
+        tokens: the header ``Authorization`` of each request.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.status = 200
+        self.delay_s = 0.0
+        self.asked = 0
+        self.events: list[dict[str, Any]] = []
+        self.tokens: list[str | None] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                receiver.asked += 1
+                receiver.tokens.append(self.headers["Authorization"])
+                time.sleep(receiver.delay_s)
+                if receiver.status == 200:
+                    receiver.events.append(body)
+                self.send_response(receiver.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
