@@ -23,6 +23,8 @@ from typing import Any
 
 from fsspec.implementations.local import LocalFileSystem
 
+from twopc.azure_errors import azure_as_os_errors
+
 CREATES_EXCLUSIVELY = frozenset(
     {
         "s3",  # If-None-Match: *, in S3FileSystem._pipe_file (s3fs 2024.12 and later)
@@ -206,8 +208,9 @@ class ObjectFolder:
 
     def read(self, name: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError."""
-        data: bytes = self.fs.cat_file(self._object(name))
-        return data
+        with azure_as_os_errors():
+            data: bytes = self.fs.cat_file(self._object(name))
+            return data
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         """Create the object, durable and whole or not at all. The store is tried before the first object.
@@ -223,11 +226,12 @@ class ObjectFolder:
 
     def replace(self, name: str, data: bytes) -> None:
         """Create or replace the object."""
-        self.fs.pipe_file(self._object(name), data)
+        with azure_as_os_errors():
+            self.fs.pipe_file(self._object(name), data)
 
     def remove(self, name: str) -> None:
         """Remove the object, or do nothing where there is none."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), azure_as_os_errors():
             self.fs.rm_file(self._object(name))
 
     def sync(self, name: str) -> None:
@@ -251,11 +255,11 @@ class ObjectFolder:
         try:
             is_exclusive = self._refuses_a_second(probe)
             self._remove_leftovers(probe)
-        except FileNotFoundError as error:
-            raise Unusable("there is no such bucket or container, and none is made") from error
         except PermissionError as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except (OSError, TypeError) as error:
+            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) == errno.ENODEV:
+                raise Unusable("there is no such bucket or container, and none is made") from error
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
                 raise
             raise Unusable(f"its server or its client has no exclusive create ({error})") from error
@@ -286,7 +290,10 @@ class ObjectFolder:
         # By one request, as in the trial: s3fs would send 100 MiB or more in parts.
         whole = {"chunksize": len(data) + 1} if "s3" in self._protocols else {}
         try:
-            with self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext():
+            with (
+                self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext(),
+                azure_as_os_errors(),
+            ):
                 self.fs.pipe_file(path, data, mode="create", **whole)
         except OSError as error:
             # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. There
@@ -311,7 +318,8 @@ def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder:
 def names_in(fs: Any, folder: str) -> list[str]:
     """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
     try:
-        paths = fs.ls(folder, detail=False)
+        with azure_as_os_errors():
+            paths = fs.ls(folder, detail=False)
     except FileNotFoundError:
         return []
     return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]

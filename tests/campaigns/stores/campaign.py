@@ -12,8 +12,16 @@ from pathlib import Path
 from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_blows, run_all, skipped
 from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
-from tests.campaigns.stores.places import CALLS, COUNTED, StorePlaces, warm_up
+from tests.campaigns.stores.places import CALLS, COUNTED, STAGING, StorePlaces, warm_up
+from tests.support.azurite_server import AzuriteServer, install
 from tests.support.s3_server import S3Server
+
+
+INSTALLED = {
+    **{store: program.install for store, program in PROGRAMS.items()},
+    **dict.fromkeys(STAGING, install),
+}
+"""Stores whose server is installed first. Each function returns the reason if that is impossible."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,13 +34,17 @@ def main(arguments: Sequence[str]) -> int:
         server = S3Server(given.folder / "s3.log")
         if {"s3", "copy"} & set(given.stores):
             stack.enter_context(server)
+        azurite = AzuriteServer((given.folder / "azurite").resolve())
+        if "azure" in given.stores and INSTALLED["azure"]() is None:
+            stack.enter_context(azurite)
 
         def proof(store: str) -> Proof:
-            places = StorePlaces(store, given.folder.resolve() / "work", server.storage_options)
-            if store not in PROGRAMS:
-                return partial(prove, places, given.steps_stride)
-            if obstacle := PROGRAMS[store].install():
+            options = azurite.storage_options if store == "azure" else server.storage_options
+            places = StorePlaces(store, given.folder.resolve() / "work", options)
+            if store in INSTALLED and (obstacle := INSTALLED[store]()):
                 return lambda _: skipped(obstacle)
+            if store in CALLS:
+                return partial(prove, places, given.steps_stride)
             return partial(prove_by_blows, places, given.kills, given.seed)
 
         proofs = {store: proof(store) for store in given.stores}
@@ -41,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
-    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *PROGRAMS]), default=list(CALLS))
+    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *PROGRAMS, "azurite"]), default=list(CALLS))
     parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
     parser.add_argument(
         "--kills", type=int, default=100, help="kills of the server, and of the writer, on stores with a server"

@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.fs
 from aiobotocore.client import AioBaseClient
 from botocore.loaders import create_loader
+from azure.core.pipeline.transport import AioHttpTransport
+from azure.storage.blob._shared.policies_async import ExponentialRetry
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
-from fsspec.registry import _registry
+from fsspec.registry import _registry, get_filesystem_class
 from s3fs import S3FileSystem
 
 from tests.campaigns.every_step import steps
@@ -27,6 +29,7 @@ from tests.campaigns.stores import contents
 from tests.campaigns.stores.calls import in_memory, on_renaming
 from tests.campaigns.stores.foreign import plant, present
 from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
+from tests.support.azurite_server import AzuriteServer
 from twopc.log.store import LogStore, open_store
 from twopc_files.sink import FileSink
 
@@ -55,7 +58,14 @@ class Copying(S3FileSystem):  # type: ignore[misc]
 UPLOADING = ("s3", *PROGRAMS)
 """Stores in which an uncommitted file is an open upload."""
 
+STAGING = ("azure", "azurite")
+"""Stores in which an uncommitted file is a list of uncommitted blocks."""
+
 _registry.update({"hdfs": Renaming, "gs": Copying})
+
+
+REPEATED_AFTER_S = 0.2
+"""How long Azure's client waits before it repeats a request; by itself, 15 seconds and more."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +75,8 @@ class Place:
     Attributes:
         store: the kind of store.
         work: a local folder, for the query's position and for local stores.
-        server: the options to reach the S3 server.
-        name: the name of the bucket, or of the folder in memory.
+        server: the options to reach the server of the store, if there is one.
+        name: the name of the bucket or container, or of the folder in memory.
     """
 
     store: str
@@ -80,6 +90,7 @@ class Place:
         return {
             "local": str(self.work / "data" / "orders"),
             **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
+            **dict.fromkeys(STAGING, f"abfs://{self.name}/data/orders"),
             "copy": f"gs://{self.name}/data/orders",
             "rename": f"hdfs://{self.work}/data/orders",
             "memory": f"memory://{self.name}/data/orders",
@@ -87,7 +98,7 @@ class Place:
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        return self.server if self.is_on_s3 else {}
+        return self.server if self.is_on_s3 or self.stages_blocks else {}
 
     @property
     def is_on_s3(self) -> bool:
@@ -96,6 +107,10 @@ class Place:
     @property
     def holds_uploads(self) -> bool:
         return self.store in UPLOADING
+
+    @property
+    def stages_blocks(self) -> bool:
+        return self.store in STAGING
 
     @property
     def batch_logs(self) -> tuple[str, ...]:
@@ -111,6 +126,8 @@ class Place:
         """The commit log: in the same store, or on a disk if the store can't keep a log."""
         if self.is_on_s3:
             return open_store(f"s3://{self.name}/log", **self.server)
+        if self.stages_blocks:
+            return open_store(f"abfs://{self.name}/log", **self.server)
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
 
     def sink(self) -> FileSink:
@@ -130,6 +147,8 @@ class Place:
         self.work.mkdir(parents=True, exist_ok=True)
         if self.is_on_s3:
             self.located()[0].call_s3("create_bucket", Bucket=self.name)
+        if self.stages_blocks:
+            self.located()[0].mkdir(self.name)
         plant(self)
         note(self.work, "foreign", present(self))
 
@@ -137,7 +156,10 @@ class Place:
         CALLS[self.store](steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        """A completion of an upload commits a file."""
+        """A completion of an upload commits a file, or a list of blocks."""
+        if self.stages_blocks:
+            self._watch_lists_of_blocks(strike)
+            return
         request = AioBaseClient._make_api_call
 
         async def watched(client: Any, operation: str, parameters: Any) -> Any:
@@ -146,6 +168,16 @@ class Place:
                 return await request(client, operation, parameters)
 
         AioBaseClient._make_api_call = watched
+
+    def _watch_lists_of_blocks(self, strike: Strike) -> None:
+        send = AioHttpTransport.send
+
+        async def watched(transport: Any, request: Any, **options: Any) -> Any:
+            is_commit = steps.azure_operation(request) == "PUT blocklist"
+            with strike.a_commit() if is_commit else contextlib.nullcontext():
+                return await send(transport, request, **options)
+
+        AioHttpTransport.send = watched  # type: ignore[method-assign]
 
     def meanwhile(self) -> None:
         let_an_hour_pass(self.work, is_on_disk=self.store == "local")
@@ -167,6 +199,7 @@ CALLS: Mapping[str, Callable[[steps.Steps], None]] = {
     "local": steps.on_disk,
     "s3": steps.on_s3,
     "copy": steps.on_s3,
+    "azure": steps.on_azure,
     "rename": on_renaming,
     "memory": in_memory,
 }
@@ -180,7 +213,7 @@ class StorePlaces:
     Attributes:
         name: the store.
         folder: the folder of all cases.
-        server: the options to reach the S3 server that they share.
+        server: the options to reach the server that they share.
     """
 
     name: str
@@ -193,9 +226,10 @@ class StorePlaces:
         return Place(self.name, self.folder / name, self.server, name)
 
     @contextlib.contextmanager
-    def with_server(self) -> Iterator[tuple[Place, GoServer]]:
+    def with_server(self) -> Iterator[tuple[Place, GoServer | AzuriteServer]]:
         place = self.new()
-        with GoServer(PROGRAMS[self.name], place.work / "server") as server:
+        folder = place.work / "server"
+        with GoServer(PROGRAMS[self.name], folder) if self.name in PROGRAMS else AzuriteServer(folder) as server:
             yield replace(place, server=server.storage_options), server
 
 
@@ -205,3 +239,5 @@ def warm_up() -> None:
     loader = create_loader()
     botocore.session.create_loader = lambda *_: loader  # the description of S3's API is megabytes of JSON
     botocore.session.Session().create_client("s3", "us-east-1")
+    get_filesystem_class("abfs")
+    ExponentialRetry.get_backoff_time = lambda *_: REPEATED_AFTER_S
