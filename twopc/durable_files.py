@@ -258,7 +258,7 @@ class ObjectFolder:
         except PermissionError as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except (OSError, TypeError) as error:
-            if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) == errno.ENODEV:
+            if isinstance(error, OSError) and _is_absent(error):
                 raise Unusable("there is no such bucket or container, and none is made") from error
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
                 raise
@@ -287,8 +287,12 @@ class ObjectFolder:
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._object(name)
-        # By one request, as in the trial: s3fs would send 100 MiB or more in parts.
+        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, and Azure's client 64 MiB or more
+        # in blocks, of which those of two writers replace each other.
         whole = {"chunksize": len(data) + 1} if "s3" in self._protocols else {}
+        if "abfs" in self._protocols:
+            config = self.fs.service_client._config  # noqa: SLF001  # adlfs does not pass the client's option on
+            config.max_single_put_size = max(config.max_single_put_size, len(data))
         try:
             with (
                 self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext(),
@@ -320,8 +324,10 @@ def names_in(fs: Any, folder: str) -> list[str]:
     try:
         with azure_as_os_errors():
             paths = fs.ls(folder, detail=False)
-    except FileNotFoundError:
-        return []
+    except OSError as error:
+        if _is_absent(error):
+            return []
+        raise
     return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
 
@@ -390,8 +396,12 @@ def _permanent_refusals() -> Iterator[None]:
         raise Unusable(error.errno, error.strerror, error.filename) from error
 
 
+def _is_absent(error: OSError) -> bool:
+    """Whether there is no such file, folder, bucket or container. Only Azure's clients distinguish the last one."""
+    return isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV
+
+
 def _s3_code(error: OSError) -> str | None:
     """Return the S3 server's error code, from botocore's error behind that of s3fs."""
-    response = getattr(error.__cause__, "response", None) or {}
-    code: str | None = response.get("Error", {}).get("Code")
-    return code
+    response = getattr(error.__cause__, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None

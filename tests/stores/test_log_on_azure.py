@@ -143,25 +143,25 @@ def test_a_client_without_credentials_is_not_asked_again(monkeypatch: pytest.Mon
     ("options", "told"),
     [
         (lambda container: container.signed("l"), "Authorization"),
-        (lambda container: container.signed(ALL_RIGHTS, -60), "AuthenticationFailed"),
+        (lambda container: container.signed(ALL_RIGHTS, -60), "AuthorizationFailure"),
         (
             lambda container: {
                 "connection_string": container.server.connection_string(credentials="AccountKey=d3Jvbmcga2V5IQ==")
             },
-            "AuthenticationFailed",
+            "AuthorizationFailure",
         ),
     ],
     ids=["no right", "expired signature", "wrong key"],
 )
 def test_refused_credentials_are_told_with_what_the_server_says(options: Any, told: str, container: Container) -> None:
-    with pytest.raises(ConfigurationError, match=rf"{container.url('log')}: nothing may be written there \({told}"):
+    with pytest.raises(ConfigurationError, match=rf"{container.url('log')}: nothing may be written there \(.*{told}"):
         open_store(container, **options(container)).put_if_absent(0, b"x")
     assert container.blobs() == []
 
 
 @pytest.mark.parametrize("options", [lambda c: c.signed("w"), lambda c: c.signed(ALL_RIGHTS, -60)])
 def test_a_log_that_may_not_be_read_is_not_asked_again(options: Any, container: Container) -> None:
-    with pytest.raises(ConfigurationError, match=r"not let this process read it \(Auth.*credentials"):
+    with pytest.raises(ConfigurationError, match=r"not let this process read it \(.* Auth.*credentials"):
         CommitLog.open(open_store(container, **options(container)), "query")
 
 
@@ -267,6 +267,22 @@ def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(c
     with pytest.raises(ConfigurationError, match=f"{container.url('log')}.*overwrites"):
         open_store(container, **container.signed(ALL_RIGHTS)).put_if_absent(0, b"x")
     assert container.blobs() == []
+
+
+def test_a_conflict_that_says_nothing_of_the_slot_is_not_taken_for_an_entry(container: Container) -> None:
+    store = open_store(container)
+    store.put_if_absent(0, b"x")
+    container.proxy.disturb_next("PUT", azure_error(409, "ContainerBeingDeleted"))
+    with pytest.raises(OSError, match="ContainerBeingDeleted") as raised:
+        store.put_if_absent(1, b"x")
+    assert not isinstance(raised.value, FileExistsError)
+
+
+def test_a_large_entry_is_one_request_too(container: Container) -> None:
+    """Two writers would replace each other's blocks, as the client names them by their offsets."""
+    store = open_store(container)
+    store.put_if_absent(0, bytes(65 * 1024 * 1024))
+    assert len(container.proxy.sent("PUT", entry_name(0))) == 1
 
 
 def test_a_trial_whose_reply_is_lost_is_not_taken_for_a_refusal(
