@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import twopc
+from tests.cli.conftest import twopc_here
 from tests.stores.conftest import Container
 from tests.support.azurite_server import repeat
 from tests.support.http_proxy import Answer, Changed, Lost, azure_error
@@ -90,9 +92,7 @@ def test_nothing_but_entries_is_left_in_the_folder(container: Container) -> None
 
 
 @pytest.mark.parametrize("protocol", ["abfs", "abfss", "az"])
-def test_a_log_at_the_top_of_a_container_is_fine_by_each_name_of_the_store(
-    protocol: str, container: Container
-) -> None:
+def test_a_log_at_the_top_of_a_container_is_fine_by_each_name_of_the_store(protocol: str, container: Container) -> None:
     CommitLog.open(twopc.open_store(f"{protocol}://{container.name}/", **container.storage_options), "query")
     assert container.blobs() == [entry_name(0)]
 
@@ -165,6 +165,24 @@ def test_a_log_that_may_not_be_read_is_not_asked_again(options: Any, container: 
         CommitLog.open(open_store(container, **options(container)), "query")
 
 
+def test_the_doctor_tries_a_log_and_a_sink_on_azure(container: Container, tmp_path: Path) -> None:
+    sinks = tmp_path / "sinks.toml"
+    sinks.write_text(f'[orders]\nbackend = "files"\npath = "{container.url("orders")}"\n')
+    log = container.url("log")
+    CommitLog.open(open_store(container), "query").close()
+    before = container.blobs()
+
+    def examined(credentials: str | None = None) -> tuple[int, str]:
+        known = container.server.connection_string(container.proxy.url, credentials)
+        done = twopc_here("doctor", "--sinks", sinks, "--log", log, AZURE_STORAGE_CONNECTION_STRING=known)
+        return done.code, done.out
+
+    assert examined()[0] == 0
+    assert container.blobs() == before
+    code, text = examined("AccountKey=d3Jvbmcga2V5IQ==")
+    assert (code, "AuthorizationFailure" in text, "d3Jvbmcga2V5IQ==" in text) == (4, True, False)
+
+
 def test_no_secret_is_in_what_is_shown_or_written(container: Container, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", logger="twopc")
     signed = container.signed(ALL_RIGHTS)
@@ -210,7 +228,12 @@ def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(
 
 @pytest.mark.parametrize(
     "answer",
-    [Answer(500), azure_error(500, "InternalError"), azure_error(503, "ServerBusy"), azure_error(500, "OperationTimedOut")],
+    [
+        Answer(500),
+        azure_error(500, "InternalError"),
+        azure_error(503, "ServerBusy"),
+        azure_error(500, "OperationTimedOut"),
+    ],
     ids=lambda answer: str(answer.status) + answer.body.decode()[-60:-30],
 )
 def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer, container: Container) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import os
 import shutil
 import subprocess
@@ -81,14 +80,19 @@ def _run(*command: str) -> None:
 
 
 class AzuriteServer(ServerProcess):
-    """A server with one account, whose data is in a folder: the same after a kill and a start.
+    """A server with one account.
+
+    Args:
+        folder: of its log, and of its data if it is durable.
+        is_durable: whether a kill and a start leave the data as it was; otherwise it is in memory.
 
     Attributes:
         key: the key of the account.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
         self._folder = folder
+        self._is_durable = is_durable
         self._port = free_port()
         self.key = base64.b64encode(uuid.uuid4().bytes * 4).decode()
 
@@ -135,8 +139,10 @@ class AzuriteServer(ServerProcess):
         preload = self._folder / "saves_first.js"
         preload.write_text(SAVES_FIRST)
         node, modules = _programs()[0], _folder() / "node_modules"
-        command = [node, "--require", str(preload), str(modules / "azurite/dist/src/blob/main.js")]
-        command += ["--blobHost", "127.0.0.1", "--blobPort", str(self._port), "--location", str(self._folder / "data")]
+        of_node = ("--require", str(preload)) if self._is_durable else ()
+        data = ("--location", str(self._folder / "data")) if self._is_durable else ("--inMemoryPersistence",)
+        command = [node, *of_node, str(modules / "azurite/dist/src/blob/main.js"), *data]
+        command += ["--blobHost", "127.0.0.1", "--blobPort", str(self._port)]
         command += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
         environment = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{self.key}", "AZURITE_MODULES": str(modules)}
         self._start(
@@ -148,18 +154,18 @@ class AzuriteServer(ServerProcess):
             cwd=self._folder,
         )
 
-    def mend(self, error: str) -> int:  # noqa: ARG002  # a block list is put as a whole
+    def mend(self, error: str) -> int:  # a block list is put as a whole
         """Repair nothing, as an operator has nothing to repair after ``error``."""
         return 0
 
     def _answers(self) -> bool:
         try:
-            with contextlib.closing(urllib.request.urlopen(f"{self.endpoint_url}/{ACCOUNT}?comp=list", timeout=5)):
-                return True
+            urllib.request.urlopen(f"{self.endpoint_url}/{ACCOUNT}?comp=list", timeout=5).close()  # noqa: S310
         except urllib.error.HTTPError as error:
             return error.code < 500
         except OSError:
             return False
+        return True
 
 
 def repeat(monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool) -> None:

@@ -53,11 +53,10 @@ def test_the_text_is_the_code_and_the_first_line() -> None:
 
 
 def test_an_error_of_adlfs_about_an_error_of_azure_has_the_meaning_of_the_latter() -> None:
+    error = FileNotFoundError("nothing there")
+    error.__cause__ = replied(404, "ContainerNotFound")
     with pytest.raises(OSError, match="ContainerNotFound") as raised, azure_as_os_errors():
-        try:
-            raise replied(404, "ContainerNotFound")
-        except azure.HttpResponseError as error:
-            raise FileNotFoundError("nothing there") from error
+        raise error
     assert raised.value.errno == errno.ENODEV
 
 

@@ -147,7 +147,7 @@ def on_azure(steps: Steps) -> None:
             steps.is_done(name)
         return answer
 
-    AioHttpTransport.send = step  # type: ignore[method-assign]
+    AioHttpTransport.send = step
 
 
 def azure_operation(request: Any) -> str:

@@ -16,7 +16,6 @@ from tests.campaigns.stores.places import CALLS, COUNTED, STAGING, StorePlaces, 
 from tests.support.azurite_server import AzuriteServer, install
 from tests.support.s3_server import S3Server
 
-
 INSTALLED = {
     **{store: program.install for store, program in PROGRAMS.items()},
     **dict.fromkeys(STAGING, install),

@@ -14,12 +14,12 @@ import botocore.session
 import pyarrow as pa
 import pyarrow.fs
 from aiobotocore.client import AioBaseClient
-from botocore.loaders import create_loader
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.storage.blob._shared.policies_async import ExponentialRetry
+from botocore.loaders import create_loader
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
-from fsspec.registry import _registry, get_filesystem_class
+from fsspec.registry import _registry
 from s3fs import S3FileSystem
 
 from tests.campaigns.every_step import steps
@@ -32,6 +32,7 @@ from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
 from tests.support.azurite_server import AzuriteServer
 from twopc.log.store import LogStore, open_store
 from twopc_files.sink import FileSink
+from twopc_files.stores.by_protocol import store_at
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.blows import Strike
@@ -177,7 +178,7 @@ class Place:
             with strike.a_commit() if is_commit else contextlib.nullcontext():
                 return await send(transport, request, **options)
 
-        AioHttpTransport.send = watched  # type: ignore[method-assign]
+        AioHttpTransport.send = watched
 
     def meanwhile(self) -> None:
         let_an_hour_pass(self.work, is_on_disk=self.store == "local")
@@ -229,7 +230,8 @@ class StorePlaces:
     def with_server(self) -> Iterator[tuple[Place, GoServer | AzuriteServer]]:
         place = self.new()
         folder = place.work / "server"
-        with GoServer(PROGRAMS[self.name], folder) if self.name in PROGRAMS else AzuriteServer(folder) as server:
+        program = PROGRAMS.get(self.name)
+        with GoServer(program, folder) if program else AzuriteServer(folder, is_durable=True) as server:
             yield replace(place, server=server.storage_options), server
 
 
@@ -239,5 +241,5 @@ def warm_up() -> None:
     loader = create_loader()
     botocore.session.create_loader = lambda *_: loader  # the description of S3's API is megabytes of JSON
     botocore.session.Session().create_client("s3", "us-east-1")
-    get_filesystem_class("abfs")
-    ExponentialRetry.get_backoff_time = lambda *_: REPEATED_AFTER_S
+    store_at("abfs://container/folder", {})
+    ExponentialRetry.get_backoff_time = lambda *_: REPEATED_AFTER_S  # type: ignore[method-assign]

@@ -168,9 +168,7 @@ def test_blocks_without_their_marker_are_rolled_back(azure: Place) -> None:
     assert azure.targets() == []
 
 
-def test_a_marker_whose_blocks_azure_has_removed_is_lost(
-    azure: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_marker_whose_blocks_azure_has_removed_is_lost(azure: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = azure.pre_commit()
     monkeypatch.setattr(Azure, "_blocks", lambda *_: [])
     with pytest.raises(TransactionLost, match="2 records"):
@@ -186,7 +184,13 @@ def test_a_file_that_another_process_publishes_during_a_look_is_not_taken_for_lo
         asked = list[str]()
 
         def other_process_is_quicker(
-            store: Azure, below: str, method: str, *given: Any, moment: int = moment, asked: list[str] = asked, **more: Any
+            store: Azure,
+            below: str,
+            method: str,
+            *given: Any,
+            moment: int = moment,
+            asked: list[str] = asked,
+            **more: Any,
         ) -> Any:
             asked.append(method)
             if len(asked) == moment + 1:
@@ -379,7 +383,12 @@ def test_a_sweep_removes_its_own_markers_and_never_another_one(azure: Place) -> 
     own = azure.pre_commit()
     azure.pre_commit(log_id="log2")
     store = azure_of(azure)
-    for below in (f"_twopc/{ID}-0.staged", f"_twopc/.{ID}-0.staged.bak", f"_twopc/sub/.{ID}-0.staged", f".{ID}-0.staged"):
+    for below in (
+        f"_twopc/{ID}-0.staged",
+        f"_twopc/.{ID}-0.staged.bak",
+        f"_twopc/sub/.{ID}-0.staged",
+        f".{ID}-0.staged",
+    ):
         store.call(below, "upload_blob", b"")
     others = [path for path in azure.files() if path != f"_twopc/{the_file(own).pending}"]
     sink = azure.sink()

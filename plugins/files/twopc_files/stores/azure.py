@@ -1,13 +1,12 @@
-"""Files in Azure Blob Storage: a pending file is a list of uncommitted blocks of its target, which a commit makes the
-blob.
+"""Files in Azure Blob Storage: a pending file consists of uncommitted blocks of its target.
 
-Blocks are durable when their upload returns. No reader sees a blob before its block list is put, which is one atomic
-request without a copy. Any process can put the list, as Azure itself lists the blocks.
+Blocks are durable when their upload returns. A commit puts the list of blocks: one atomic request without a copy.
+Before it, no reader sees the blob. Any process can put the list, as Azure itself lists the blocks.
 
-Azure neither removes uncommitted blocks on request nor lists them without every blob of the folder. So each pending file
-has an empty *marker* ``<path>/_twopc/.<transaction id>-<n>.staged``, from before its first block until after its commit.
-Recovery lists the markers. A file without a marker is rolled back; Azure removes its blocks a week after the last one was
-uploaded.
+Azure has no request that removes uncommitted blocks, and lists them only among all blobs of a folder. So each pending
+file has an empty *marker* ``<path>/_twopc/.<transaction id>-<n>.staged``, from before its first block until after its
+commit. Recovery lists the markers. A file without a marker is rolled back; Azure removes its blocks a week after the
+last one was uploaded.
 
 The client is adlfs, so fsspec's options and credentials work as everywhere else.
 """
@@ -17,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,7 +32,7 @@ from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending,
 from twopc_files.stores.store import PendingFile, Sight
 
 MARK = "twopc_transaction"
-"""The key of the blob's metadata that holds the exact transactional id. Azure takes only names of C#, without hyphens."""
+"""The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
 
 FIRST_BLOCK_BYTES = 8 * 1024 * 1024
 """A task holds one block of each file in memory."""
@@ -144,10 +143,7 @@ class Azure:
         return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def call(self, below: str, method: str, *arguments: object, **keywords: object) -> Any:
-        """Call a method of the client of one blob.
-
-        Args:
-            below: the blob's path below this folder.
+        """Call a method of Azure's client of the blob that is at ``below`` in this folder.
 
         Raises:
             FileNotFoundError: there is no such blob, or a block is gone.
