@@ -16,7 +16,7 @@ import pytest
 import twopc
 from tests.cli.conftest import twopc_here
 from tests.stores.conftest import Container
-from tests.support.azurite_server import repeat
+from tests.support.azurite_server import AzuriteServer, install, repeat
 from tests.support.http_proxy import Answer, Changed, Lost, azure_error
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
@@ -40,7 +40,7 @@ def open_store(container: Container, **options: Any) -> LogStore:
 class TestObjectStoreOnAzure(LogStoreContract):
     """Without the proxy, which would let requests through one by one."""
 
-    races = 10
+    races = 5
 
     @pytest.fixture(autouse=True)
     def own_container(self, container: Container) -> None:
@@ -67,7 +67,7 @@ def test_of_processes_that_race_for_a_slot_one_wins(container: Container) -> Non
             stdout=subprocess.PIPE,
             text=True,
         )
-        for number in range(4)
+        for number in range(2)
     ]
     try:
         for writer in writers:
@@ -82,7 +82,7 @@ def test_of_processes_that_race_for_a_slot_one_wins(container: Container) -> Non
         for writer in writers:
             writer.kill()
             writer.wait()
-    assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
+    assert sorted(outcomes) == ["refused", "won"]
     assert open_store(container).read(0) == str(outcomes.index("won")).encode()
 
 
@@ -280,6 +280,19 @@ def test_rights_that_are_lost_later_leave_a_decision_in_doubt(container: Contain
     container.proxy.disturb_all("PUT", azure_error(403, "AuthenticationFailed", "your signature"))
     with pytest.raises(InDoubt, match="your signature"):
         log.decide(FIRST)
+
+
+def test_a_decision_survives_a_kill_of_a_server_that_keeps_what_it_has_acknowledged(tmp_path: Path) -> None:
+    """As the campaign that kills needs it: by itself, Azurite saves every five seconds."""
+    if obstacle := install():
+        pytest.skip(obstacle)
+    with AzuriteServer(tmp_path, is_durable=True) as server:
+        url = f"abfs://{server.make_container()}/log"
+        log = CommitLog.open(twopc.open_store(url, **server.storage_options), "query")
+        log.decide(FIRST)
+        server.kill()
+        server.start()
+        assert read_tail(twopc.open_store(url, **server.storage_options)) == (1, log.tail)
 
 
 # Stores that can't be used. ---------------------------------------------------------------------------------------

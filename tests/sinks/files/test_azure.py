@@ -450,6 +450,16 @@ def test_a_batch_is_listed_in_its_logs_when_it_is_complete(azure: Place) -> None
     assert target in azure.fs.cat_file(azure.path("_spark_metadata/1")).decode()
 
 
+def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_batch_log(
+    azure: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """adlfs must not take an object that it has just written for absent."""
+    monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
+    azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
+    azure.sink(batch_logs="manifest").open()
+    assert azure.files() == []
+
+
 @pytest.mark.parametrize("cloud", ["core.windows.net", "core.chinacloudapi.cn"])
 def test_sparks_log_of_complete_batches_names_files_as_hadoop_does(cloud: str) -> None:
     of_cloud = f"AccountName=account;AccountKey=a2V5;BlobEndpoint=https://account.blob.{cloud}"

@@ -206,7 +206,7 @@ class TestS3(RemoteContract):
 
 
 class TestAzure(RemoteContract):
-    kills = 16
+    kills = 8
 
     @pytest.fixture(autouse=True)
     def _place(self, azure: Place) -> None:

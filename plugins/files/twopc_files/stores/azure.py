@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
@@ -30,6 +30,8 @@ from twopc.azure_errors import as_os_error
 from twopc.checks import CheckResult
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import PendingFile, Sight
+
+ResultT = TypeVar("ResultT")
 
 MARK = "twopc_transaction"
 """The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
@@ -67,8 +69,11 @@ class Azure:
         return None  # a whole name has a limit
 
     def located(self) -> tuple[Any, str]:
+        # Without a cache of listings: adlfs does not drop from it what it writes itself. fsspec keeps one client per
+        # process.
+        options = {**self.storage_options, "use_listings_cache": False}
         try:
-            located: tuple[Any, str] = url_to_fs(self.url, **self.storage_options)  # one client per process
+            located: tuple[Any, str] = url_to_fs(self.url, **options)
         except (TypeError, ValueError) as error:
             raise OSError(errno.EACCES, f"its client can't be made ({type(error).__name__}: {error})") from error
         return located
@@ -139,7 +144,7 @@ class Azure:
 
     def pending(self) -> Iterable[FileHandle]:
         """List the pending files, without targets: the name of a marker lacks its target's folder and format."""
-        names = self._names(f"{PENDING_FOLDER}/.")
+        names = [path.removeprefix(f"{PENDING_FOLDER}/") for path in self._paths(f"{PENDING_FOLDER}/.")]
         return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def call(self, below: str, method: str, *arguments: object, **keywords: object) -> Any:
@@ -157,20 +162,19 @@ class Azure:
 
         return self._ask(asked)
 
-    def _names(self, prefix: str) -> list[str]:
-        """Return the names of all blobs whose paths below this folder begin with ``prefix``, without their folders."""
+    def _paths(self, prefix: str) -> list[str]:
+        """Return the paths below this folder of all blobs whose paths begin with ``prefix``, in order."""
 
         def asked(fs: Any, container: str, folder: str) -> list[str]:
-            async def names() -> list[str]:
+            async def listed() -> list[str]:
                 blobs = fs.service_client.get_container_client(container).list_blobs(f"{folder}{prefix}")
-                return [blob.name.rsplit("/", 1)[-1] async for blob in blobs]
+                return [blob.name.removeprefix(folder) async for blob in blobs]
 
-            listed: list[str] = sync(fs.loop, names)
-            return listed
+            return sync(fs.loop, listed)
 
-        return sorted(self._ask(asked))
+        return self._ask(asked)
 
-    def _ask(self, ask: Callable[[Any, str, str], Any]) -> Any:
+    def _ask(self, ask: Callable[[Any, str, str], ResultT]) -> ResultT:
         """Return the answer to ``ask``, which gets the file system, the container, and the folder with its slash."""
         fs, path = self.located()
         container, _, folder = path.partition("/")
