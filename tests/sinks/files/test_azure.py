@@ -175,32 +175,22 @@ def test_a_marker_whose_blocks_azure_has_removed_is_lost(azure: Place, monkeypat
         azure.sink().commit(committable)
 
 
-def test_a_file_that_another_process_publishes_during_a_look_is_not_taken_for_lost(
-    azure: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("request_number", range(4))
+def test_a_file_that_another_process_publishes_before_any_request_of_a_commit_is_not_taken_for_lost(
+    request_number: int, azure: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committable = azure.pre_commit()
-    call = Azure.call
-    for moment in range(4):
-        asked = list[str]()
+    call, asked = Azure.call, list[str]()
 
-        def other_process_is_quicker(
-            store: Azure,
-            below: str,
-            method: str,
-            *given: Any,
-            moment: int = moment,
-            asked: list[str] = asked,
-            **more: Any,
-        ) -> Any:
-            asked.append(method)
-            if len(asked) == moment + 1:
-                azure.sink().commit(committable)
-            return call(store, below, method, *given, **more)
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Azure, "call", other_process_is_quicker)
+    def other_process_is_quicker(store: Azure, below: str, method: str, *given: Any, **more: Any) -> Any:
+        asked.append(method)
+        if len(asked) == request_number + 1:
             azure.sink().commit(committable)
-        assert azure.values() == ["a", "b"]
+        return call(store, below, method, *given, **more)
+
+    monkeypatch.setattr(Azure, "call", other_process_is_quicker)
+    azure.sink().commit(committable)
+    assert azure.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize("foreign", [{}, {MARK: "another"}], ids=["no mark", "another's"])
