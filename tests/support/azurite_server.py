@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from azure.storage.blob import AccountSasPermissions, BlobServiceClient, ResourceTypes, generate_account_sas
+from azure.storage.blob import BlobServiceClient, ResourceTypes, generate_account_sas
 from azure.storage.blob._shared.policies_async import ExponentialRetry
 
 from tests.support.environments import uv
@@ -115,8 +115,7 @@ class AzuriteServer(ServerProcess):
         """Return a shared access signature for all containers and blobs, with rights such as ``rwdlc``."""
         expires = datetime.now(timezone.utc) + timedelta(seconds=expires_in_s)
         types = ResourceTypes(service=True, container=True, object=True)
-        rights = AccountSasPermissions.from_string(permission)
-        return generate_account_sas(ACCOUNT, self.key, types, rights, expires)
+        return generate_account_sas(ACCOUNT, self.key, types, permission, expires)
 
     def make_container(self) -> str:
         """Return the name of a new container."""

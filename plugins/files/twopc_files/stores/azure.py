@@ -170,7 +170,8 @@ class Azure:
                 blobs = fs.service_client.get_container_client(container).list_blobs(f"{folder}{prefix}")
                 return [blob.name.removeprefix(folder) async for blob in blobs]
 
-            return sync(fs.loop, listed)
+            paths: list[str] = sync(fs.loop, listed)
+            return paths
 
         return self._ask(asked)
 
