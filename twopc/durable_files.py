@@ -24,6 +24,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc._exclusive_rename import rename_to_free_name
+from twopc.azure_errors import azure_as_os_errors
 
 CREATES_EXCLUSIVELY = frozenset(
     {
@@ -236,8 +237,9 @@ class ObjectFolder:
 
     def read(self, name: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError."""
-        data: bytes = self.fs.cat_file(self._object(name))
-        return data
+        with azure_as_os_errors():
+            data: bytes = self.fs.cat_file(self._object(name))
+            return data
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         """Create the object, durable and whole or not at all. The store is tried before the first object.
@@ -253,11 +255,12 @@ class ObjectFolder:
 
     def replace(self, name: str, data: bytes) -> None:
         """Create or replace the object."""
-        self.fs.pipe_file(self._object(name), data)
+        with azure_as_os_errors():
+            self.fs.pipe_file(self._object(name), data)
 
     def remove(self, name: str) -> None:
         """Remove the object, or do nothing where there is none."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), azure_as_os_errors():
             self.fs.rm_file(self._object(name))
 
     def sync(self, name: str) -> None:
@@ -281,11 +284,11 @@ class ObjectFolder:
         try:
             is_exclusive = self._refuses_a_second(probe)
             self._remove_leftovers(probe)
-        except FileNotFoundError as error:
-            raise Unusable("there is no such bucket or container, and none is made") from error
         except PermissionError as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except (OSError, TypeError) as error:
+            if isinstance(error, OSError) and _is_absent(error):
+                raise Unusable("there is no such bucket or container, and none is made") from error
             if isinstance(error, OSError) and error.errno != errno.ENOSYS:
                 raise
             raise Unusable(f"its server or its client has no exclusive create ({error})") from error
@@ -313,10 +316,17 @@ class ObjectFolder:
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._object(name)
-        # By one request, as in the trial: s3fs would send 100 MiB or more in parts.
+        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, and Azure's client 64 MiB or more
+        # in blocks, of which those of two writers replace each other.
         whole = {"chunksize": len(data) + 1} if "s3" in self._protocols else {}
+        if "abfs" in self._protocols:
+            config = self.fs.service_client._config  # noqa: SLF001  # adlfs does not pass the client's option on
+            config.max_single_put_size = max(config.max_single_put_size, len(data))
         try:
-            with self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext():
+            with (
+                self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext(),
+                azure_as_os_errors(),
+            ):
                 self.fs.pipe_file(path, data, mode="create", **whole)
         except OSError as error:
             # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. There
@@ -341,9 +351,12 @@ def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder:
 def names_in(fs: Any, folder: str) -> list[str]:
     """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
     try:
-        paths = fs.ls(folder, detail=False)
-    except FileNotFoundError:
-        return []
+        with azure_as_os_errors():
+            paths = fs.ls(folder, detail=False)
+    except OSError as error:
+        if _is_absent(error):
+            return []
+        raise
     return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
 
 
@@ -412,8 +425,12 @@ def _permanent_refusals() -> Iterator[None]:
         raise Unusable(error.errno, error.strerror, error.filename) from error
 
 
+def _is_absent(error: OSError) -> bool:
+    """Whether there is no such file, folder, bucket or container. Only Azure's clients distinguish the last one."""
+    return isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV
+
+
 def _s3_code(error: OSError) -> str | None:
     """Return the S3 server's error code, from botocore's error behind that of s3fs."""
-    response = getattr(error.__cause__, "response", None) or {}
-    code: str | None = response.get("Error", {}).get("Code")
-    return code
+    response = getattr(error.__cause__, "response", None)
+    return response.get("Error", {}).get("Code") if isinstance(response, dict) else None

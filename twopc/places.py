@@ -25,8 +25,12 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
 _HOST_AND_PORT = re.compile(r"[^:]*:\d+")
 
 _OF_BUCKETS = ("s3", "s3a", "s3n", "gs", "gcs")
+_OF_CONTAINERS = ("abfs", "abfss", "az")
 
-_ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs"}
+_SIGNED = re.compile(r"[?&]sig=")
+"""In a URL with a shared access signature."""
+
+_ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs", "abfss": "abfs", "az": "abfs"}
 """Other spellings of one protocol."""
 
 
@@ -38,8 +42,9 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
         place: the user's value, as text or as an ``os.PathLike``.
 
     Raises:
-        ConfigurationError: the value is neither text nor a path; the URL is empty; it contains a password, which the
-            message does not repeat; a ``file://`` URL names a host; or the URL of an object store names no bucket.
+        ConfigurationError: the value is neither text nor a path; the URL is empty; it contains a password or a shared
+            access signature, which the message does not repeat; a ``file://`` URL names a host; or the URL of an object
+            store names no bucket or container.
     """
     url = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(url, str):
@@ -61,6 +66,8 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
         raise ConfigurationError(f"{what} {url!r} names a host, {host!r}. Write {protocol}:///{right}")
     if protocol in _OF_BUCKETS and path.startswith("/"):
         raise ConfigurationError(f"{what} {url!r} has no name of a bucket: write {protocol}://bucket/folder")
+    if protocol in _OF_CONTAINERS and path.startswith("/"):
+        raise ConfigurationError(f"{what} {url!r} has no name of a container: write {protocol}://container/folder")
     return protocol, path
 
 
@@ -70,7 +77,10 @@ def canonical(protocol: str | None, path: str) -> str:
 
 
 def holds_password(protocol: str, rest: str) -> bool:
-    """Whether the URL contains a password. A secret key of S3 may contain slashes; a port is no password."""
+    """Whether the URL contains a password or a signature. A secret key of S3 may contain slashes; a port is no
+    password."""
+    if _SIGNED.search(rest):
+        return True
     authority, _, path = (rest.lstrip("/") if protocol in _OF_BUCKETS else rest).partition("/")
     user, at, _ = authority.rpartition("@")
     if at:
@@ -174,7 +184,7 @@ def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator
     name in ``url`` with one in ``folder``."""
     store, path = _located(url)
     its_store, its_path = _located(folder)
-    hosts = {host for _, host in (store, its_store) if host}  # without one, it is Hadoop's default
+    hosts = {host for _, host in (store, its_store) if host}  # without one, it is the client's default
     if store[0] != its_store[0] or len(hosts) > 1 or len(path) < len(its_path):
         return None
     if not all(is_same(name, its_name) for name, its_name in zip(path, its_path, strict=False)):
@@ -191,4 +201,8 @@ def _located(url: str) -> tuple[tuple[str, str], tuple[str, ...]]:
     if store == "hdfs":
         authority, _, path = path.partition("/")
         host = authority.partition(":")[0]  # each of its services has a port of its own
+    if store == "abfs":
+        container, _, account = path.partition("/")[0].partition("@")
+        host = account.partition(".")[0]  # the client may know the account from elsewhere
+        path = f"{container}/{path.partition('/')[2]}"
     return (store, host), PurePosixPath(path.strip("/")).parts

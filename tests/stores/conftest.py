@@ -10,6 +10,7 @@ from typing import Any
 import fsspec
 import pytest
 
+from tests.support.azurite_server import AzuriteServer, install, repeat
 from tests.support.http_proxy import HttpProxy
 from tests.support.s3_server import S3Server
 
@@ -57,3 +58,43 @@ def bucket(s3_server: S3Server) -> Iterator[Bucket]:
     _client(s3_server).mkdir(name)
     with HttpProxy(s3_server.endpoint_url) as proxy:
         yield Bucket(name, s3_server, proxy)
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of the current test, and the proxy on the way to it."""
+
+    name: str
+    server: AzuriteServer
+    proxy: HttpProxy
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        return {"connection_string": self.server.connection_string(self.proxy.url)}
+
+    def signed(self, permission: str, expires_in_s: float = 3600) -> dict[str, Any]:
+        """The options of a client that has a shared access signature and no key."""
+        signature = f"SharedAccessSignature={self.server.signature(permission, expires_in_s)}"
+        return {"connection_string": self.server.connection_string(self.proxy.url, signature)}
+
+    def url(self, folder: str) -> str:
+        return f"abfs://{self.name}/{folder}"
+
+    def blobs(self) -> list[str]:
+        """What is there, by a client that shares nothing with the one under test."""
+        return self.server.blobs(self.name)
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
+    if obstacle := install():
+        pytest.skip(obstacle)
+    with AzuriteServer(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture
+def container(azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
+    repeat(monkeypatch, is_repeated=False)
+    with HttpProxy(azurite.endpoint_url) as proxy:
+        yield Container(azurite.make_container(), azurite, proxy)

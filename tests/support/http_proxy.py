@@ -63,6 +63,12 @@ def s3_error(status: int, code: str, message: str = "as the test asked") -> Answ
     return Answer(status, xml.encode())
 
 
+def azure_error(status: int, code: str, message: str = "as the test asked") -> Answer:
+    """Return the reply of Azure Storage with an error. The code is in a header, too, as a reply to HEAD has no body."""
+    xml = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
+    return Answer(status, xml.encode(), (("x-ms-error-code", code), ("Content-Type", "application/xml")))
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     matches: Callable[[Request], bool]

@@ -55,6 +55,9 @@ def test_protocols_of_one_store_are_one(tmp_path: Path) -> None:
         ("hdfs:///data/out", "hdfs://nn:8020/data/out/stage"),
         ("hdfs://nn/data/out", "webhdfs://nn:9870/data/out/stage"),
         ("hdfs:/data/out", "hdfs://nn/data/out/stage"),
+        ("abfs://c/out", "abfss://c@account.dfs.core.windows.net/out/stage"),
+        ("az://c@account.blob.core.windows.net/out", "abfs://c/out/stage"),
+        ("az://c@account.blob.core.windows.net/out", "abfss://c@account.dfs.core.windows.net/out/stage"),
         ("memory://out", "memory:///out/stage"),
         ("{0}/out", "file:{0}/out/stage"),
         ("{0}/out", "~/out/stage"),
@@ -71,6 +74,12 @@ def test_hadoops_spellings_and_a_home_folder_hide_no_output(
 @pytest.mark.parametrize("place", ["hdfs://other/data/out/stage", "s3://nn/data/out/stage", "/data/out/stage"])
 def test_the_same_path_of_another_store_is_none_of_the_output(place: str) -> None:
     refuse_within_outputs("the folder of replay copies", place, sinks("hdfs://nn/data/out"))
+
+
+@pytest.mark.parametrize("place", ["abfss://c@other.dfs.core.windows.net/out/stage", "abfs://d/out/stage"])
+def test_the_same_path_of_another_account_or_container_is_none_of_the_output(place: str) -> None:
+    output = "abfss://c@account.dfs.core.windows.net/out"
+    refuse_within_outputs("the folder of replay copies", place, sinks(output))
 
 
 @pytest.mark.parametrize("place", ["_checkpoint", ".log", "year=2026/_log/a"])
@@ -206,6 +215,7 @@ def test_a_stage_is_where_hadoops_spelling_says(given: str, url: str) -> None:
         "s3://key:secret@bucket/log",
         "s3:/key:secret@bucket/log",
         "hdfs://me:pw@nn:80/log",
+        "abfs://container/log?sv=2026-01-01&sig=secret",
     ],
 )
 def test_a_password_is_known_though_it_contains_a_slash(url: str) -> None:

@@ -80,6 +80,10 @@ def spark_metadata(fs: Any, folder: str, owner: str, kept_for_s: float = KEPT_FO
 def _url(fs: Any, folder: str) -> str:
     if isinstance(fs, LocalFileSystem):
         return f"file://{_quoted(folder)}"
+    if "abfs" in fs.protocol:  # Hadoop names the account in the URL
+        container, _, path = folder.partition("/")
+        host = fs.service_client.primary_hostname.replace(".blob.", ".dfs.")
+        return f"abfss://{container}@{host}/{_quoted(path)}"
     scheme, _, path = str(fs.unstrip_protocol(folder)).partition("://")
     return f"{_SCHEMES.get(scheme, scheme)}://{_quoted(path)}"
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -129,6 +130,30 @@ def on_disk(steps: Steps) -> None:
     )
     steps.patch(os, reads=("scandir",), changes=("link", "fsync"))
     steps.patch(LocalFileSystem, reads=("ls", "cat_file", "find"), changes=("rm_file",))
+
+
+def on_azure(steps: Steps) -> None:
+    """Turn every request to a server of Azure Storage into a step."""
+    from azure.core.pipeline.transport import AioHttpTransport
+
+    send = AioHttpTransport.send
+
+    async def step(transport: Any, request: Any, **options: Any) -> Any:
+        name = azure_operation(request)
+        changes = request.method not in ("GET", "HEAD")
+        steps.begins(name, changes)
+        answer = await send(transport, request, **options)
+        if changes:
+            steps.is_done(name)
+        return answer
+
+    AioHttpTransport.send = step
+
+
+def azure_operation(request: Any) -> str:
+    """Return a name of an Azure request, such as ``PUT blocklist``."""
+    query = parse_qs(urlsplit(request.url).query)
+    return " ".join([request.method, *query.get("restype", ()), *query.get("comp", ())])
 
 
 def on_s3(steps: Steps) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from fsspec.asyn import sync
 
 from twopc import Participant, Round
 
@@ -19,6 +20,10 @@ LOOK_ALIKES = {
 }
 
 
+UNCOMMITTED = "uncommitted "
+"""In front of the path of a blob that is nothing but uncommitted blocks."""
+
+
 def plant(place: Place) -> None:
     """Create look-alikes, and undecided pending files of another query."""
     fs, folder = place.located()
@@ -29,6 +34,8 @@ def plant(place: Place) -> None:
     if place.holds_uploads:
         bucket, _, key = folder.partition("/")
         fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{key}/part-00000.parquet")
+    if place.stages_blocks:
+        _stage(place)
     sink = place.sink()
     sink.bind("orders", "other")
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
@@ -44,4 +51,28 @@ def present(place: Place) -> dict[str, str]:
         bucket, _, key = folder.partition("/")
         uploads = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=f"{key}/").get("Uploads", ())
         found |= {f"upload {upload['UploadId']}": upload["Key"] for upload in uploads}
+    if place.stages_blocks:
+        found |= {f"{UNCOMMITTED}{name}": "" for name in _uncommitted(place) if name not in found}
+    return found
+
+
+def _stage(place: Place) -> None:
+    """Upload a block of a blob that no list of blocks publishes."""
+    fs, folder = place.located()
+    container, _, path = folder.partition("/")
+    client = fs.service_client.get_blob_client(container, f"{path}/part-00000.parquet")
+    sync(fs.loop, client.stage_block, "mine", b"mine")
+
+
+def _uncommitted(place: Place) -> list[str]:
+    """Return the paths of all blobs in the folder, including those of uncommitted blocks."""
+    fs, folder = place.located()
+    container, _, path = folder.partition("/")
+
+    async def names() -> list[str]:
+        client = fs.service_client.get_container_client(container)
+        listed = client.list_blobs(f"{path}/", include=["uncommittedblobs"])
+        return [blob.name.removeprefix(f"{path}/") async for blob in listed]
+
+    found: list[str] = sync(fs.loop, names)
     return found

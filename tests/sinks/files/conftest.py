@@ -16,6 +16,7 @@ import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
+from tests.support.azurite_server import AzuriteServer, install
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc_files.sink import FileSink
@@ -131,6 +132,20 @@ def s3(s3_server: S3Server) -> Place:
     return Place(f"s3://{bucket}/data/orders", s3_server.storage_options)
 
 
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
+    if obstacle := install():
+        pytest.skip(obstacle)
+    with AzuriteServer(tmp_path_factory.mktemp("azurite")) as server:
+        yield server
+
+
+@pytest.fixture
+def azure(azurite: AzuriteServer) -> Place:
+    """A folder in a container of its own."""
+    return Place(f"abfs://{azurite.make_container()}/data/orders", azurite.storage_options)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_hidden() -> Iterator[None]:
     """What S3 does not show counts as lost at once: these servers publish while they are asked to."""
@@ -168,7 +183,7 @@ def local(folder: Path) -> Place:
     return Place(folder.as_uri())
 
 
-@pytest.fixture(params=["local", "s3", "memory", "renaming"])
+@pytest.fixture(params=["local", "s3", "azure", "memory", "renaming"])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

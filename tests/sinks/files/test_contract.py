@@ -205,6 +205,14 @@ class TestS3(RemoteContract):
         self.place = replace(s3, storage_options={**s3.storage_options, **once})
 
 
+class TestAzure(RemoteContract):
+    kills = 8
+
+    @pytest.fixture(autouse=True)
+    def _place(self, azure: Place) -> None:
+        self.place = azure
+
+
 class TestCopies(RemoteContract):
     picklable = False  # fsspec's memory:// is this process's
 

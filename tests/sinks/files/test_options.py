@@ -17,6 +17,7 @@ from twopc_files import plugin
 from twopc_files.options import FileOptions
 from twopc_files.parquet import Parquet
 from twopc_files.sink import FileSink
+from twopc_files.stores.azure import Azure
 from twopc_files.stores.local import Local
 from twopc_files.stores.remote import Remote
 from twopc_files.stores.s3 import S3
@@ -45,6 +46,11 @@ def test_hadoops_spellings_of_s3_name_the_same_folder(path: str) -> None:
     assert FileOptions.parse({"path": path}).store == S3("bucket", "a/b", {})
 
 
+@pytest.mark.parametrize("url", ["abfs://c/a/b", "abfss://c@account.dfs.core.windows.net/a/b", "az://c/a/b"])
+def test_a_folder_in_azure_is_named_as_it_was_given(url: str) -> None:
+    assert FileOptions.parse({"path": f"{url}/"}).store == Azure(url, {})
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -67,7 +73,13 @@ def test_storage_options_may_be_text(options: object) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["s3://key:secret@bucket/x", "s3://key:sec/ret@bucket/x", "hdfs://me:secret@host/x", "sftp://me:sec/ret@host/x"],
+    [
+        "abfs://container/x?sv=2026&sig=secret",
+        "s3://key:secret@bucket/x",
+        "s3://key:sec/ret@bucket/x",
+        "hdfs://me:secret@host/x",
+        "sftp://me:sec/ret@host/x",
+    ],
 )
 def test_a_password_in_the_path_is_refused_and_not_repeated(path: str) -> None:
     with pytest.raises(ConfigurationError, match="the file sink's path holds a password") as error:
@@ -105,7 +117,7 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": ""}, "needs the option 'path'"),
         ({"path": None}, "needs the option 'path'"),
         ({"path": "sftp://host/orders"}, "'path' of the file sink must be .* a URL of one of file, local, s3"),
-        ({"path": "abfs:/data/orders"}, "'path' of the file sink must be .* a URL of one of file, local, s3"),
+        ({"path": "abfs:/data/orders"}, "has no name of a container: write abfs://container/folder"),
         ({"path": "s3:///orders"}, "has no name of a bucket"),
         ({"path": "hdfs:///"}, "must name a folder"),
         ({"path": "memory://"}, "must name a folder"),
@@ -134,6 +146,7 @@ def test_a_wrong_option_is_refused_with_what_is_known(options: dict[str, Any], m
     [
         ("s3://bucket/orders", "s3fs", "Run pip install 'twopc-files[s3]' here and on every executor"),
         ("s3n://bucket/orders", "s3fs", "Run pip install 'twopc-files[s3]' here and on every executor"),
+        ("az://container/orders", "adlfs", "Run pip install 'twopc-core[azure]' here and on every executor"),
         (
             "gs://bucket/orders",
             "gcsfs",
@@ -145,7 +158,7 @@ def test_a_store_whose_package_is_missing_says_what_to_install(
     path: str, module: str, install: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    for protocol in ("s3", "s3a", "gs"):
+    for protocol in ("s3", "s3a", "gs", "az"):
         monkeypatch.delitem(_registry, protocol, raising=False)
     with pytest.raises(ConfigurationError) as refused:
         FileSink({"path": path})

@@ -108,6 +108,19 @@ def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) ->
         place.sink().commit(committable)
     assert type(error.value) is OperatorRequired
     assert place.fs.cat_file(target) == b"somebody else's"
+
+
+@pytest.mark.parametrize("store", ["local", "s3", "memory", "renaming"])
+def test_a_file_is_committed_when_the_foreign_one_of_its_name_is_gone(
+    store: str, request: pytest.FixtureRequest
+) -> None:
+    """Not on Azure, where a blob that is written replaces the uncommitted blocks of its name."""
+    place: Place = request.getfixturevalue(store)
+    committable = place.pre_commit()
+    target = place.path(the_file(committable).target)
+    place.fs.pipe_file(target, b"somebody else's")
+    with pytest.raises(OperatorRequired):
+        place.sink().commit(committable)
     place.fs.rm_file(target)
     place.sink().commit(committable)
     assert place.values() == ["a", "b"]

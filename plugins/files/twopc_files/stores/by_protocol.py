@@ -4,11 +4,12 @@
 | --- | --- | --- |
 | none, ``file``, ``local`` | ``Local`` | a rename is atomic, and can be synced |
 | ``s3``, ``s3a``, ``s3n`` | ``S3`` | a multipart upload can stay open, and any process can complete it |
+| ``abfs``, ``abfss``, ``az`` | ``Azure`` | uncommitted blocks stay for a week, and any process can put their list |
 | ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS guarantees atomic renames, which never replace a file |
 | ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
 
-Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), Azure (a copy continues after the reply),
-caches and archives (the file is written elsewhere, or later).
+Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), caches and archives (the file is written
+elsewhere, or later).
 """
 
 from __future__ import annotations
@@ -28,13 +29,15 @@ from twopc_files.stores.remote import Remote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from twopc_files.stores.azure import Azure
     from twopc_files.stores.s3 import S3
     from twopc_files.stores.store import Store
 
 UPLOADING = ("s3", "s3a", "s3n")
+STAGING = ("abfs", "abfss", "az")
 RENAMING = ("hdfs", "webhdfs")
 COPYING = ("gs", "gcs", "memory")
-KNOWN = (*filter(None, LOCAL), *UPLOADING, *RENAMING, *COPYING)
+KNOWN = (*filter(None, LOCAL), *UPLOADING, *STAGING, *RENAMING, *COPYING)
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 
@@ -57,6 +60,8 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
     _require_package(protocol)
     if protocol in UPLOADING:
         return _s3(rest, storage_options)
+    if protocol in STAGING:
+        return _azure(f"{protocol}://{rest.rstrip('/')}", storage_options)
     folder = rest.rstrip("/")
     if not folder:
         raise ConfigurationError(
@@ -89,11 +94,18 @@ def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
     return S3(bucket, folder.strip("/"), storage_options)
 
 
+def _azure(url: str, storage_options: Mapping[str, Any]) -> Azure:
+    from twopc_files.stores.azure import Azure
+
+    return Azure(url, storage_options)
+
+
 def _require_package(protocol: str) -> None:
     try:
         get_filesystem_class({"s3n": "s3"}.get(protocol, protocol))
     except ImportError as error:
-        install = "Run pip install 'twopc-files[s3]'" if protocol in UPLOADING else "Install it"
+        package = {**dict.fromkeys(UPLOADING, "twopc-files[s3]"), **dict.fromkeys(STAGING, "twopc-core[azure]")}
+        install = f"Run pip install {package[protocol]!r}" if protocol in package else "Install it"
         raise ConfigurationError(
             f"the file sink needs another package for {protocol!r}: {error}. {install} here and on every executor"
         ) from error

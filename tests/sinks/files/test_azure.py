@@ -1,0 +1,501 @@
+"""Uncommitted blocks and their markers, on Azurite, with a proxy in front that loses and changes replies."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tests.sinks.files.conftest import Place
+from tests.support.azurite_server import AzuriteServer, repeat
+from tests.support.http_proxy import Answer, HttpProxy, Lost, azure_error
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc_files import committed_files
+from twopc_files.batch_log import CommittedFile
+from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.sink import FileSink
+from twopc_files.spark_metadata import spark_metadata
+from twopc_files.stores.azure import FIRST_BLOCK_BYTES, MARK, Azure, block_bytes, block_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+ID = "twopc.log.orders.1.0.0.0.0"
+TARGET = f"part-{0:020d}-00000-00000-{ID}.json"
+
+
+@pytest.fixture(scope="module")
+def one_proxy(azurite: AzuriteServer) -> Iterator[HttpProxy]:
+    with HttpProxy(azurite.endpoint_url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxy(one_proxy: HttpProxy) -> HttpProxy:
+    one_proxy.heal()
+    one_proxy.requests.clear()
+    return one_proxy
+
+
+@pytest.fixture
+def proxied(azure: Place, azurite: AzuriteServer, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The folder as it is reached through the proxy, by a client that repeats nothing by itself."""
+    repeat(monkeypatch, is_repeated=False)
+    return Place(azure.url, {"connection_string": azurite.connection_string(proxy.url)})
+
+
+def the_file(committable: Committable) -> FileHandle:
+    [file] = decidable_files(committable)
+    return file
+
+
+def azure_of(place: Place) -> Azure:
+    store = place.store
+    assert isinstance(store, Azure)
+    return store
+
+
+def upload(place: Place, contents: bytes) -> FileHandle:
+    """A pending file, written in pieces that are no blocks."""
+    with azure_of(place).create(ID, 0, TARGET) as file:
+        for start in range(0, len(contents), 3 * MIB + 1):
+            file.write(contents[start : start + 3 * MIB + 1])
+    return file.handle
+
+
+def put(place: Place, contents: bytes, **metadata: str) -> None:
+    azure_of(place).call(TARGET, "upload_blob", contents, metadata=metadata, overwrite=True)
+
+
+# Blocks. ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "blocks"),
+    [(0, []), (10, [10]), (8 * MIB, [8 * MIB]), (8 * MIB + 1, [8 * MIB, 1]), (20 * MIB, [8 * MIB, 8 * MIB, 4 * MIB])],
+)
+def test_a_file_of_any_size_goes_up_in_blocks_and_comes_out_as_it_was(
+    size_bytes: int, blocks: list[int], proxied: Place, proxy: HttpProxy
+) -> None:
+    contents = (os.urandom(1024) * (size_bytes // 1024 + 1))[:size_bytes]
+    handle = upload(proxied, contents)
+    assert handle.size_bytes == size_bytes
+    assert [len(request.body) for request in proxy.sent("PUT", "comp=block&")] == blocks
+    store = azure_of(proxied)
+    assert proxied.targets() == []
+    store.publish(handle, store.look(handle))
+    assert proxied.fs.cat_file(proxied.path(TARGET)) == contents
+
+
+def test_a_write_of_any_length_holds_one_block_at_most(azure: Place) -> None:
+    with azure_of(azure).create(ID, 0, TARGET) as file:
+        file.write(bytes(FIRST_BLOCK_BYTES * 2 + 5))
+        assert len(file._buffer) == 5
+
+
+def test_fifty_thousand_blocks_hold_two_tebibytes_and_have_ids_of_one_length_that_azure_takes() -> None:
+    assert sum(map(block_bytes, range(50_000))) > 2 * MIB * MIB
+    handle = FileHandle(ID, f".{ID}-0.staged", TARGET)
+    assert {len(block_id(handle, number)) for number in (0, 49_999)} <= set(range(65))
+
+
+def test_blocks_of_another_writer_of_the_name_are_neither_counted_nor_published(azure: Place) -> None:
+    store = azure_of(azure)
+    foreign = block_id(FileHandle("another", ".another-0.staged", TARGET), 0)
+    store.call(TARGET, "stage_block", foreign, b"before")
+    handle = upload(azure, b"abc")
+    store.call(TARGET, "stage_block", foreign.replace("-000000", "-000001"), b"after")
+    seen = store.look(handle)
+    assert (seen.pending_bytes, len(seen.parts)) == (3, 1)
+    store.publish(handle, seen)
+    assert azure.fs.cat_file(azure.path(TARGET)) == b"abc"
+
+
+def test_a_commit_takes_six_requests_of_a_file_of_which_the_fifth_looks_at_the_blob(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.requests.clear()
+    proxied.sink().commit(committable)
+    assert [request.method for request in proxy.requests] == ["HEAD", "GET", "HEAD", "PUT", "HEAD", "DELETE"]
+
+
+def test_the_list_of_blocks_is_put_only_where_there_is_no_blob(proxied: Place, proxy: HttpProxy) -> None:
+    proxied.sink().commit(proxied.pre_commit())
+    [request] = proxy.sent("PUT", "comp=blocklist")
+    assert request.headers["If-None-Match"] == "*"
+
+
+# What a repeated commit finds. ------------------------------------------------------------------------------
+
+
+def test_a_blob_in_place_is_committed_though_its_blocks_are_gone(proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
+    for _ in range(2):
+        proxied.sink().commit(committable)
+    assert len(proxy.sent("PUT", "comp=blocklist")) == 1
+    assert proxied.values() == ["a", "b"]
+
+
+def test_a_commit_that_died_before_it_removed_its_marker_is_completed_by_the_next(azure: Place) -> None:
+    committable = azure.pre_commit()
+    file = the_file(committable)
+    azure.store.publish(file, azure.store.look(file))
+    assert len(azure.files()) == 2
+    azure.sink().commit(committable)
+    assert azure.files() == [file.target]
+
+
+def test_blocks_without_their_marker_are_rolled_back(azure: Place) -> None:
+    committable = azure.pre_commit()
+    azure.store.discard(the_file(committable))
+    with pytest.raises(TransactionLost, match="2 records"):
+        azure.sink().commit(committable)
+    assert azure.targets() == []
+
+
+def test_a_marker_whose_blocks_azure_has_removed_is_lost(azure: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    committable = azure.pre_commit()
+    monkeypatch.setattr(Azure, "_blocks", lambda *_: [])
+    with pytest.raises(TransactionLost, match="2 records"):
+        azure.sink().commit(committable)
+
+
+@pytest.mark.parametrize("request_number", range(4))
+def test_a_file_that_another_process_publishes_before_any_request_of_a_commit_is_not_taken_for_lost(
+    request_number: int, azure: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = azure.pre_commit()
+    call, asked = Azure.call, list[str]()
+
+    def other_process_is_quicker(store: Azure, below: str, method: str, *given: Any, **more: Any) -> Any:
+        asked.append(method)
+        if len(asked) == request_number + 1:
+            azure.sink().commit(committable)
+        return call(store, below, method, *given, **more)
+
+    monkeypatch.setattr(Azure, "call", other_process_is_quicker)
+    azure.sink().commit(committable)
+    assert azure.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("foreign", [{}, {MARK: "another"}], ids=["no mark", "another's"])
+def test_a_foreign_blob_that_comes_between_look_and_publication_is_not_overwritten(
+    foreign: dict[str, str], azure: Place
+) -> None:
+    handle = upload(azure, b"abc")
+    store = azure_of(azure)
+    seen = store.look(handle)
+    put(azure, b"xyz", **foreign)
+    with pytest.raises(OSError, match="has not appeared as this transaction's file"):
+        store.publish(handle, seen)
+    assert store.look(handle).is_foreign
+    assert azure.fs.cat_file(azure.path(TARGET)) == b"xyz"
+
+
+def test_a_blob_of_another_length_with_the_transactions_mark_is_in_doubt(azure: Place) -> None:
+    committable = azure.pre_commit()
+    file = the_file(committable)
+    azure_of(azure).call(file.target, "upload_blob", b"x", metadata={MARK: committable.transaction_id}, overwrite=True)
+    with pytest.raises(OutcomeUnknown, match="has 1 bytes"):
+        azure.sink().commit(committable)
+
+
+# Replies that are lost or bad. ------------------------------------------------------------------------------
+
+
+BAD_REPLIES = [
+    (Lost.REQUEST, Retriable),
+    (Lost.REPLY, Retriable),
+    (azure_error(503, "ServerBusy"), Retriable),
+    (azure_error(500, "InternalError"), Retriable),
+    (azure_error(500, "OperationTimedOut"), Retriable),
+    (Answer(502, b"bad gateway"), Retriable),
+    (azure_error(400, "InvalidBlockList"), Retriable),
+    (azure_error(409, "BlobAlreadyExists"), Retriable),
+    (azure_error(412, "ConditionNotMet"), Retriable),
+    (azure_error(403, "AuthorizationPermissionMismatch"), OperatorRequired),
+    (azure_error(401, "InvalidAuthenticationInfo"), OperatorRequired),
+    (azure_error(404, "ContainerNotFound"), OutcomeUnknown),
+    (azure_error(412, "LeaseIdMissing"), OutcomeUnknown),
+    (azure_error(400, "InvalidInput"), OutcomeUnknown),
+]
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"), BAD_REPLIES, ids=lambda value: getattr(value, "__name__", None) or repr(value)[:100]
+)
+def test_a_publication_without_a_good_reply_is_no_success_and_a_later_commit_completes(
+    reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit(batch_id=7)
+    for _ in range(2 if isinstance(reply, Lost) else 1):  # the client's HTTP library repeats a lost request once
+        proxy.disturb_next("PUT", reply, "comp=blocklist")
+    with pytest.raises(TwoPhaseCommitError, match="batch 7") as error:
+        proxied.sink().commit(committable)
+    assert proxy.is_done
+    assert type(error.value) is expected
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    assert list(proxied.sink().recover()) == []
+
+
+@pytest.mark.parametrize("lost", Lost)
+def test_a_client_that_repeats_a_publication_finds_it_committed(
+    lost: Lost, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = proxied.pre_commit()
+    repeat(monkeypatch, is_repeated=True)
+    proxy.disturb_next("PUT", lost, "comp=blocklist")
+    proxied.sink().commit(committable)
+    assert len(proxy.sent("PUT", "comp=blocklist")) == 2
+    assert proxied.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("lost", Lost)
+def test_a_block_whose_request_or_reply_was_lost_is_uploaded_again_and_is_there_once(
+    lost: Lost, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat(monkeypatch, is_repeated=True)
+    proxy.disturb_next("PUT", lost, "comp=block&")
+    committable = proxied.pre_commit()
+    assert len(proxy.sent("PUT", "comp=block&")) == 2
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (Lost.REPLY, Retriable),
+        (azure_error(503, "ServerBusy"), Retriable),
+        (azure_error(403, "AuthorizationFailure"), OperatorRequired),
+    ],
+    ids=["lost", "busy", "denied"],
+)
+def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
+    method: str, reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all(method, reply, ID)
+    with pytest.raises(TwoPhaseCommitError) as error:
+        proxied.sink().commit(committable)
+    assert type(error.value) is expected
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("target", ["comp=block&", ".staged"], ids=["block", "marker"])
+def test_a_file_that_can_not_be_uploaded_is_a_vote_of_no_and_leaves_nothing(
+    target: str, proxied: Place, proxy: HttpProxy
+) -> None:
+    proxy.disturb_all("PUT", azure_error(500, "InternalError"), target)
+    with pytest.raises(OSError, match=r"batch 7.*Nothing of it is visible"):
+        proxied.pre_commit(batch_id=7)
+    assert list(proxied.sink().recover()) == []
+
+
+def test_a_participant_without_the_right_to_write_is_told_so(proxied: Place, proxy: HttpProxy) -> None:
+    proxy.disturb_all("PUT", azure_error(403, "AuthorizationPermissionMismatch"))
+    with pytest.raises(ConfigurationError, match=r"batch 7.*AuthorizationPermissionMismatch"):
+        proxied.pre_commit(batch_id=7)
+
+
+def test_a_server_that_is_gone_is_asked_again_without_a_verdict(
+    proxied: Place, azurite: AzuriteServer, tmp_path: Path
+) -> None:
+    committable = proxied.pre_commit()
+    nobody = azurite.connection_string(AzuriteServer(tmp_path).endpoint_url)
+    gone = Place(proxied.url, {"connection_string": nobody})
+    for ask in (gone.sink().open, lambda: gone.sink().commit(committable), lambda: list(gone.sink().recover())):
+        with pytest.raises(Retriable):
+            ask()
+
+
+# At the start. ----------------------------------------------------------------------------------------------
+
+
+def run_one_batch(place: Place, log: Path) -> None:
+    def phase_one(round: Round) -> Any:
+        raise AssertionError("the batch was begun")
+
+    with Coordinator({"orders": place.sink().unbound()}, str(log), owner="query") as coordinator:
+        coordinator.run(0, phase_one)
+
+
+def test_a_container_that_is_not_there_is_refused_before_anything_is_written(azure: Place, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"abfs://nobody-made-it/orders.*ContainerNotFound.*'path'"):
+        run_one_batch(Place("abfs://nobody-made-it/orders", azure.storage_options), tmp_path / "log")
+
+
+def test_credentials_that_azure_refuses_are_refused_before_anything_is_written(
+    azure: Place, azurite: AzuriteServer, tmp_path: Path
+) -> None:
+    for credentials in (
+        "AccountKey=d3Jvbmcga2V5IQ==",
+        f"SharedAccessSignature={azurite.signature('rwdlac', -60)}",
+        f"SharedAccessSignature={azurite.signature('rw')}",
+    ):
+        refused = Place(azure.url, {"connection_string": azurite.connection_string(credentials=credentials)})
+        with pytest.raises(ConfigurationError, match=r"Auth.*'storage_options'"):
+            run_one_batch(refused, tmp_path / "log")
+
+
+def test_no_credentials_at_all_are_refused_before_anything_is_written(
+    azure: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ACCOUNT_NAME", "ACCOUNT_KEY", "CONNECTION_STRING", "SAS_TOKEN", "CLIENT_ID"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+    with pytest.raises(ConfigurationError, match=r"client can't be made.*'storage_options'"):
+        run_one_batch(Place(azure.url, {}), tmp_path / "log")
+
+
+# The sweep. -------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_removes_its_own_markers_and_never_another_one(azure: Place) -> None:
+    own = azure.pre_commit()
+    azure.pre_commit(log_id="log2")
+    store = azure_of(azure)
+    for below in (
+        f"_twopc/{ID}-0.staged",
+        f"_twopc/.{ID}-0.staged.bak",
+        f"_twopc/sub/.{ID}-0.staged",
+        f".{ID}-0.staged",
+    ):
+        store.call(below, "upload_blob", b"")
+    others = [path for path in azure.files() if path != f"_twopc/{the_file(own).pending}"]
+    sink = azure.sink()
+    [found] = sink.recover()
+    assert found.is_same_transaction(own)
+    sink.abort(found)
+    assert azure.files() == others
+
+
+def test_a_task_that_goes_on_after_its_file_was_swept_is_vetoed(azure: Place) -> None:
+    zombie = Participant({"orders": azure.sink()}, Round(1, 0), partition=0)
+    zombie.write("orders", pa.record_batch({"value": ["a"]}))
+    for found in azure.sink().recover():
+        azure.sink().abort(found)
+    vote = zombie.pre_commit()
+    with pytest.raises(Refused, match="does not find the pending file"):
+        azure.sink().seal([vote["orders"]], age_s=0)
+    assert azure.files() == []
+
+
+# Whole batches. ---------------------------------------------------------------------------------------------
+
+
+FILES = 8
+
+
+def one_batch(sink: FileSink, round: Round) -> list[Any]:
+    votes = []
+    for partition in range(FILES):
+        with Participant({"orders": sink}, round, partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
+            votes.append(participant.pre_commit())
+    return votes
+
+
+def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_busy_now_and_then(
+    proxied: Place, proxy: HttpProxy, tmp_path: Path
+) -> None:
+    sink = proxied.sink().unbound()
+    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
+        for batch_id in range(2):
+            for _ in range(3):
+                proxy.disturb_next("PUT", azure_error(503, "ServerBusy"), "comp=blocklist")
+            coordinator.run(batch_id, partial(one_batch, sink))
+    assert proxy.is_done
+    expected = sorted(f"{batch}-{partition}" for batch in range(2) for partition in range(FILES))
+    assert sorted(proxied.values()) == expected
+
+
+def test_a_batch_is_listed_in_its_logs_when_it_is_complete(azure: Place) -> None:
+    sink = azure.sink(batch_logs="spark,manifest")
+    sink.open()
+    committable = azure.pre_commit()
+    sink.commit(committable)
+    assert committed_files(azure.url, azure.storage_options) == []
+    sink.complete(0, [committable])
+    target = the_file(committable).target
+    assert committed_files(azure.url, azure.storage_options) == [f"{azure.url}/{target}"]
+    assert target in azure.fs.cat_file(azure.path("_spark_metadata/1")).decode()
+
+
+def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_batch_log(
+    azure: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """adlfs must not take an object that it has just written for absent."""
+    monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
+    azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
+    azure.sink(batch_logs="manifest").open()
+    assert azure.files() == []
+
+
+@pytest.mark.parametrize("cloud", ["core.windows.net", "core.chinacloudapi.cn"])
+def test_sparks_log_of_complete_batches_names_files_as_hadoop_does(cloud: str) -> None:
+    of_cloud = f"AccountName=account;AccountKey=a2V5;BlobEndpoint=https://account.blob.{cloud}"
+    fs, folder = Azure("az://container/data/orders", {"connection_string": of_cloud}).located()
+    entry = spark_metadata(fs, folder, "owner")._format.encode("owner", [CommittedFile("part-0.json", 1)])
+    assert f'"abfss://container@account.dfs.{cloud}/data/orders/part-0.json"'.encode() in entry
+
+
+# Credentials. -----------------------------------------------------------------------------------------------
+
+
+def test_credentials_are_in_no_log_entry_error_or_repr(
+    azure: Place,
+    azurite: AzuriteServer,
+    proxy: HttpProxy,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repeat(monkeypatch, is_repeated=False)
+    caplog.set_level("DEBUG", logger="twopc")
+    signature = azurite.signature("rwdlac")
+    secrets = (azurite.key, signature.rpartition("sig=")[2], azurite.connection_string(proxy.url))
+    told: list[object] = []
+    for number, credentials in enumerate((None, f"SharedAccessSignature={signature}")):
+        proxy.heal()
+        options = {"connection_string": azurite.connection_string(proxy.url, credentials)}
+        place = Place(f"{azure.url}{number}", options)
+        told += [place.sink(), place.store, vars(place.sink())]
+        sink = place.sink().unbound()
+        with Coordinator({"orders": sink}, str(tmp_path / f"log{number}"), owner="query") as coordinator:
+            coordinator.run(0, partial(one_batch, sink))
+        committable = place.pre_commit(batch_id=1)
+        told.append(committable.to_json())
+        for method in ("GET", "HEAD", "PUT"):
+            proxy.disturb_all(method, azure_error(403, "AuthenticationFailed"))
+        for ask in (
+            place.sink().open,
+            partial(place.sink().seal, [committable], age_s=0),
+            partial(place.sink().commit, committable),
+            partial(place.pre_commit, batch_id=2),
+        ):
+            with pytest.raises((Refused, OperatorRequired)) as refused:
+                ask()
+            told += [refused.value, refused.value.__cause__, refused.getrepr(style="native")]
+    entries = "".join(path.read_text() for log in tmp_path.glob("log*") for path in log.iterdir())
+    text = "\n".join([*map(repr, told), *map(str, told), entries, caplog.text])
+    assert "AuthenticationFailed" in text
+    assert [secret for secret in secrets if secret in text] == []

