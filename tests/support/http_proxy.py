@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -61,6 +62,12 @@ def s3_error(status: int, code: str, message: str = "as the test asked") -> Answ
     """Return the reply of an S3 server that gives nothing but code and message."""
     xml = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
     return Answer(status, xml.encode())
+
+
+def gcs_error(status: int, message: str = "as the test asked") -> Answer:
+    """Return the reply of the JSON API of Google Cloud Storage to a request that it refuses."""
+    body = json.dumps({"error": {"code": status, "message": message, "errors": [{"message": message}]}})
+    return Answer(status, body.encode(), (("Content-Type", "application/json"),))
 
 
 @dataclass(frozen=True, slots=True)

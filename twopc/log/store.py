@@ -10,12 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsspec.core import url_to_fs
-
 from twopc.durable_files import CREATES_EXCLUSIVELY, LocalFolder, ObjectFolder, Unusable
 from twopc.errors import ConfigurationError, Retriable
 from twopc.log.mounts import Mount, mount_of
-from twopc.places import LOCAL, canonical, parsed_place
+from twopc.places import LOCAL, canonical, file_system, parsed_place
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +166,7 @@ class ObjectStore:
         # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
         try:
-            self._folder = ObjectFolder(*url_to_fs(url, **options))
+            self._folder = ObjectFolder(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fsspec.implementations.memory import MemoryFileSystem
+from gcsfs.core import GCSFileSystem
 
 from tests.campaigns.every_step.steps import Steps, on_disk
 from twopc_files.stores.remote import RemoteFile
@@ -25,3 +28,18 @@ def in_memory(steps: Steps) -> None:
         changes=("open", "cp_file", "rm_file", "pipe_file"),
     )
     steps.patch(RemoteFile, changes=("write", "made_durable"))
+
+
+def on_gcs(steps: Steps) -> None:
+    """Turn every request to Google Cloud Storage into a step."""
+    request = GCSFileSystem._call
+
+    async def step(client: Any, method: str, path: str, *arguments: Any, **parameters: Any) -> Any:
+        name, changes = f"{method} {path.partition('?')[0].rpartition('/b/')[2]}", method != "GET"
+        steps.begins(name, changes)
+        answer = await request(client, method, path, *arguments, **parameters)
+        if changes:
+            steps.is_done(name)
+        return answer
+
+    GCSFileSystem._call = step

@@ -13,6 +13,8 @@ from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_
 from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
 from tests.campaigns.stores.places import CALLS, COUNTED, StorePlaces, warm_up
+from tests.support.gcs_server import PROGRAM as GCS
+from tests.support.gcs_server import GcsServer
 from tests.support.s3_server import S3Server
 
 
@@ -23,19 +25,26 @@ def main(arguments: Sequence[str]) -> int:
     given.folder.mkdir(parents=True)
     warm_up()
     with ExitStack() as stack:
-        server = S3Server(given.folder / "s3.log")
-        if {"s3", "copy"} & set(given.stores):
-            stack.enter_context(server)
+        s3, gcs = S3Server(given.folder / "s3.log"), GcsServer(given.folder.resolve() / "gcs")
+        if "s3" in given.stores:
+            stack.enter_context(s3)
+        without_gcs = "gcs" in given.stores and GCS.install()
+        if "gcs" in given.stores and not without_gcs:
+            stack.enter_context(gcs)
 
-        def proof(store: str) -> Proof:
-            places = StorePlaces(store, given.folder.resolve() / "work", server.storage_options)
-            if store not in PROGRAMS:
-                return partial(prove, places, given.steps_stride)
-            if obstacle := PROGRAMS[store].install():
-                return lambda _: skipped(obstacle)
-            return partial(prove_by_blows, places, given.kills, given.seed)
+        def proofs_of(store: str) -> dict[str, Proof]:
+            options = (gcs if store == "gcs" else s3).storage_options
+            places = StorePlaces(store, given.folder.resolve() / "work", options)
+            obstacle = PROGRAMS[store].install() if store in PROGRAMS else store == "gcs" and without_gcs
+            if obstacle:
+                return {store: lambda _: skipped(obstacle)}
+            blows = partial(prove_by_blows, places, given.kills, given.seed)
+            if store in PROGRAMS:
+                return {store: blows}
+            at_every_step = {store: partial(prove, places, given.steps_stride)}
+            return at_every_step | ({"gcs amid commits": blows} if store == "gcs" else {})
 
-        proofs = {store: proof(store) for store in given.stores}
+        proofs = {name: proof for store in given.stores for name, proof in proofs_of(store).items()}
         return run_all(Report(given.folder / "report.json"), proofs, Workers(given.processes, COUNTED))
 
 

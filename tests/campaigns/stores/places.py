@@ -15,19 +15,20 @@ import pyarrow as pa
 import pyarrow.fs
 from aiobotocore.client import AioBaseClient
 from botocore.loaders import create_loader
-from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
-from s3fs import S3FileSystem
+from gcsfs.core import GCSFileSystem
 
 from tests.campaigns.every_step import steps
 from tests.campaigns.every_step.blows import SERVER_AND_WRITER
 from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
 from tests.campaigns.stores import contents
-from tests.campaigns.stores.calls import in_memory, on_renaming
+from tests.campaigns.stores.calls import in_memory, on_gcs, on_renaming
 from tests.campaigns.stores.foreign import plant, present
 from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
+from tests.support.gcs_server import GcsServer
 from twopc.log.store import LogStore, open_store
+from twopc.places import file_system
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -45,17 +46,10 @@ class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
         super().__init__(pyarrow.fs.LocalFileSystem(), **options)
 
 
-class Copying(S3FileSystem):  # type: ignore[misc]
-    """An object store on which files can only be copied. It runs on a real S3 server, and so outlives killed processes.
-    It also keeps the protocol name ``s3``, so that it can hold logs of complete batches."""
-
-    protocol = ("gs", "s3")
-
-
 UPLOADING = ("s3", *PROGRAMS)
 """Stores in which an uncommitted file is an open upload."""
 
-_registry.update({"hdfs": Renaming, "gs": Copying})
+_registry["hdfs"] = Renaming
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class Place:
     Attributes:
         store: the kind of store.
         work: a local folder, for the query's position and for local stores.
-        server: the options to reach the S3 server.
+        server: the options to reach the server of S3 or GCS.
         name: the name of the bucket, or of the folder in memory.
     """
 
@@ -80,18 +74,18 @@ class Place:
         return {
             "local": str(self.work / "data" / "orders"),
             **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
-            "copy": f"gs://{self.name}/data/orders",
+            "gcs": f"gs://{self.name}/data/orders",
             "rename": f"hdfs://{self.work}/data/orders",
             "memory": f"memory://{self.name}/data/orders",
         }[self.store]
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        return self.server if self.is_on_s3 else {}
+        return self.server if self.has_bucket else {}
 
     @property
-    def is_on_s3(self) -> bool:
-        return self.store == "copy" or self.holds_uploads
+    def has_bucket(self) -> bool:
+        return self.store == "gcs" or self.holds_uploads
 
     @property
     def holds_uploads(self) -> bool:
@@ -109,8 +103,9 @@ class Place:
     @cached_property
     def log(self) -> LogStore:
         """The commit log: in the same store, or on a disk if the store can't keep a log."""
-        if self.is_on_s3:
-            return open_store(f"s3://{self.name}/log", **self.server)
+        if self.has_bucket:
+            protocol = "gs" if self.store == "gcs" else "s3"
+            return open_store(f"{protocol}://{self.name}/log", **self.server)
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
 
     def sink(self) -> FileSink:
@@ -122,14 +117,14 @@ class Place:
 
     def located(self) -> tuple[Any, str]:
         """Return the file system, with an empty cache, and the folder's path in it."""
-        fs, folder = url_to_fs(self.url, **self.storage_options)
+        fs, folder = file_system(self.url, **self.storage_options)
         fs.invalidate_cache()
         return fs, folder
 
     def make(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)
-        if self.is_on_s3:
-            self.located()[0].call_s3("create_bucket", Bucket=self.name)
+        if self.has_bucket:
+            self.located()[0].mkdir(self.name)
         plant(self)
         note(self.work, "foreign", present(self))
 
@@ -137,15 +132,16 @@ class Place:
         CALLS[self.store](steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        """A completion of an upload commits a file."""
-        request = AioBaseClient._make_api_call
+        """A completion of an upload, or a rewrite of an object, commits a file."""
+        owner, name = (GCSFileSystem, "_call") if self.store == "gcs" else (AioBaseClient, "_make_api_call")
+        request = getattr(owner, name)
 
-        async def watched(client: Any, operation: str, parameters: Any) -> Any:
-            is_commit = operation == "CompleteMultipartUpload"
+        async def watched(client: Any, operation: str, *parameters: Any, **keywords: Any) -> Any:
+            is_commit = operation == "CompleteMultipartUpload" or "/rewriteTo/" in str(parameters[:1])
             with strike.a_commit() if is_commit else contextlib.nullcontext():
-                return await request(client, operation, parameters)
+                return await request(client, operation, *parameters, **keywords)
 
-        AioBaseClient._make_api_call = watched
+        setattr(owner, name, watched)
 
     def meanwhile(self) -> None:
         let_an_hour_pass(self.work, is_on_disk=self.store == "local")
@@ -166,7 +162,7 @@ class Place:
 CALLS: Mapping[str, Callable[[steps.Steps], None]] = {
     "local": steps.on_disk,
     "s3": steps.on_s3,
-    "copy": steps.on_s3,
+    "gcs": on_gcs,
     "rename": on_renaming,
     "memory": in_memory,
 }
@@ -180,7 +176,7 @@ class StorePlaces:
     Attributes:
         name: the store.
         folder: the folder of all cases.
-        server: the options to reach the S3 server that they share.
+        server: the options to reach the server that they share.
     """
 
     name: str
@@ -193,9 +189,10 @@ class StorePlaces:
         return Place(self.name, self.folder / name, self.server, name)
 
     @contextlib.contextmanager
-    def with_server(self) -> Iterator[tuple[Place, GoServer]]:
+    def with_server(self) -> Iterator[tuple[Place, GoServer | GcsServer]]:
         place = self.new()
-        with GoServer(PROGRAMS[self.name], place.work / "server") as server:
+        folder = place.work / "server"
+        with GcsServer(folder) if self.name == "gcs" else GoServer(PROGRAMS[self.name], folder) as server:
             yield replace(place, server=server.storage_options), server
 
 

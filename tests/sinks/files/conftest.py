@@ -16,8 +16,11 @@ import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
+from tests.support.gcs_server import GcsServer
+from tests.support.gcs_server import gcs_server as server_or_skip
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
+from twopc.places import file_system
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -92,13 +95,13 @@ class Place:
 
     @property
     def fs(self) -> Any:
-        fs = fsspec.core.url_to_fs(self.url, **self.storage_options)[0]
+        fs = file_system(self.url, **self.storage_options)[0]
         fs.invalidate_cache()
         return fs
 
     def path(self, below: str) -> str:
         """As ``fs`` names it."""
-        folder: str = fsspec.core.url_to_fs(self.url, **self.storage_options)[1]
+        folder: str = file_system(self.url, **self.storage_options)[1]
         return f"{folder}/{below}"
 
     def files(self) -> list[str]:
@@ -129,6 +132,20 @@ def s3(s3_server: S3Server) -> Place:
     bucket = f"bucket-{uuid.uuid4().hex}"
     fsspec.filesystem("s3", **s3_server.storage_options).mkdir(bucket)
     return Place(f"s3://{bucket}/data/orders", s3_server.storage_options)
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with server_or_skip(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture
+def gcs(gcs_server: GcsServer) -> Place:
+    """A folder in a bucket of Google Cloud Storage."""
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    gcs_server.make_bucket(bucket)
+    return Place(f"gs://{bucket}/data/orders", gcs_server.storage_options)
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +185,7 @@ def local(folder: Path) -> Place:
     return Place(folder.as_uri())
 
 
-@pytest.fixture(params=["local", "s3", "memory", "renaming"])
+@pytest.fixture(params=["local", "s3", "gcs", "memory", "renaming"])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

@@ -5,7 +5,8 @@
 | none, ``file``, ``local`` | ``Local`` | a rename is atomic, and can be synced |
 | ``s3``, ``s3a``, ``s3n`` | ``S3`` | a multipart upload can stay open, and any process can complete it |
 | ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS guarantees atomic renames, which never replace a file |
-| ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
+| ``gs``, ``gcs`` | ``Gcs`` | an object appears only when it is complete, and a rewrite never replaces one |
+| ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
 
 Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), Azure (a copy continues after the reply),
 caches and archives (the file is written elsewhere, or later).
@@ -28,13 +29,15 @@ from twopc_files.stores.remote import Remote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from twopc_files.stores.gcs import Gcs
     from twopc_files.stores.s3 import S3
     from twopc_files.stores.store import Store
 
 UPLOADING = ("s3", "s3a", "s3n")
 RENAMING = ("hdfs", "webhdfs")
-COPYING = ("gs", "gcs", "memory")
-KNOWN = (*filter(None, LOCAL), *UPLOADING, *RENAMING, *COPYING)
+REWRITING = ("gs", "gcs")
+COPYING = ("memory",)
+KNOWN = (*filter(None, LOCAL), *UPLOADING, *RENAMING, *REWRITING, *COPYING)
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 
@@ -57,6 +60,8 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
     _require_package(protocol)
     if protocol in UPLOADING:
         return _s3(rest, storage_options)
+    if protocol in REWRITING:
+        return _gcs(rest, storage_options)
     folder = rest.rstrip("/")
     if not folder:
         raise ConfigurationError(
@@ -78,15 +83,27 @@ def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
 def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
     from twopc_files.stores.s3 import S3
 
+    bucket, folder = _bucket_and_folder("s3", rest, " For an access point, give its alias.")
+    return S3(bucket, folder, storage_options)
+
+
+def _gcs(rest: str, storage_options: Mapping[str, Any]) -> Gcs:
+    from twopc_files.stores.gcs import Gcs
+
+    bucket, folder = _bucket_and_folder("gs", rest)
+    return Gcs(bucket, folder, storage_options)
+
+
+def _bucket_and_folder(protocol: str, rest: str, advice: str = "") -> tuple[str, str]:
     bucket, _, folder = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         # Not repeated in the message: it may contain credentials.
         raise ConfigurationError(
-            "the option 'path' of the file sink must name a bucket: s3://bucket/folder. For an access point, give its"
-            " alias. Credentials go into 'storage_options'",
+            f"the option 'path' of the file sink must name a bucket: {protocol}://bucket/folder.{advice} Credentials go"
+            " into 'storage_options'",
             option="path",
         )
-    return S3(bucket, folder.strip("/"), storage_options)
+    return bucket, folder.strip("/")
 
 
 def _require_package(protocol: str) -> None:
