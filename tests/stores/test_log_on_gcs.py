@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 import twopc
 from tests.stores.conftest import GcsBucket
 from tests.support.gcs_repeats import repeat_at_once
+from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, Lost, gcs_error
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
@@ -32,6 +33,8 @@ from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
 from twopc.testing import LogStoreContract
+
+pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
 CREATES = "ifGenerationMatch=0"
 """In the target of a conditional write. The name of the object is in the body."""
@@ -333,7 +336,9 @@ def test_a_key_of_a_service_account_is_used_and_shown_nowhere(
     assert {request.headers["authorization"] for request in sent} == {f"Bearer {SECRET}"}
     gcs_bucket.proxy.disturb_all("POST", FORBIDDEN, CREATES)
     with pytest.raises(ConfigurationError) as refused:
-        twopc.open_store(gcs_bucket.url("other"), token=account, endpoint_url=gcs_bucket.proxy.url).put_if_absent(0, b"")
+        twopc.open_store(gcs_bucket.url("other"), token=account, endpoint_url=gcs_bucket.proxy.url).put_if_absent(
+            0, b""
+        )
     texts += [shown(refused.value), caplog.text]
     assert not any(secret in text for text in texts for secret in (SECRET, line, "the-key-id"))
 

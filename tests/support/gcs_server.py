@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PROGRAM = GoProgram("github.com/fsouza/fake-gcs-server", "v1.56.1", "1.26")
 START_TIMEOUT_S = 60.0
+BUILD_AT_MOST_S = 1200
+"""The limit of a test that may be the first to need the server: Go builds it for one minute and a half of two cores."""
 
 
 class GcsServer(ServerProcess):

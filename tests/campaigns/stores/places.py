@@ -134,12 +134,12 @@ class Place:
     def watch_commits(self, strike: Strike) -> None:
         """A completion of an upload, or a rewrite of an object, commits a file."""
         owner, name = (GCSFileSystem, "_call") if self.store == "gcs" else (AioBaseClient, "_make_api_call")
-        request = getattr(owner, name)
+        send = getattr(owner, name)
 
-        async def watched(client: Any, operation: str, *parameters: Any, **keywords: Any) -> Any:
-            is_commit = operation == "CompleteMultipartUpload" or "/rewriteTo/" in str(parameters[:1])
+        async def watched(client: Any, *request: Any, **parameters: Any) -> Any:
+            is_commit = any(part == "CompleteMultipartUpload" or "/rewriteTo/" in str(part) for part in request[:2])
             with strike.a_commit() if is_commit else contextlib.nullcontext():
-                return await request(client, operation, *parameters, **keywords)
+                return await send(client, *request, **parameters)
 
         setattr(owner, name, watched)
 

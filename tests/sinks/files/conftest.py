@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
-from tests.support.gcs_server import GcsServer
+from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.gcs_server import gcs_server as server_or_skip
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from twopc_files.stores.store import Store
+
+ON_GCS = pytest.param("gcs", marks=pytest.mark.timeout(BUILD_AT_MOST_S))
 
 MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
@@ -185,7 +187,7 @@ def local(folder: Path) -> Place:
     return Place(folder.as_uri())
 
 
-@pytest.fixture(params=["local", "s3", "gcs", "memory", "renaming"])
+@pytest.fixture(params=["local", "s3", ON_GCS, "memory", "renaming"])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

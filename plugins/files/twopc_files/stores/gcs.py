@@ -85,7 +85,9 @@ class Gcs:
         pending, target = self._object(self._pending(file)), self._object(self._name(file.target))
         if pending is None and target is None:
             self.require_answer()  # in a bucket that is gone, nothing is found either
-        return Sight(_size(pending), _size(target), is_foreign=target is not None and _mark(target) != file.transaction_id)
+        return Sight(
+            _size(pending), _size(target), is_foreign=target is not None and _mark(target) != file.transaction_id
+        )
 
     def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a rewritten object stays until the new one exists
         return 0.0
