@@ -1,7 +1,7 @@
 """Google Cloud Storage by gcsfs, with errors that a commit can rest on.
 
-gcsfs raises errors of a dozen kinds: a refused right is an OSError without a number, refused credentials a ValueError or
-an ``HttpError``, a busy server an ``HttpError`` or one of three libraries'. Here each is an OSError.
+gcsfs raises errors of a dozen kinds: a refused right is an OSError without a number, a busy server is an ``HttpError``
+or an error of another library. Here each is an OSError.
 
 | errno | meaning |
 | --- | --- |
@@ -24,8 +24,8 @@ from typing import Any
 
 from aiohttp import ClientError
 from fsspec import asyn
-from gcsfs.core import GCSFileSystem
-from gcsfs.retry import HttpError
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
+from gcsfs.retry import HttpError  # type: ignore[import-untyped]
 from google.auth.exceptions import GoogleAuthError, TransportError
 from requests.exceptions import RequestException
 
@@ -33,15 +33,19 @@ _SESSION = re.compile(r"upload_id=[^&\s]+")
 """In the URL of a resumable upload: whoever knows it can write the object."""
 
 
-_NO_ANSWER = (RequestException, ClientError, TimeoutError, asyncio.TimeoutError, ConnectionError)
+_BY_KIND = (
+    (FileNotFoundError, errno.ENOENT),
+    (FileExistsError, errno.EEXIST),
+    ((RequestException, ClientError, TimeoutError, asyncio.TimeoutError, ConnectionError), errno.EBUSY),
+)
 
 
 class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
     """gcsfs's client, with its options, for buckets other than zonal ones. Every method may raise an OSError.
 
-    The base class is not the one that fsspec opens for ``gs://``. That one asks Google for the kind of each bucket, by
-    gRPC, which does not survive a fork. For a zonal bucket, it ignores ``mode="create"``, and shows an object before it
-    is whole. The JSON API, which is used here, refuses to write to such a bucket.
+    The base class is not the one that fsspec opens for ``gs://``. That one asks Google for the kind of each bucket by
+    gRPC, whatever the endpoint. In a zonal bucket, it ignores ``mode="create"`` and shows an object before it is whole.
+    The base class sends requests of the JSON API and no others.
     """
 
     async def _call(self, *arguments: Any, **keywords: Any) -> Any:
@@ -63,8 +67,8 @@ def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
         return GcsClient(**storage_options)
     except RequestException as error:  # its text has the URL of the request, and that has the token
         raise ValueError(
-            "the option 'token' is neither a method of gcsfs, such as google_default or anon, nor a file, and Google was"
-            f" not reached or does not know it as an access token ({type(error).__name__})"
+            "the option 'token' is neither a method of gcsfs, such as google_default or anon, nor a file, and Google"
+            f" was not reached or does not know it as an access token ({type(error).__name__})"
         ) from None
     except Exception as error:  # noqa: BLE001  # of one of four libraries
         raise ValueError(f"{type(error).__name__}: {error}") from None
@@ -79,20 +83,15 @@ def translated(error: BaseException) -> OSError:
 
 
 def _meaning(error: BaseException) -> int:
-    if isinstance(error, FileNotFoundError):
-        return errno.ENOENT
-    if isinstance(error, FileExistsError):
-        return errno.EEXIST
+    text = str(error)
     if isinstance(error, HttpError):
         return _of_status(int(error.code or 0))
     if isinstance(error, GoogleAuthError):
         may_pass = isinstance(error, TransportError) or error.retryable
         return errno.EBUSY if may_pass else errno.EACCES
-    if isinstance(error, _NO_ANSWER):
-        return errno.EBUSY
-    if str(error).startswith("Forbidden"):  # gcsfs puts this one status into words
-        return errno.EBUSY if "rate limit" in str(error).lower() else errno.EACCES
-    return errno.EIO
+    if text.startswith("Forbidden"):  # gcsfs puts this one status into words
+        return errno.EBUSY if "rate limit" in text.lower() else errno.EACCES
+    return next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
 
 
 def _of_status(status: int) -> int:

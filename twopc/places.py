@@ -70,8 +70,8 @@ def canonical(protocol: str | None, path: str) -> str:
 
 
 def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Google Cloud Storage has a
-    client of this package (``twopc.gcs``).
+    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Google Cloud Storage has
+    a client of this package (``twopc.gcs``).
 
     Raises:
         ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.

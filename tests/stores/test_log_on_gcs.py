@@ -1,4 +1,4 @@
-"""The commit log on Google Cloud Storage: put-if-absent by generation, replies that get lost, buckets that can't be used.
+"""The commit log on Google Cloud Storage: put-if-absent by generation, lost replies, buckets that can't be used.
 
 The emulator checks no credentials, so the proxy refuses them in Google's words.
 """
@@ -326,7 +326,7 @@ def test_a_key_of_a_service_account_is_used_and_shown_nowhere(
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
     granted = Answer(200, json.dumps({"access_token": SECRET, "expires_in": 3600}).encode())
     gcs_bucket.proxy.disturb_all("POST", granted, "/token")
-    texts = []
+    texts: list[str] = []
     for token in (account, str(key), "google_default"):
         options = {"token": token, "endpoint_url": gcs_bucket.proxy.url}
         store = twopc.open_store(gcs_bucket.url(f"log-{len(texts)}"), **options)
@@ -368,5 +368,5 @@ def test_credentials_that_gcsfs_can_not_use_are_refused_and_not_repeated(
 
 def test_default_credentials_that_are_missing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
-    with pytest.raises(ConfigurationError, match="absent.json"):
+    with pytest.raises(ConfigurationError, match=r"absent\.json"):
         twopc.open_store("gs://bucket/log", token="google_default")  # noqa: S106  # a method

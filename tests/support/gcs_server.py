@@ -1,8 +1,8 @@
 """An emulator of Google Cloud Storage, fake-gcs-server, as a process of its own on a free port.
 
-As Google does, it decides the condition of an upload and writes in one step, lists at once what was written, and keeps an
-object's metadata over a rewrite. As Google does not, it ignores the condition of a rewrite, checks no credentials, has no
-limits of rates, and forgets open uploads when it is killed.
+As Google does, it decides the condition of an upload and writes in one step, lists at once what was written, and keeps
+an object's metadata over a rewrite. As Google does not, it ignores the condition of a rewrite, checks no credentials,
+has no limits of rates, and forgets open uploads when it is killed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class GcsServer(ServerProcess):
     def make_bucket(self, name: str) -> None:
         gcs_client(self.storage_options).mkdir(name)
 
-    def mend(self, error: str) -> int:  # noqa: ARG002
+    def mend(self, error: str) -> int:
         """Repair nothing: a kill breaks nothing that an operator would mend."""
         return 0
 

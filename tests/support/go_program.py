@@ -63,6 +63,6 @@ def _go() -> str | None:
     if found := shutil.which("go"):
         return found
     try:
-        return str(publish(cache_folder() / GO.replace("==", "-"), install) / "bin" / "go")
+        return str(publish(cache_folder() / GO.replace("==", "-"), install) / "go" / "bin" / "go")
     except (OSError, subprocess.CalledProcessError):
         return None

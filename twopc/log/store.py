@@ -170,7 +170,8 @@ class ObjectStore:
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"
-                " pip install 'twopc-core[s3]'), and does it take these options?"
+                " pip install 'twopc-core[s3]', for Google Cloud Storage: 'twopc-core[gcs]'), and does it take these"
+                " options? docs/stores.md shows how to give them"
             ) from error
 
     def slots(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
-from gcsfs.core import GCSFileSystem
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step.steps import Steps, on_disk
 from twopc_files.stores.remote import RemoteFile

@@ -17,7 +17,7 @@ from aiobotocore.client import AioBaseClient
 from botocore.loaders import create_loader
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
-from gcsfs.core import GCSFileSystem
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step import steps
 from tests.campaigns.every_step.blows import SERVER_AND_WRITER
