@@ -21,6 +21,7 @@ import pytest
 import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from fsspec import get_filesystem_class
 
 import twopc
 from tests.stores.conftest import GcsBucket
@@ -29,9 +30,11 @@ from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, Lost, gcs_error
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
+from twopc.gcs import GcsClient
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
+from twopc.places import file_system
 from twopc.testing import LogStoreContract
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
@@ -116,6 +119,13 @@ def test_an_entry_of_any_size_is_one_conditional_request(gcs_bucket: GcsBucket) 
     store.put_if_absent(1, large)
     assert len(gcs_bucket.proxy.sent("POST", CREATES)) == len(gcs_bucket.proxy.requests) == 1
     assert store.read(1) == large
+
+
+def test_the_client_is_the_one_that_sends_every_condition_in_every_bucket(gcs_bucket: GcsBucket) -> None:
+    """fsspec's own class for ``gs://`` ignores it in zonal buckets, and asks Google which these are."""
+    fs, path = file_system(gcs_bucket.url("log"), **gcs_bucket.storage_options)
+    assert (type(fs), path) == (GcsClient, f"{gcs_bucket.name}/log")
+    assert not isinstance(fs, get_filesystem_class("gs"))
 
 
 def test_a_store_travels_to_another_process_with_its_options(gcs_bucket: GcsBucket) -> None:

@@ -323,6 +323,19 @@ def test_a_target_that_may_not_be_looked_at_is_vetoed(proxied: Place, proxy: Htt
         proxied.sink().seal([committable], age_s=0)
 
 
+def test_a_pending_object_that_may_not_be_removed_stops_the_query_and_its_file_is_committed(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all("DELETE", FORBIDDEN)
+    with pytest.raises(OutcomeUnknown, match=r"is published.*writer@project.*its pending object is left"):
+        proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.files() == [the_file(committable).target]
+
+
 def test_the_check_finds_that_objects_may_not_be_removed(proxied: Place, proxy: HttpProxy) -> None:
     proxy.disturb_all("DELETE", FORBIDDEN)
     [check] = proxied.sink().check()
