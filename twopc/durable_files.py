@@ -30,7 +30,7 @@ CREATES_EXCLUSIVELY = frozenset(
     {
         "s3",  # If-None-Match: *, in S3FileSystem._pipe_file (s3fs 2024.12 and later)
         "s3a",
-        "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2026.10)
+        "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2024.12 and later), by twopc.gcs.GcsClient
         "gcs",
         "abfs",  # If-None-Match: *, by upload_blob(overwrite=False) in AzureBlobFileSystem._pipe_file (adlfs 2026.8)
         "abfss",
@@ -316,9 +316,9 @@ class ObjectFolder:
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._object(name)
-        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, and Azure's client 64 MiB or more
-        # in blocks, of which those of two writers replace each other.
-        whole = {"chunksize": len(data) + 1} if "s3" in self._protocols else {}
+        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, gcsfs 50 MiB, and Azure's client 64
+        # MiB or more in blocks, of which those of two writers replace each other.
+        whole = {"chunksize": len(data) + 1} if {"s3", "gs"} & {*self._protocols} else {}
         if "abfs" in self._protocols:
             config = self.fs.service_client._config  # noqa: SLF001  # adlfs does not pass the client's option on
             config.max_single_put_size = max(config.max_single_put_size, len(data))

@@ -11,8 +11,12 @@ import fsspec
 import pytest
 
 from tests.support.azurite_server import AzuriteServer, install, repeat
+from tests.support.gcs_repeats import repeat_at_once
+from tests.support.gcs_server import GcsServer
+from tests.support.gcs_server import gcs_server as server_or_skip
 from tests.support.http_proxy import HttpProxy
 from tests.support.s3_server import S3Server
+from twopc.gcs import gcs_client
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,39 @@ def container(azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
     repeat(monkeypatch, is_repeated=False)
     with HttpProxy(azurite.endpoint_url) as proxy:
         yield Container(azurite.make_container(), azurite, proxy)
+
+
+@dataclass(frozen=True)
+class GcsBucket:
+    """A bucket of Google Cloud Storage for the current test, and the proxy on the way to it."""
+
+    name: str
+    server: GcsServer
+    proxy: HttpProxy
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        return {**self.server.storage_options, "endpoint_url": self.proxy.url}
+
+    def url(self, folder: str) -> str:
+        return f"gs://{self.name}/{folder}"
+
+    def objects(self) -> list[str]:
+        """What is there, by a client that shares nothing with the one under test."""
+        fs = gcs_client({**self.server.storage_options, "use_listings_cache": False})
+        return [path.split("/", 1)[1] for path in fs.find(self.name)]
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with server_or_skip(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture
+def gcs_bucket(gcs_server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsBucket]:
+    repeat_at_once(monkeypatch)
+    name = uuid.uuid4().hex
+    gcs_server.make_bucket(name)
+    with HttpProxy(gcs_server.endpoint_url) as proxy:
+        yield GcsBucket(name, gcs_server, proxy)

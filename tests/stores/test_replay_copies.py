@@ -10,7 +10,8 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from tests.stores.conftest import Bucket
+from tests.stores.conftest import Bucket, GcsBucket
+from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, Lost, s3_error
 from twopc import Committable, Coordinator, Participant, Round, TransactionId, Vote
 from twopc.replay import ReplayCopies
@@ -21,11 +22,11 @@ RECORDS = pa.record_batch({"value": ["a", "b"]})
 TRANSACTION = TransactionId("twopc", "log", "sink", Round(1, 0), partition=0, serial=0, replay=0)
 
 
-@pytest.fixture(params=["s3", "memory"])
+@pytest.fixture(params=["s3", pytest.param("gcs", marks=pytest.mark.timeout(BUILD_AT_MOST_S)), "memory"])
 def stage(request: pytest.FixtureRequest) -> ReplayCopies:
     if request.param == "memory":
         return ReplayCopies(f"memory://{uuid.uuid4().hex}")
-    bucket: Bucket = request.getfixturevalue("bucket")
+    bucket: Bucket | GcsBucket = request.getfixturevalue("bucket" if request.param == "s3" else "gcs_bucket")
     return ReplayCopies(bucket.url("stage"), bucket.storage_options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -67,6 +68,12 @@ def azure_error(status: int, code: str, message: str = "as the test asked") -> A
     """Return the reply of Azure Storage with an error. The code is in a header, too, as a reply to HEAD has no body."""
     xml = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
     return Answer(status, xml.encode(), (("x-ms-error-code", code), ("Content-Type", "application/xml")))
+
+
+def gcs_error(status: int, message: str = "as the test asked") -> Answer:
+    """Return the reply of the JSON API of Google Cloud Storage to a request that it refuses."""
+    body = json.dumps({"error": {"code": status, "message": message, "errors": [{"message": message}]}})
+    return Answer(status, body.encode(), (("Content-Type", "application/json"),))
 
 
 @dataclass(frozen=True, slots=True)

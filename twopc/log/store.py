@@ -10,14 +10,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from fsspec.core import url_to_fs
-
 from twopc import registry
 from twopc.checks import CheckResult
 from twopc.durable_files import CREATES_EXCLUSIVELY, LocalFolder, ObjectFolder, Unusable
 from twopc.errors import ConfigurationError, Retriable
 from twopc.log.mounts import Mount, mount_of
-from twopc.places import LOCAL, canonical, parsed_place
+from twopc.places import LOCAL, canonical, file_system, parsed_place
 
 logger = logging.getLogger(__name__)
 
@@ -210,11 +208,12 @@ class ObjectStore:
         # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
         try:
-            self._folder = ObjectFolder(*url_to_fs(url, **options))
+            self._folder = ObjectFolder(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"
-                " pip install 'twopc-core[s3]'), and does it take these options?"
+                " pip install 'twopc-core[s3]', for Google Cloud Storage: 'twopc-core[gcs]'), and does it take these"
+                " options? docs/stores.md shows how to give them"
             ) from error
 
     def slots(self) -> list[int]:

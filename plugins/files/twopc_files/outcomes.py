@@ -128,14 +128,15 @@ def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitE
     Args:
         error: the store's error.
         what: the subject of the message, with batch, transaction and places.
-        published: the file is published, and only making that durable has failed.
+        published: the file is published, and only making that durable, or removing its remains, has failed.
     """
     if error.errno in (SYNC_MAY_PASS if published else MAY_PASS):
         return Retriable(f"{what} can't be committed yet: {error}")
     if published:
         return OutcomeUnknown(
-            f"{what} is published, but may not survive a power cut: {error}. Check the store and the system's log;"
-            " then start the query again, which repeats the commit."
+            f"{what} is published, and the step after that failed: {error}. On a disk, the file may not survive a power"
+            " cut; in an object store, its pending object is left. Check the store and the system's log; then start the"
+            " query again, which repeats the commit."
         )
     if error.errno in NEEDS_AN_OPERATOR:
         return OperatorRequired(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step.steps import Steps, on_disk
 from twopc import durable_files
@@ -48,3 +50,18 @@ def refuse_links() -> None:
 
     if os.link is _LINK:
         os.link = refuse  # type: ignore[assignment]
+
+
+def on_gcs(steps: Steps) -> None:
+    """Turn every request to Google Cloud Storage into a step."""
+    request = GCSFileSystem._call
+
+    async def step(client: Any, method: str, path: str, *arguments: Any, **parameters: Any) -> Any:
+        name, changes = f"{method} {path.partition('?')[0].rpartition('/b/')[2]}", method != "GET"
+        steps.begins(name, changes)
+        answer = await request(client, method, path, *arguments, **parameters)
+        if changes:
+            steps.is_done(name)
+        return answer
+
+    GCSFileSystem._call = step

@@ -7,8 +7,6 @@ import base64
 import contextlib
 import os
 import re
-import shutil
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -18,10 +16,10 @@ from typing import Any
 
 import botocore.session
 
+from tests.support.go_program import GoProgram
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
-from twopc_files.stores.s3 import MARK
-from twopc_kafka_broker.cache import cache_folder, publish
+from twopc_files.stores.store import MARK
 
 START_TIMEOUT_S = 30.0
 KEY, SECRET = "provestores", "provestores-secret"
@@ -34,13 +32,10 @@ _NAMED = re.compile(r"transaction (\S+) of batch \d+ \(upload (\S+) to s3://([^/
 
 
 @dataclass(frozen=True)
-class Program:
-    """An S3 server that ``go install`` builds.
+class Program(GoProgram):
+    """An S3 server. Of MinIO, the version is a commit, because it has no tags that Go accepts.
 
     Attributes:
-        package: the Go package to install.
-        version: the version of its module; for MinIO a commit, because it has no tags that Go accepts.
-        go: the oldest version of Go that builds it.
         arguments: returns the arguments for a server, given its port and the folder of its objects.
         environment: additional environment variables, including the keys, so that no process list shows them.
         mend: does what the README tells an operator to do about an upload that the server can't complete any more.
@@ -48,33 +43,9 @@ class Program:
             repaired uploads.
     """
 
-    package: str
-    version: str
-    go: str
     arguments: Callable[[int, Path], list[str]]
     environment: Mapping[str, str]
     mend: Callable[[Path, Mapping[str, Any], str], int]
-
-    @property
-    def name(self) -> str:
-        return self.package.rsplit("/", 1)[-1]
-
-    @property
-    def path(self) -> Path:
-        """The path of the installed program."""
-        return cache_folder() / f"{self.name}-{self.version}" / self.name
-
-    def install(self) -> str | None:
-        """Build the program if it is missing. If that is impossible, return the reason and what to do about it."""
-        if not self.path.exists() and shutil.which("go") is None:
-            return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
-
-        def build(folder: Path) -> None:
-            command = ["go", "install", f"{self.package}@{self.version}"]
-            subprocess.run(command, env={**os.environ, "GOBIN": str(folder)}, check=True)
-
-        publish(self.path.parent, build)
-        return None
 
 
 def _versitygw(port: int, folder: Path) -> list[str]:

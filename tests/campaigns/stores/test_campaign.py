@@ -53,5 +53,5 @@ def test_a_server_and_a_writer_that_are_killed_during_completions_lose_and_dupli
 
 
 def test_a_store_whose_server_cannot_be_built_is_skipped_with_what_to_install(tmp_path: Path) -> None:
-    report = run(tmp_path / "stores", "--stores", "minio", PATH="", XDG_CACHE_HOME=str(tmp_path))
+    report = run(tmp_path / "stores", "--stores", "minio", PATH="", UV="none", XDG_CACHE_HOME=str(tmp_path))
     assert "install Go 1.24 or later" in report["minio"]["skipped"]

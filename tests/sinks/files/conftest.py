@@ -17,8 +17,11 @@ from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
 from tests.support.azurite_server import AzuriteServer, install
+from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
+from tests.support.gcs_server import gcs_server as server_or_skip
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
+from twopc.places import file_system
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from twopc_files.stores.store import Store
+
+ON_GCS = pytest.param("gcs", marks=pytest.mark.timeout(BUILD_AT_MOST_S))
 
 MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
@@ -93,13 +98,13 @@ class Place:
 
     @property
     def fs(self) -> Any:
-        fs = fsspec.core.url_to_fs(self.url, **self.storage_options)[0]
+        fs = file_system(self.url, **self.storage_options)[0]
         fs.invalidate_cache()
         return fs
 
     def path(self, below: str) -> str:
         """As ``fs`` names it."""
-        folder: str = fsspec.core.url_to_fs(self.url, **self.storage_options)[1]
+        folder: str = file_system(self.url, **self.storage_options)[1]
         return f"{folder}/{below}"
 
     def files(self) -> list[str]:
@@ -140,10 +145,24 @@ def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]
         yield server
 
 
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    with server_or_skip(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
 @pytest.fixture
 def azure(azurite: AzuriteServer) -> Place:
     """A folder in a container of its own."""
     return Place(f"abfs://{azurite.make_container()}/data/orders", azurite.storage_options)
+
+
+@pytest.fixture
+def gcs(gcs_server: GcsServer) -> Place:
+    """A folder in a bucket of Google Cloud Storage."""
+    bucket = f"bucket-{uuid.uuid4().hex}"
+    gcs_server.make_bucket(bucket)
+    return Place(f"gs://{bucket}/data/orders", gcs_server.storage_options)
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +202,7 @@ def local(folder: Path) -> Place:
     return Place(folder.as_uri())
 
 
-@pytest.fixture(params=["local", "s3", "azure", "memory", "renaming"])
+@pytest.fixture(params=["local", "s3", "azure", ON_GCS, "memory", "renaming"])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

@@ -6,7 +6,8 @@
 | ``s3``, ``s3a``, ``s3n`` | ``S3`` | a multipart upload can stay open, and any process can complete it |
 | ``abfs``, ``abfss``, ``az`` | ``Azure`` | uncommitted blocks stay for a week, and any process can put their list |
 | ``hdfs``, ``webhdfs`` | ``Remote``, by rename | HDFS guarantees atomic renames, which never replace a file |
-| ``gs``, ``gcs``, ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
+| ``gs``, ``gcs`` | ``Gcs`` | an object appears only when it is complete, and a rewrite never replaces one |
+| ``memory`` | ``Remote``, by copy | an object appears only when it is complete |
 
 Not in the table: SFTP and SMB (no fsync, so nothing is durable on return), caches and archives (the file is written
 elsewhere, or later).
@@ -30,14 +31,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from twopc_files.stores.azure import Azure
+    from twopc_files.stores.gcs import Gcs
     from twopc_files.stores.s3 import S3
     from twopc_files.stores.store import Store
 
 UPLOADING = ("s3", "s3a", "s3n")
 STAGING = ("abfs", "abfss", "az")
 RENAMING = ("hdfs", "webhdfs")
-COPYING = ("gs", "gcs", "memory")
-KNOWN = (*filter(None, LOCAL), *UPLOADING, *STAGING, *RENAMING, *COPYING)
+REWRITING = ("gs", "gcs")
+COPYING = ("memory",)
+KNOWN = (*filter(None, LOCAL), *UPLOADING, *STAGING, *RENAMING, *REWRITING, *COPYING)
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 
@@ -62,6 +65,8 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
         return _s3(rest, storage_options)
     if protocol in STAGING:
         return _azure(f"{protocol}://{rest.rstrip('/')}", storage_options)
+    if protocol in REWRITING:
+        return _gcs(rest, storage_options)
     folder = rest.rstrip("/")
     if not folder:
         raise ConfigurationError(
@@ -83,15 +88,27 @@ def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
 def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
     from twopc_files.stores.s3 import S3
 
+    bucket, folder = _bucket_and_folder("s3", rest, " For an access point, give its alias.")
+    return S3(bucket, folder, storage_options)
+
+
+def _gcs(rest: str, storage_options: Mapping[str, Any]) -> Gcs:
+    from twopc_files.stores.gcs import Gcs
+
+    bucket, folder = _bucket_and_folder("gs", rest)
+    return Gcs(bucket, folder, storage_options)
+
+
+def _bucket_and_folder(protocol: str, rest: str, advice: str = "") -> tuple[str, str]:
     bucket, _, folder = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
         # Not repeated in the message: it may contain credentials.
         raise ConfigurationError(
-            "the option 'path' of the file sink must name a bucket: s3://bucket/folder. For an access point, give its"
-            " alias. Credentials go into 'storage_options'",
+            f"the option 'path' of the file sink must name a bucket: {protocol}://bucket/folder.{advice} Credentials go"
+            " into 'storage_options'",
             option="path",
         )
-    return S3(bucket, folder.strip("/"), storage_options)
+    return bucket, folder.strip("/")
 
 
 def _azure(url: str, storage_options: Mapping[str, Any]) -> Azure:

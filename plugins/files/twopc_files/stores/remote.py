@@ -15,7 +15,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
@@ -23,6 +23,9 @@ from fsspec.spec import AbstractBufferedFile
 from twopc.checks import CheckResult
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
+
+if TYPE_CHECKING:
+    from twopc_files.stores.store import Store
 
 ResultT = TypeVar("ResultT")
 
@@ -200,7 +203,7 @@ class RemoteFile(PendingFile):
 
     buffer_bytes = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE  # the block being filled, and the one being uploaded
 
-    def __init__(self, store: Remote, handle: FileHandle, file: Any) -> None:
+    def __init__(self, store: Store, handle: FileHandle, file: Any) -> None:
         self.handle = handle
         self._store = store
         self._file = file

@@ -22,11 +22,7 @@ from botocore import exceptions as boto
 
 from twopc.checks import CheckResult
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
-from twopc_files.stores.store import PendingFile, Sight
-
-MARK = "twopc-transaction"
-"""The key of the object's metadata that holds the exact transactional id. A repeated commit recognizes its own object
-by it, however the bucket's encryption changes the object's ETag."""
+from twopc_files.stores.store import MARK, PendingFile, Sight
 
 FIRST_PART_BYTES = 8 * 1024 * 1024
 """S3 requires at least 5 MiB per part, except for the last one. A task holds one part of each file in memory."""

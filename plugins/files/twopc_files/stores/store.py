@@ -15,6 +15,10 @@ from twopc_files.file_names import FileHandle
 LONGEST_NAME = 255
 """The bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
 
+MARK = "twopc-transaction"
+"""The key of an object's metadata that holds the exact transactional id. A repeated commit recognizes its own object by
+it, however a bucket's encryption changes the object's ETag."""
+
 NO_FILE = -1
 """The size to report for something other than a regular file, such as a folder or a link."""
 

@@ -1,0 +1,178 @@
+"""Files in Google Cloud Storage: each pending file is an object, which a commit rewrites under its final name.
+
+A rewrite within a bucket is one request, whatever the file's size. Its condition lets the store decide that no object
+is replaced, so a request that arrives late can do no harm. It keeps the metadata, which name the transaction.
+
+An upload that is held open, as on S3, is no choice: whoever knows the URL of one can write the object, so a commit log
+would hold a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+from twopc.checks import CheckResult
+from twopc.gcs import gcs_client
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.stores.remote import RemoteFile
+from twopc_files.stores.store import MARK, Sight
+
+
+@dataclass(frozen=True, slots=True)
+class Gcs:
+    """A folder of a bucket.
+
+    Attributes:
+        bucket: the bucket's name.
+        folder: the name of the folder, without leading or trailing slash; "" for the bucket itself.
+        storage_options: the arguments of gcsfs, including credentials.
+    """
+
+    bucket: str
+    folder: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.bucket}/{self.folder}".rstrip("/")
+
+    @property
+    def asks_at_once(self) -> int:
+        return 16
+
+    @property
+    def longest_name(self) -> int | None:
+        return None  # a whole name has a limit
+
+    def located(self) -> tuple[Any, str]:
+        try:
+            fs = gcs_client({**self.storage_options, "use_listings_cache": False})  # fsspec keeps one per process
+        except ValueError as error:
+            raise OSError(errno.EIO, f"its client can't be made ({error})") from None
+        return fs, self.url.removeprefix("gs://")
+
+    def meaning(self, error: Exception) -> OSError:
+        return error if isinstance(error, OSError) else OSError(errno.EIO, f"{type(error).__name__}: {error}")
+
+    def require_answer(self) -> None:
+        self._page(self._name(""), maxResults=1)
+
+    def for_a_trial(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()  # a bucket has no folders
+
+    def check(self) -> Iterable[CheckResult]:
+        return ()
+
+    def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
+        fs, folder = self.located()
+        name = pending_name(transaction_id, number)
+        opened = fs.open(f"{folder}/{PENDING_FOLDER}/{name}", "wb", metadata={MARK: transaction_id})
+        return RemoteFile(self, FileHandle(transaction_id, name, target), opened)
+
+    def owns(self, file: FileHandle) -> bool:
+        return owner_of_pending(file.pending) == file.transaction_id
+
+    def where(self, file: FileHandle) -> str:
+        return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
+
+    def look(self, file: FileHandle) -> Sight:
+        # The pending file first: this order upholds the guarantee of ``Store.look``.
+        pending, target = self._object(self._pending(file)), self._object(self._name(file.target))
+        if pending is None and target is None:
+            self.require_answer()  # in a bucket that is gone, nothing is found either
+        return Sight(
+            _size(pending), _size(target), is_foreign=target is not None and _mark(target) != file.transaction_id
+        )
+
+    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a rewritten object stays until the new one exists
+        return 0.0
+
+    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # GCS checks rights when they are used
+        return None
+
+    def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
+        with contextlib.suppress(FileExistsError):  # whose it is, the look tells
+            self._rewrite(self._pending(file), self._name(file.target))
+        target = self._object(self._name(file.target))
+        if target is None or (_size(target), _mark(target)) != (file.size_bytes, file.transaction_id):
+            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared, though GCS accepted the request")
+
+    def rehearse(self, file: FileHandle) -> None:
+        hidden = self._name(file.pending)
+        self._remove(hidden)  # a killed process may have left it
+        self._rewrite(self._pending(file), hidden)
+        self._remove(hidden)
+
+    def settle(self, file: FileHandle) -> None:
+        self.discard(file)
+
+    def discard(self, file: FileHandle) -> None:
+        self._remove(self._pending(file))
+
+    def pending(self) -> Iterator[FileHandle]:
+        prefix, token = self._name(f"{PENDING_FOLDER}/"), None
+        while True:
+            page = self._page(prefix, pageToken=token)
+            for listed in page.get("items", ()):
+                name = listed["name"].removeprefix(prefix)
+                if owner := owner_of_pending(name):
+                    yield FileHandle(owner, name, "")
+            if not (token := page.get("nextPageToken")):
+                return
+
+    def _rewrite(self, name: str, target: str) -> None:
+        """Copy an object within the bucket. Raises FileExistsError if the target exists."""
+        token = None
+        while True:
+            answer = self._call(
+                "POST",
+                "b/{}/o/{}/rewriteTo/b/{}/o/{}",
+                *(self.bucket, name, self.bucket, target),
+                headers={"Content-Type": "application/json"},
+                ifGenerationMatch="0",
+                rewriteToken=token,
+            )
+            if answer["done"]:
+                return
+            token = answer["rewriteToken"]
+
+    def _object(self, name: str) -> dict[str, Any] | None:
+        with contextlib.suppress(FileNotFoundError):
+            return self._call("GET", "b/{}/o/{}", self.bucket, name)
+        return None
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.located()[0].call("DELETE", "b/{}/o/{}", self.bucket, name)
+
+    def _page(self, prefix: str, **parameters: object) -> dict[str, Any]:
+        try:
+            return self._call("GET", "b/{}/o", self.bucket, prefix=prefix, **parameters)
+        except FileNotFoundError as error:
+            raise OSError(errno.ENODEV, f"there is no bucket {self.bucket!r}") from error
+
+    def _call(self, *request: str, **parameters: object) -> dict[str, Any]:
+        """Send a request of the JSON API. Its errors are those of ``twopc.gcs``."""
+        answer: dict[str, Any] = self.located()[0].call(*request, json_out=True, **parameters)
+        return answer
+
+    def _pending(self, file: FileHandle) -> str:
+        return self._name(f"{PENDING_FOLDER}/{file.pending}")
+
+    def _name(self, below: str) -> str:
+        return f"{self.folder}/{below}".lstrip("/")
+
+
+def _size(found: Mapping[str, Any] | None) -> int | None:
+    return None if found is None else int(found["size"])
+
+
+def _mark(found: Mapping[str, Any]) -> str | None:
+    """Return the transactional id in an object's metadata, or None."""
+    mark: str | None = found.get("metadata", {}).get(MARK)
+    return mark

