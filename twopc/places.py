@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from fsspec.core import split_protocol
+from fsspec.core import split_protocol, url_to_fs
 
 from twopc.errors import ConfigurationError
 
@@ -67,6 +67,22 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
 def canonical(protocol: str | None, path: str) -> str:
     """Return the URL of what ``parsed_place`` returned."""
     return path if protocol is None else f"{protocol}://{path}"
+
+
+def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. WebHDFS has a client of
+    this package (``twopc.webhdfs``).
+
+    Raises:
+        ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.
+    """
+    protocol, _ = split_protocol(url)
+    if protocol != "webhdfs":
+        located: tuple[Any, str] = url_to_fs(url, **storage_options)
+        return located
+    from twopc.webhdfs import WebHdfs  # needs the package requests
+
+    return WebHdfs(**{**WebHdfs._get_kwargs_from_urls(url), **storage_options}), WebHdfs._strip_protocol(url)  # noqa: SLF001  # of its base class
 
 
 def _holds_password(protocol: str, rest: str) -> bool:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.durable_files import make_folder, names_in, sync_folder
 from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
-from twopc.places import canonical, parsed_place
+from twopc.places import canonical, file_system, parsed_place
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 
@@ -107,7 +106,7 @@ class ReplayCopies:
 
     def _open(self) -> tuple[Any, str]:
         """Return a file system that caches no listings: the sweep must see the copies of other processes."""
-        fs, folder = url_to_fs(self.url, **{**self.storage_options, "use_listings_cache": False})
+        fs, folder = file_system(self.url, **{**self.storage_options, "use_listings_cache": False})
         return fs, folder
 
 

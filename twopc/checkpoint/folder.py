@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fsspec.core import url_to_fs
-
 from twopc.checkpoint.offsets import Reads, by_source, parse
 from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_for_files, with_files
 from twopc.durable_files import make_folder, sync_folder
 from twopc.errors import ConfigurationError
+from twopc.places import file_system
 from twopc.transaction import JsonValue
 
 _HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
@@ -35,7 +34,7 @@ class CheckpointFolder:
         self.url = url(location).rstrip("/")
         self._fs: Any
         try:
-            self._fs, self._root = url_to_fs(self.url)
+            self._fs, self._root = file_system(self.url)
         except (ImportError, TypeError, ValueError) as error:
             raise ConfigurationError(
                 f"the client for {location!r} can't be created ({type(error).__name__}: {error}). Is fsspec's package"

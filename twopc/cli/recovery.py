@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fsspec.core import url_to_fs
-
 import twopc
 from twopc import Coordinator
 from twopc._bound_sink import CommitCall
@@ -20,6 +18,7 @@ from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, T
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import check_prefixes, opened
+from twopc.places import file_system
 from twopc.plugins import notify
 from twopc.recompute import is_recomputable
 from twopc.replay import ReplayCopies
@@ -236,5 +235,5 @@ class Recovery:
 
 
 def _is_folder(url: str) -> bool:
-    fs, path = url_to_fs(url)
+    fs, path = file_system(url)
     return bool(fs.isdir(path))

@@ -10,12 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from fsspec.core import url_to_fs
-
-from twopc.durable_files import CREATES_EXCLUSIVELY, LocalFolder, ObjectFolder, Unusable
+from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, durable_folder
 from twopc.errors import ConfigurationError, Retriable
 from twopc.log.mounts import Mount, mount_of
-from twopc.places import LOCAL, canonical, parsed_place
+from twopc.places import LOCAL, canonical, file_system, parsed_place
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +62,8 @@ def _slot(name: str) -> int | None:
 
 
 def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStore | ObjectStore:
-    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), or
-    ``memory://`` for this process alone. Makes no request and writes nothing.
+    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), HDFS
+    (``webhdfs://``), or ``memory://`` for this process alone. Makes no request and writes nothing.
 
     Args:
         url: the log's folder, as path or URL.
@@ -77,12 +75,12 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LocalStor
             password in the URL.
     """
     protocol, path = parsed_place("the commit log", url)
-    if protocol in CREATES_EXCLUSIVELY:
+    if protocol in KEEP_A_LOG:
         return ObjectStore(canonical(protocol, path), storage_options)
     if protocol not in LOCAL:
         raise ConfigurationError(
             f"a commit log can't be kept at {protocol}://, which is not known to create a file only where there is"
-            f" none, in one step, as file, {', '.join(sorted(CREATES_EXCLUSIVELY))} do. Keep the log at one of these;"
+            f" none, in one step, as file, {', '.join(sorted(KEEP_A_LOG))} do. Keep the log at one of these;"
             " the sinks may be elsewhere"  # the rest of such a URL may hold a password
         )
     if storage_options:
@@ -161,14 +159,14 @@ class LocalStore:
 
 
 class ObjectStore:
-    """A prefix at an object store, or in this process's memory."""
+    """A folder at an object store, on HDFS, or in this process's memory."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
         # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
         try:
-            self._folder = ObjectFolder(*url_to_fs(url, **options))
+            self._folder = durable_folder(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
-from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
+from twopc.places import file_system
 from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile
 
 _VERSION = 1
@@ -63,7 +63,7 @@ def committed_files(path: str, storage_options: Mapping[str, Any] | None = None)
         ConfigurationError: there is no manifest at ``path``.
         CorruptLog: the manifest lacks an entry.
     """
-    fs, folder = url_to_fs(path, **(storage_options or {}))
+    fs, folder = file_system(path, **(storage_options or {}))
     try:
         files = manifest(fs, folder).files()
     except FileNotFoundError as error:

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
 from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.campaigns.every_step.steps import Steps, on_disk
+from twopc import webhdfs
 from twopc_files.stores.remote import RemoteFile
+
+
+def on_hdfs(steps: Steps) -> None:
+    """Turn every request to a NameNode or a DataNode into a step."""
+    request = webhdfs._Session.request
+
+    def step(session: Any, method: str, url: str, *arguments: Any, **keywords: Any) -> Any:
+        operation = (keywords.get("params") or {}).get("op") or parse_qs(urlsplit(url).query)["op"][0]
+        changes = method.upper() != "GET"
+        steps.begins(operation, changes)
+        answer = request(session, method, url, *arguments, **keywords)
+        if changes:
+            steps.is_done(operation)
+        return answer
+
+    webhdfs._Session.request = step  # type: ignore[method-assign]
 
 
 def on_renaming(steps: Steps) -> None:

@@ -12,8 +12,13 @@ from pathlib import Path
 from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_blows, run_all, skipped
 from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
-from tests.campaigns.stores.places import CALLS, COUNTED, StorePlaces, warm_up
+from tests.campaigns.stores.places import CALLS, COUNTED, ON_HDFS, STRUCK_HDFS, StorePlaces, warm_up
+from tests.support import hdfs_server
+from tests.support.hdfs_server import HdfsServer
 from tests.support.s3_server import S3Server
+
+KILLED = (*PROGRAMS, STRUCK_HDFS)
+"""Stores whose server is killed."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,22 +31,33 @@ def main(arguments: Sequence[str]) -> int:
         server = S3Server(given.folder / "s3.log")
         if {"s3", "copy"} & set(given.stores):
             stack.enter_context(server)
+        hdfs = HdfsServer(given.folder.resolve() / "hdfs")
+        if "hdfs" in given.stores and not hdfs_server.why_not():
+            stack.enter_context(hdfs)
 
         def proof(store: str) -> Proof:
-            places = StorePlaces(store, given.folder.resolve() / "work", server.storage_options)
-            if store not in PROGRAMS:
-                return partial(prove, places, given.steps_stride)
-            if obstacle := PROGRAMS[store].install():
+            if obstacle := _obstacle(store):
                 return lambda _: skipped(obstacle)
-            return partial(prove_by_blows, places, given.kills, given.seed)
+            options = hdfs.storage_options if store in ON_HDFS else server.storage_options
+            places = StorePlaces(store, given.folder.resolve() / "work", options)
+            if store in KILLED:
+                return partial(prove_by_blows, places, given.kills, given.seed)
+            return partial(prove, places, given.steps_stride)
 
         proofs = {store: proof(store) for store in given.stores}
         return run_all(Report(given.folder / "report.json"), proofs, Workers(given.processes, COUNTED))
 
 
+def _obstacle(store: str) -> str | None:
+    """Return why a store is not possible here, and what to do about it. Build or download its server if need be."""
+    if store in PROGRAMS:
+        return PROGRAMS[store].install()
+    return hdfs_server.why_not() if store in ON_HDFS else None
+
+
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
-    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *PROGRAMS]), default=list(CALLS))
+    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *KILLED]), default=list(CALLS))
     parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
     parser.add_argument(
         "--kills", type=int, default=100, help="kills of the server, and of the writer, on stores with a server"

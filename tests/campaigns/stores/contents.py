@@ -118,7 +118,7 @@ def nothing_left(findings: Findings, place: Place, view: View, foreign: Mapping[
     """Check that no pending file, upload or temporary file is left, and that every foreign file is still there."""
     found = present(place)
     left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
-    left += [str(path) for path in (place.work / "log").glob(".*.aside")]
+    left += place.unfinished_entries()
     removed = [path for path, state in foreign.items() if found.get(path) != state]
     findings.add("leftovers", len(left), f"left behind: {', '.join(left)}")
     findings.add("foreign_removed", len(removed), f"foreign files removed: {', '.join(removed)}")

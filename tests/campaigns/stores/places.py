@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.fs
 from aiobotocore.client import AioBaseClient
 from botocore.loaders import create_loader
-from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 from s3fs import S3FileSystem
@@ -24,15 +23,18 @@ from tests.campaigns.every_step import steps
 from tests.campaigns.every_step.blows import SERVER_AND_WRITER
 from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
 from tests.campaigns.stores import contents
-from tests.campaigns.stores.calls import in_memory, on_renaming
+from tests.campaigns.stores.calls import in_memory, on_hdfs, on_renaming
 from tests.campaigns.stores.foreign import plant, present
 from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
+from tests.support.hdfs_server import HOME, HdfsServer
 from twopc.log.store import LogStore, open_store
+from twopc.places import file_system
+from twopc.webhdfs import WebHdfs
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.blows import Strike
-    from tests.campaigns.every_step.place import Findings, Sinks
+    from tests.campaigns.every_step.place import Findings, Server, Sinks
 
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
 """The kinds of findings."""
@@ -55,6 +57,11 @@ class Copying(S3FileSystem):  # type: ignore[misc]
 UPLOADING = ("s3", *PROGRAMS)
 """Stores in which an uncommitted file is an open upload."""
 
+STRUCK_HDFS = "hdfs-killed"
+"""HDFS, with a cluster per case whose NameNode is killed."""
+
+ON_HDFS = ("hdfs", STRUCK_HDFS)
+
 _registry.update({"hdfs": Renaming, "gs": Copying})
 
 
@@ -65,8 +72,8 @@ class Place:
     Attributes:
         store: the kind of store.
         work: a local folder, for the query's position and for local stores.
-        server: the options to reach the S3 server.
-        name: the name of the bucket, or of the folder in memory.
+        server: the options to reach the S3 server, or HDFS.
+        name: the name of the bucket, or of the folder in memory or on HDFS.
     """
 
     store: str
@@ -83,11 +90,16 @@ class Place:
             "copy": f"gs://{self.name}/data/orders",
             "rename": f"hdfs://{self.work}/data/orders",
             "memory": f"memory://{self.name}/data/orders",
+            **dict.fromkeys(ON_HDFS, f"webhdfs://{HOME}/{self.name}/data/orders"),
         }[self.store]
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        return self.server if self.is_on_s3 else {}
+        return self.server if self.is_on_s3 or self.is_on_hdfs else {}
+
+    @property
+    def is_on_hdfs(self) -> bool:
+        return self.store in ON_HDFS
 
     @property
     def is_on_s3(self) -> bool:
@@ -111,6 +123,8 @@ class Place:
         """The commit log: in the same store, or on a disk if the store can't keep a log."""
         if self.is_on_s3:
             return open_store(f"s3://{self.name}/log", **self.server)
+        if self.is_on_hdfs:
+            return open_store(f"webhdfs://{HOME}/{self.name}/log", **self.server)
         return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
 
     def sink(self) -> FileSink:
@@ -122,9 +136,16 @@ class Place:
 
     def located(self) -> tuple[Any, str]:
         """Return the file system, with an empty cache, and the folder's path in it."""
-        fs, folder = url_to_fs(self.url, **self.storage_options)
+        fs, folder = file_system(self.url, **self.storage_options)
         fs.invalidate_cache()
         return fs, folder
+
+    def unfinished_entries(self) -> list[str]:
+        """Return what writers of the commit log have left beside it."""
+        if not self.is_on_hdfs:
+            return [str(path) for path in (self.work / "log").glob(".*.aside")]
+        found: list[str] = self.located()[0].ls(f"{HOME}/{self.name}/log", detail=False)
+        return [path for path in found if path.endswith(".aside")]
 
     def make(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)
@@ -137,7 +158,15 @@ class Place:
         CALLS[self.store](steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        """A completion of an upload commits a file."""
+        """A completion of an upload commits a file; on HDFS a rename, which also appends to a log."""
+        if self.is_on_hdfs:
+            rename = WebHdfs.mv
+
+            def watched_rename(*arguments: Any, **keywords: Any) -> None:
+                with strike.a_commit():
+                    rename(*arguments, **keywords)
+
+            WebHdfs.mv = watched_rename  # type: ignore[method-assign]
         request = AioBaseClient._make_api_call
 
         async def watched(client: Any, operation: str, parameters: Any) -> Any:
@@ -169,6 +198,7 @@ CALLS: Mapping[str, Callable[[steps.Steps], None]] = {
     "copy": steps.on_s3,
     "rename": on_renaming,
     "memory": in_memory,
+    "hdfs": on_hdfs,
 }
 """Store → the function that turns its calls into steps."""
 
@@ -180,7 +210,7 @@ class StorePlaces:
     Attributes:
         name: the store.
         folder: the folder of all cases.
-        server: the options to reach the S3 server that they share.
+        server: the options to reach the server that they share.
     """
 
     name: str
@@ -193,9 +223,10 @@ class StorePlaces:
         return Place(self.name, self.folder / name, self.server, name)
 
     @contextlib.contextmanager
-    def with_server(self) -> Iterator[tuple[Place, GoServer]]:
+    def with_server(self) -> Iterator[tuple[Place, Server]]:
         place = self.new()
-        with GoServer(PROGRAMS[self.name], place.work / "server") as server:
+        folder = place.work / "server"
+        with HdfsServer(folder) if self.name == STRUCK_HDFS else GoServer(PROGRAMS[self.name], folder) as server:
             yield replace(place, server=server.storage_options), server
 
 

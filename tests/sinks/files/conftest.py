@@ -16,6 +16,7 @@ import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
+from tests.support.hdfs_server import HOME, USER, HdfsServer
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc_files.sink import FileSink
@@ -168,7 +169,14 @@ def local(folder: Path) -> Place:
     return Place(folder.as_uri())
 
 
-@pytest.fixture(params=["local", "s3", "memory", "renaming"])
+@pytest.fixture
+def hdfs(hdfs_server: HdfsServer) -> Place:
+    """A folder on a real HDFS."""
+    hdfs_server.start()  # what an earlier test has killed
+    return Place(hdfs_server.url(f"{HOME}/{uuid.uuid4().hex}/data/orders"), {"user": USER})
+
+
+@pytest.fixture(params=["local", "s3", "memory", "renaming", pytest.param("hdfs", marks=pytest.mark.long)])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)
