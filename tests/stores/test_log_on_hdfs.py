@@ -27,6 +27,8 @@ from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
 from twopc.testing import LogStoreContract
 
+pytestmark = pytest.mark.long  # a cluster takes seconds to start, and each kill as well
+
 FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})
 
 
@@ -153,7 +155,7 @@ def test_what_a_killed_writer_left_aside_is_removed_when_it_is_old(folder: Folde
 def test_a_folder_of_the_name_of_an_entry_takes_no_entry_in(folder: Folder) -> None:
     """Hadoop's older rename would move the entry into it, and answer with success."""
     folder.fs.mkdir(f"{folder.path}/{entry_name(0)}")
-    with pytest.raises(OSError, match=r"is a file|is not a directory|type mismatch|directory"):
+    with pytest.raises(OSError, match="must both be directories"):
         folder.store().put_if_absent(0, b"x")
     assert folder.fs.ls(f"{folder.path}/{entry_name(0)}") == []
 
@@ -263,7 +265,7 @@ def test_a_server_whose_rename_replaces_is_refused_before_the_first_entry(folder
     folder.proxy.disturb_next("PUT", Answer(200), is_second)
     with pytest.raises(ConfigurationError, match=f"{folder.path}.*replaces a file"):
         folder.store().put_if_absent(0, b"x")
-    assert folder.names() == []
+    assert entry_name(0) not in folder.names()
 
 
 def test_a_server_that_is_no_webhdfs_is_not_taken_for_an_empty_log(folder: Folder) -> None:
