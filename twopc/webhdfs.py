@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from fsspec.implementations.webhdfs import WebHDFS
+from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
 
 TIMEOUTS_S = (10.0, 60.0)
 """How long a client waits for a connection, and for the next bytes of an answer."""
@@ -57,15 +57,32 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         session.auth, session.cert, session.verify = self.session.auth, self.session.cert, self.session.verify
         self.session = session
 
-    def create(self, path: str, data: bytes) -> None:
+    def create(self, path: str, data: bytes, replaces: bool = False) -> None:
         """Create a file, with its missing parents, and close it. After an error, a part of it may be there.
 
+        Args:
+            path: the file.
+            data: its contents.
+            replaces: whether to replace a file that exists.
+
         Raises:
-            FileExistsError: the name or a parent's exists.
+            FileExistsError: the name exists.
         """
-        answer = self._call("CREATE", "put", path, redirect=False, overwrite="false")
-        to_data_node = self._apply_proxy(answer.headers["Location"])
-        self.session.put(to_data_node, data=data, headers={"Content-Type": "application/octet-stream"})
+        self._send("CREATE", "put", path, data, overwrite=str(replaces).lower())
+
+    def append(self, path: str, data: bytes) -> None:
+        """Append to a file, and close it. After an error, a part of the data may be there."""
+        self._send("APPEND", "post", path, data)
+
+    def _send(self, operation: str, method: str, path: str, data: bytes, **parameters: str) -> None:
+        """Send data to the DataNode that the NameNode names."""
+        named = self._call(operation, method, path, redirect=False, **parameters)
+        url = self._apply_proxy(named.headers["Location"])
+        self.session.request(method.upper(), url, data=data, headers={"Content-Type": "application/octet-stream"})
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **keywords: Any) -> _File:
+        options = {"autocommit": True, **keywords, "tempdir": self.tempdir}
+        return _File(self, path, mode=mode, block_size=block_size or self.blocksize, **options)
 
     def mv(self, path1: str, path2: str, replaces: bool = False, **_: Any) -> None:
         """Rename a file in one step.
@@ -98,6 +115,21 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         """Walk as fsspec does, which passes over folders that it can't list: here only over those that are gone."""
         keywords = {"on_error": _raise_unless_gone, **keywords}
         yield from super().walk(path, maxdepth, topdown, **keywords)
+
+
+class _File(WebHDFile):  # type: ignore[misc]  # fsspec has no types
+    """A file that is created with its first block: fsspec creates an empty one, and appends every block."""
+
+    def _initiate_upload(self) -> None:
+        """Do nothing."""
+
+    def _upload_chunk(self, final: bool = False) -> bool:  # noqa: ARG002  # every block is closed
+        data = self.buffer.getvalue()
+        if self.offset == 0 and "a" not in self.mode:
+            self.fs.create(self.path, data, replaces=True)
+        else:
+            self.fs.append(self.path, data)
+        return True
 
 
 def _raise_unless_gone(error: OSError) -> None:

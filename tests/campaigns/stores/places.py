@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ UPLOADING = ("s3", *PROGRAMS)
 """Stores in which an uncommitted file is an open upload."""
 
 STRUCK_HDFS = "hdfs-killed"
-"""HDFS, with a cluster per case whose NameNode is killed."""
+"""HDFS whose NameNode is killed."""
 
 ON_HDFS = ("hdfs", STRUCK_HDFS)
 
@@ -225,9 +226,19 @@ class StorePlaces:
     @contextlib.contextmanager
     def with_server(self) -> Iterator[tuple[Place, Server]]:
         place = self.new()
-        folder = place.work / "server"
-        with HdfsServer(folder) if self.name == STRUCK_HDFS else GoServer(PROGRAMS[self.name], folder) as server:
+        if self.name == STRUCK_HDFS:
+            cluster = _cluster(self.folder)
+            cluster.start()
+            yield replace(place, server=cluster.storage_options), cluster
+            return
+        with GoServer(PROGRAMS[self.name], place.work / "server") as server:
             yield replace(place, server=server.storage_options), server
+
+
+@cache
+def _cluster(folder: Path) -> HdfsServer:
+    """Return the cluster of this process, which ends with it: to start one takes longer than a case."""
+    return HdfsServer(folder / f"cluster-{os.getpid()}")
 
 
 def warm_up() -> None:
