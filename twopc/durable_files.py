@@ -309,8 +309,9 @@ class ObjectFolder:
 class RenamingFolder:
     """A folder on HDFS, whose rename to a name that exists fails.
 
-    The NameNode answers an edit, such as a rename, when it has synced its journal up to it. A closed file has its data on
-    as many DataNodes as ``dfs.namenode.replication.min`` asks for; each syncs it if ``dfs.datanode.synconclose`` is set.
+    The NameNode answers an edit, such as a rename, when it has synced its journal up to it. A closed file has its data
+    on as many DataNodes as ``dfs.namenode.replication.min`` asks for. Each syncs it if ``dfs.datanode.synconclose`` is
+    set.
 
     Args:
         fs: a ``twopc.webhdfs.WebHdfs``.
@@ -362,7 +363,7 @@ class RenamingFolder:
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self._file(name))
 
-    def sync(self, name: str) -> None:
+    def sync(self, name: str) -> None:  # noqa: ARG002  # the journal has every name
         """Make ``name`` survive a power cut, whoever created it."""
         edit = self._file(_hidden(_PROBE))
         self.fs.mkdir(edit)  # the journal is synced in order, so up to this edit at least
@@ -453,8 +454,11 @@ class RenamingFolder:
 
 def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:
     """Return the folder at ``path``, as the fsspec file system ``fs`` names it. Makes no request."""
-    if isinstance(fs, LocalFileSystem):
-        return LocalFolder(Path(path))
+    return LocalFolder(Path(path)) if isinstance(fs, LocalFileSystem) else folder_at_store(fs, path)
+
+
+def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
+    """Return the folder at ``path`` of a file system that is not a disk. Makes no request."""
     return RenamingFolder(fs, path) if RENAMES_EXCLUSIVELY & {*_protocols(fs)} else ObjectFolder(fs, path)
 
 

@@ -3,8 +3,9 @@
 fsspec's own client ignores whether a rename was refused, takes a DataNode's error for the contents of a file, waits for
 an answer without a limit, and shows the delegation token in its errors, because every URL contains it.
 
-Here every refusal is an OSError whose errno follows from the name of the Java exception. If no answer comes, the errno is
-ETIMEDOUT or ECONNRESET, and the outcome of a request that changes something is unknown. No error contains a credential.
+Here every refusal is an OSError whose errno follows from the name of the Java exception. If no answer comes, the errno
+is ETIMEDOUT or ECONNRESET, and the outcome of a request that changes something is unknown. No error contains a
+credential.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ _BY_EXCEPTION = {
 _BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errno.ENOENT}
 
 # Of a server in between, or of one that is no WebHDFS: its 404 does not mean that a file is missing.
-_WITHOUT_EXCEPTION = {401: errno.EACCES, 403: errno.EACCES, 429: errno.EAGAIN} | dict.fromkeys((502, 503, 504), errno.EAGAIN)
+_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys((429, 502, 503, 504), errno.EAGAIN)
 
 
 class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
     """fsspec's ``webhdfs``, with its options. Every method may raise an OSError."""
+
+    session: requests.Session
 
     def _connect(self) -> None:
         super()._connect()

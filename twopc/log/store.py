@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, durable_folder
+from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
 from twopc.errors import ConfigurationError, Retriable
 from twopc.log.mounts import Mount, mount_of
 from twopc.places import LOCAL, canonical, file_system, parsed_place
@@ -166,7 +166,7 @@ class ObjectStore:
         # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
         try:
-            self._folder = durable_folder(*file_system(url, **options))
+            self._folder = folder_at_store(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"

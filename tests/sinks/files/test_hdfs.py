@@ -76,7 +76,7 @@ def test_a_user_who_may_not_write_is_refused_at_the_start(hdfs: Place) -> None:
 
 def test_a_commit_without_the_right_calls_an_operator_and_succeeds_with_it(hdfs: Place) -> None:
     committable = hdfs.pre_commit(batch_id=7)
-    with pytest.raises(OperatorRequired, match="batch 7.*AccessControlException"):
+    with pytest.raises(OperatorRequired, match=r"batch 7.*AccessControlException"):
         stranger(hdfs).sink().commit(committable)
     hdfs.sink().commit(committable)
     assert hdfs.values() == ["a", "b"]
@@ -123,9 +123,7 @@ def proxied(hdfs: Place, hdfs_server: HdfsServer) -> Iterator[tuple[Place, HttpP
 
 
 @pytest.mark.parametrize("lost", Lost)
-def test_a_rename_whose_request_or_reply_is_lost_is_repeated(
-    lost: Lost, proxied: tuple[Place, HttpProxy]
-) -> None:
+def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: tuple[Place, HttpProxy]) -> None:
     place, proxy = proxied
     committable = place.pre_commit()
     proxy.disturb_next("PUT", lost, "op=RENAME")
@@ -165,7 +163,7 @@ def test_a_name_node_in_safe_mode_is_asked_again(hdfs: Place, hdfs_server: HdfsS
 def test_without_a_data_node_a_task_votes_no_and_a_commit_goes_on(hdfs: Place, hdfs_server: HdfsServer) -> None:
     committable = hdfs.pre_commit()
     hdfs_server.data_node.kill()
-    with pytest.raises((OSError, TwoPhaseCommitError), match="could not be written|Connection refused"):
+    with pytest.raises((OSError, TwoPhaseCommitError), match=r"could not be written|Connection refused"):
         hdfs.pre_commit(batch_id=1)
     hdfs.sink().commit(committable)  # the NameNode alone renames
     hdfs_server.start()

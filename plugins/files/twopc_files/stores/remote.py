@@ -135,8 +135,8 @@ class Remote:
         else:
             _ask(self._fs.cp_file, pending, target)
         self._fs.invalidate_cache()
-        # These stores have no metadata to mark a file with. The target's name identifies its transaction, as it has an id
-        # that is never used twice.
+        # These stores have no metadata to mark a file with. The target's name identifies its transaction, as it has an
+        # id that is never used twice.
         if self._size(target) != file.size_bytes:
             raise OSError(errno.EAGAIN, f"{target} has not appeared, though the store accepted the request")
 
