@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.hdfs_server import HdfsServer, why_not
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
 from twopc import resting
@@ -61,3 +62,12 @@ def spark(java_home: str) -> Iterator[SparkSession]:
     running = session("local[2,2]", settings, jars=jars, log_level="OFF")
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def hdfs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HdfsServer]:
+    """One HDFS for all tests of a process."""
+    if why := why_not():
+        pytest.skip(why)
+    with HdfsServer(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server

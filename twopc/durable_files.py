@@ -7,6 +7,7 @@ other gets FileExistsError.
 | --- | --- |
 | ``LocalFolder`` | written aside, synced, and linked or renamed into place, which fails where the name exists |
 | ``ObjectFolder`` | a conditional put; the store is tried first, as some servers ignore the condition |
+| ``RenamingFolder`` | written aside, closed, and renamed into place: HDFS refuses to rename to a name that exists |
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ CREATES_EXCLUSIVELY = frozenset(
 )
 """Protocols of fsspec whose ``pipe_file(..., mode="create")`` lets the store decide. The others look first and then
 write (``AbstractFileSystem.pipe_file``), which two writers can do at the same moment."""
+
+RENAMES_EXCLUSIVELY = frozenset({"webhdfs"})  # the NameNode's newer rename, in twopc.webhdfs.WebHdfs.mv
+"""Protocols whose ``mv`` lets the store decide."""
+
+KEEP_A_LOG = CREATES_EXCLUSIVELY | RENAMES_EXCLUSIVELY
+"""Protocols of stores that can put-if-absent, besides disks."""
 
 _ASIDE = ".aside"
 _ASIDE_LIVES_S = 3600
@@ -150,7 +157,7 @@ class LocalFolder:
                 return
 
     def _try_to_put_twice(self) -> None:
-        probe = self.path / f".{uuid.uuid4().hex}{_PROBE}"
+        probe = self.path / _hidden(_PROBE)
         with _permanent_refusals(), folder_for_a_trial(self.path):
             try:
                 for _ in range(2):
@@ -165,7 +172,7 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def _written_aside(self, data: bytes) -> Iterator[Path]:
-        aside = self.path / f".{uuid.uuid4().hex}{_ASIDE}"
+        aside = self.path / _hidden(_ASIDE)
         try:
             with _permanent_refusals():
                 opened = aside.open("xb")
@@ -274,13 +281,13 @@ class ObjectFolder:
             Unusable: it does not.
             OSError: the store does not answer.
         """
-        protocols = self._protocols
+        protocols = _protocols(self.fs)
         if not CREATES_EXCLUSIVELY & {*protocols}:
             raise Unusable(
                 f"{protocols[0]!r} is not known to create a file only where there is none, in one step, as local disks"
-                f" and {', '.join(sorted(CREATES_EXCLUSIVELY))} do"
+                f" and {', '.join(sorted(KEEP_A_LOG))} do"
             )
-        probe = f".{uuid.uuid4().hex}{_PROBE}"
+        probe = _hidden(_PROBE)
         try:
             is_exclusive = self._refuses_a_second(probe)
             self._remove_leftovers(probe)
@@ -318,8 +325,8 @@ class ObjectFolder:
         path = self._object(name)
         # By one request, as in the trial: s3fs would send 100 MiB or more in parts, gcsfs 50 MiB, and Azure's client 64
         # MiB or more in blocks, of which those of two writers replace each other.
-        whole = {"chunksize": len(data) + 1} if {"s3", "gs"} & {*self._protocols} else {}
-        if "abfs" in self._protocols:
+        whole = {"chunksize": len(data) + 1} if {"s3", "gs"} & {*_protocols(self.fs)} else {}
+        if "abfs" in _protocols(self.fs):
             config = self.fs.service_client._config  # noqa: SLF001  # adlfs does not pass the client's option on
             config.max_single_put_size = max(config.max_single_put_size, len(data))
         try:
@@ -335,17 +342,172 @@ class ObjectFolder:
                 raise FileExistsError(errno.EEXIST, "exists", path) from error
             raise
 
-    @property
-    def _protocols(self) -> tuple[str, ...]:
-        return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
-
     def _object(self, name: str) -> str:
         return f"{self.path}/{name}"
 
 
-def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder:
+class RenamingFolder:
+    """A folder on HDFS, whose rename to a name that exists fails.
+
+    The NameNode answers an edit, such as a rename, when it has synced its journal up to it. A closed file has its data
+    on as many DataNodes as ``dfs.namenode.replication.min`` asks for. Each syncs it if ``dfs.datanode.synconclose`` is
+    set.
+
+    Args:
+        fs: a ``twopc.webhdfs.WebHdfs``.
+        path: the folder, as ``fs`` names it.
+    """
+
+    def __init__(self, fs: Any, path: str) -> None:
+        self.fs = fs
+        self.path = path.rstrip("/")
+        self._is_tried = False
+        self._leftovers_ms: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        """Return the names in the folder; none where there is no folder."""
+        try:
+            listed = self.fs.ls(self.path, detail=True)
+        except FileNotFoundError:
+            return []
+        written_ms = {file["pathSuffix"]: file["modificationTime"] for file in listed}
+        self._leftovers_ms = {name: at for name, at in written_ms.items() if name.endswith((_ASIDE, _PROBE))}
+        return [*written_ms]
+
+    def read(self, name: str) -> bytes:
+        """Return the whole file. Raises FileNotFoundError."""
+        data: bytes = self.fs.cat_file(self._file(name))
+        return data
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        """Create the file, durable and whole or not at all. The store is tried before the first file.
+
+        Asides that killed writers have left are removed, as by ``LocalFolder``.
+
+        Raises:
+            FileExistsError: the name exists, and the NameNode has synced it.
+            Unusable: the store failed the trial. The file was not created.
+            Exception: any other is an unknown outcome.
+        """
+        if not self._is_tried:
+            self.try_put_if_absent()
+        self._put(name, data)
+        self._remove_leftovers(name)
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Create or replace the file, whole."""
+        self._put(name, data, replaces=True)
+
+    def remove(self, name: str) -> None:
+        """Remove the file, or do nothing where there is none."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self._file(name))
+
+    def sync(self, name: str) -> None:  # noqa: ARG002  # the journal has every name
+        """Make ``name`` survive a power cut, whoever created it."""
+        edit = self._file(_hidden(_PROBE))
+        self.fs.mkdir(edit)  # the journal is synced in order, so up to this edit at least
+        self.fs.rm_file(edit)
+
+    def try_put_if_absent(self) -> None:
+        """Rename two files to one hidden name. Files and folders that the trial made are removed again.
+
+        Raises:
+            Unusable: this process may not write here, or the store replaces a file.
+            OSError: the store does not answer.
+        """
+        try:
+            missing = self._missing_folders()
+            is_exclusive = self._refuses_a_second()
+        except (PermissionError, NotADirectoryError) as error:
+            raise Unusable(f"nothing may be written there ({error})") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EINVAL):
+                raise
+            raise Unusable(f"its server or its client has no rename that refuses ({error})") from error
+        for made in missing:
+            with contextlib.suppress(OSError):  # in use by now
+                self.fs.rmdir(made)
+        if not is_exclusive:
+            raise Unusable("its server replaces a file that exists by a rename")
+        self._is_tried = True
+
+    def _missing_folders(self) -> list[str]:
+        missing, path = [], self.path
+        while path:
+            try:
+                self.fs.info(path)
+            except FileNotFoundError:
+                missing.append(path)
+                path = path.rpartition("/")[0]
+            else:
+                break
+        return missing
+
+    def _refuses_a_second(self) -> bool:
+        probe = _hidden(_PROBE)
+        try:
+            self._put(probe, b"")
+            self._put(probe, b"")
+        except FileExistsError:
+            return True
+        finally:
+            with contextlib.suppress(OSError):  # costs room, nothing else
+                self.fs.rm_file(self._file(probe))
+        return False
+
+    def _put(self, name: str, data: bytes, replaces: bool = False) -> None:
+        aside = self._file(_hidden(_ASIDE))
+        try:
+            self._write(aside, data)
+            self.fs.mv(aside, self._file(name), replaces=replaces)
+        except FileExistsError:
+            # This edit comes after the one that made the name, so the journal is synced up to that one, too.
+            self.fs.rm_file(aside)
+            raise
+        except Exception:
+            with contextlib.suppress(OSError):  # it is removed when it is old
+                self.fs.rm_file(aside)
+            raise
+
+    def _write(self, path: str, data: bytes) -> None:
+        try:
+            self.fs.create(path, data)
+        except FileExistsError as error:  # of put-if-absent it would mean that the name exists
+            raise NotADirectoryError(errno.ENOTDIR, "a file", self.path) from error
+
+    def _remove_leftovers(self, mine: str) -> None:
+        """Remove what killed processes left. Judge age by the NameNode's clock alone. A writer that only slept can't
+        rename any more: that is an unknown outcome, and it repeats its put."""
+        leftovers_ms, self._leftovers_ms = self._leftovers_ms, {}
+        if not leftovers_ms:
+            return
+        with contextlib.suppress(OSError):  # costs room, nothing else
+            now_ms = self.fs.info(self._file(mine))["modificationTime"]
+            for name, written_ms in leftovers_ms.items():
+                if now_ms - written_ms > _ASIDE_LIVES_S * 1000:
+                    self.fs.rm_file(self._file(name))
+
+    def _file(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+
+def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:
     """Return the folder at ``path``, as the fsspec file system ``fs`` names it. Makes no request."""
-    return LocalFolder(Path(path)) if isinstance(fs, LocalFileSystem) else ObjectFolder(fs, path)
+    return LocalFolder(Path(path)) if isinstance(fs, LocalFileSystem) else folder_at_store(fs, path)
+
+
+def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
+    """Return the folder at ``path`` of a file system that is not a disk. Makes no request."""
+    return RenamingFolder(fs, path) if RENAMES_EXCLUSIVELY & {*_protocols(fs)} else ObjectFolder(fs, path)
+
+
+def _protocols(fs: Any) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _hidden(suffix: str) -> str:
+    return f".{uuid.uuid4().hex}{suffix}"
 
 
 def names_in(fs: Any, folder: str) -> list[str]:

@@ -77,8 +77,8 @@ def canonical(protocol: str | None, path: str) -> str:
 
 
 def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Google Cloud Storage has
-    a client of this package (``twopc.gcs``).
+    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Google Cloud Storage and
+    WebHDFS have clients of this package (``twopc.gcs``, ``twopc.webhdfs``).
 
     Raises:
         ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.
@@ -88,6 +88,11 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
         from twopc.gcs import GcsClient, gcs_client  # needs the package gcsfs
 
         return gcs_client(storage_options), GcsClient._strip_protocol(url)  # noqa: SLF001  # fsspec's way to a path
+    if protocol == "webhdfs":
+        from twopc.webhdfs import WebHdfs  # needs the package requests
+
+        options = {**WebHdfs._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # of its base class
+        return WebHdfs(**options), WebHdfs._strip_protocol(url)  # noqa: SLF001
     located: tuple[Any, str] = url_to_fs(url, **storage_options)
     return located
 

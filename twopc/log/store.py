@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from twopc import registry
 from twopc.checks import CheckResult
-from twopc.durable_files import CREATES_EXCLUSIVELY, LocalFolder, ObjectFolder, Unusable
+from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
 from twopc.errors import ConfigurationError, Retriable
 from twopc.log.mounts import Mount, mount_of
 from twopc.places import LOCAL, canonical, file_system, parsed_place
@@ -77,9 +77,9 @@ def _slot(name: str) -> int | None:
 
 
 def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
-    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``),
-    ``memory://`` for this process alone, or what a plugin brings (``postgresql://``). Makes no request and writes
-    nothing.
+    """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), HDFS
+    (``webhdfs://``), ``memory://`` for this process alone, or what a plugin brings (``postgresql://``). Makes no
+    request and writes nothing.
 
     Args:
         url: the log's folder, as path or URL.
@@ -91,7 +91,7 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
             password in the URL.
     """
     protocol, path = parsed_place("the commit log", url)
-    if protocol in CREATES_EXCLUSIVELY:
+    if protocol in KEEP_A_LOG:
         return ObjectStore(canonical(protocol, path), storage_options)
     if protocol not in LOCAL:
         return _of_plugin(str(protocol), os.fspath(url), storage_options)
@@ -106,7 +106,7 @@ def _of_plugin(scheme: str, url: str, storage_options: Mapping[str, Any]) -> Log
         installed = ", ".join(f"{name}://" for name in registry.names(registry.LOG_STORES)) or "none"
         raise ConfigurationError(
             f"a commit log can't be kept at {scheme}://, which is not known to create a file only where there is"
-            f" none, in one step, as file, {', '.join(sorted(CREATES_EXCLUSIVELY))} do. Keep the log at one of these,"
+            f" none, in one step, as file, {', '.join(sorted(KEEP_A_LOG))} do. Keep the log at one of these,"
             f" or in a store that a plugin brings (installed here: {installed}; twopc-postgres brings postgresql://);"
             " the sinks may be elsewhere"  # the rest of such a URL may hold a password
         )
@@ -201,14 +201,14 @@ class LocalStore:
 
 
 class ObjectStore:
-    """A prefix at an object store, or in this process's memory."""
+    """A folder at an object store, on HDFS, or in this process's memory."""
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
         # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
         try:
-            self._folder = ObjectFolder(*file_system(url, **options))
+            self._folder = folder_at_store(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"

@@ -5,21 +5,49 @@ from __future__ import annotations
 import errno
 import os
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
+import pyarrow.fs
+from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import _registry
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step.steps import Steps, on_disk
-from twopc import durable_files
+from twopc import durable_files, webhdfs
 from twopc_files.stores.remote import RemoteFile
 
 _LINK = os.link
 
 
+class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
+    """An Arrow file system on the local disk, which behaves like fsspec's ``hdfs://``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(pyarrow.fs.LocalFileSystem(), **options)
+
+
+_registry["hdfs"] = Renaming
+
+
+def on_hdfs(steps: Steps) -> None:
+    """Turn every request to a NameNode or a DataNode into a step."""
+    request = webhdfs._Session.request
+
+    def step(session: Any, method: str, url: str, *arguments: Any, **keywords: Any) -> Any:
+        operation = (keywords.get("params") or {}).get("op") or parse_qs(urlsplit(url).query)["op"][0]
+        changes = method.upper() != "GET"
+        steps.begins(operation, changes)
+        answer = request(session, method, url, *arguments, **keywords)
+        if changes:
+            steps.is_done(operation)
+        return answer
+
+    webhdfs._Session.request = step  # type: ignore[assignment, method-assign]
+
+
 def on_renaming(steps: Steps) -> None:
     """Turn the calls of a ``Remote`` that renames, and of a commit log on a disk, into steps."""
-    from tests.campaigns.stores.places import Renaming
-
     steps.patch(Renaming, reads=("info", "isdir", "ls"), changes=("open", "makedirs", "mv", "rm_file"))
     steps.patch(RemoteFile, changes=("write", "made_durable"))
     on_disk(steps)

@@ -11,10 +11,8 @@ from pathlib import Path
 
 from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_blows, run_all, skipped
 from tests.campaigns.report import Report
-from tests.campaigns.stores.go_servers import PROGRAMS
-from tests.campaigns.stores.places import CALLS, COUNTED, POSTGRES_LOG, STRUCK_LOG, StorePlaces, warm_up
-from tests.campaigns.stores.postgres import StruckPostgres
-from tests.support.s3_server import S3Server
+from tests.campaigns.stores.kinds import AT_EVERY_STEP, KINDS
+from tests.campaigns.stores.places import COUNTED, StorePlaces, warm_up
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,20 +21,21 @@ def main(arguments: Sequence[str]) -> int:
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
     warm_up()
-    with ExitStack() as stack:
-        server = S3Server(given.folder / "s3.log")
-        if {"s3", "copy"} & set(given.stores):
-            stack.enter_context(server)
-        postgres = stack.enter_context(StruckPostgres()).parameters if POSTGRES_LOG in given.stores else {}
+    work = given.folder.resolve() / "work"
+    with ExitStack() as servers:
 
         def proof(store: str) -> Proof:
-            options = postgres if store == POSTGRES_LOG else server.storage_options
-            places = StorePlaces(store, given.folder.resolve() / "work", options)
-            if store in CALLS:
-                return partial(prove, places, given.steps_stride)
-            if store in PROGRAMS and (obstacle := PROGRAMS[store].install()):
+            kind = KINDS[store]
+            if obstacle := kind.obstacle():
                 return lambda _: skipped(obstacle)
-            return partial(prove_by_blows, places, given.kills, given.seed)
+            if kind.watch:
+                return partial(prove_by_blows, StorePlaces(store, work, {}), given.kills, given.seed)
+            options = {}
+            if kind.server:
+                folder = given.folder.resolve() / store
+                folder.mkdir()
+                options = servers.enter_context(kind.server(folder)).storage_options
+            return partial(prove, StorePlaces(store, work, options), given.steps_stride)
 
         proofs = {store: proof(store) for store in given.stores}
         return run_all(Report(given.folder / "report.json"), proofs, Workers(given.processes, COUNTED))
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
-    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *PROGRAMS, STRUCK_LOG]), default=list(CALLS))
+    parser.add_argument("--stores", nargs="+", choices=sorted(KINDS), default=list(AT_EVERY_STEP))
     parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
     parser.add_argument(
         "--kills", type=int, default=100, help="kills of the server, and of the writer, on stores with a server"

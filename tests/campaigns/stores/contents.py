@@ -122,7 +122,7 @@ def nothing_left(findings: Findings, place: Place, view: View, foreign: Mapping[
     found = present(place)
     left = [path for path in found if path not in {*view.listing, *foreign} and not _LISTED.fullmatch(path)]
     left = [path for path in left if not path.startswith(UNCOMMITTED)]  # of what was rolled back: Azure removes them
-    left += [str(path) for path in (place.work / "log").glob(".*.aside")]
+    left += place.unfinished_entries()
     removed = [path for path, state in foreign.items() if found.get(path) != state]
     findings.add("leftovers", len(left), f"left behind: {', '.join(left)}")
     findings.add("foreign_removed", len(removed), f"foreign files removed: {', '.join(removed)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,55 +12,29 @@ from typing import TYPE_CHECKING, Any
 
 import botocore.session
 import pyarrow as pa
-import pyarrow.fs
-from aiobotocore.client import AioBaseClient
+from azure.storage.blob._shared.policies_async import ExponentialRetry
 from botocore.loaders import create_loader
-from fsspec.core import url_to_fs
-from fsspec.implementations.arrow import ArrowFSWrapper
-from fsspec.registry import _registry
-from s3fs import S3FileSystem
 
-from tests.campaigns.every_step import steps
 from tests.campaigns.every_step.blows import SERVER_AND_WRITER
 from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
 from tests.campaigns.stores import contents
-from tests.campaigns.stores.calls import in_memory, on_renaming, refuse_links, without_links
 from tests.campaigns.stores.foreign import plant, present
-from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
-from tests.campaigns.stores.postgres import StruckPostgres, on_postgres, watch_appends
+from tests.campaigns.stores.kinds import DISK, KINDS, Kind
 from twopc.log.store import LogStore, open_store
+from twopc.places import file_system
 from twopc_files.sink import FileSink
+from twopc_files.stores.by_protocol import store_at
 
 if TYPE_CHECKING:
+    from tests.campaigns.every_step import steps
     from tests.campaigns.every_step.blows import Strike
-    from tests.campaigns.every_step.place import Findings, Sinks
+    from tests.campaigns.every_step.place import Findings, Server, Sinks
 
 COUNTED = ("lost", "duplicates", "leftovers", "half_batches_seen", "undecided_seen", "foreign_removed")
 """The kinds of findings."""
 
-
-class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
-    """An Arrow file system on the local disk, which behaves like fsspec's ``hdfs://``."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(pyarrow.fs.LocalFileSystem(), **options)
-
-
-class Copying(S3FileSystem):  # type: ignore[misc]
-    """An object store on which files can only be copied. It runs on a real S3 server, and so outlives killed processes.
-    It also keeps the protocol name ``s3``, so that it can hold logs of complete batches."""
-
-    protocol = ("gs", "s3")
-
-
-UPLOADING = ("s3", *PROGRAMS)
-"""Stores in which an uncommitted file is an open upload."""
-
-POSTGRES_LOG, STRUCK_LOG, NO_LINKS = "postgres-log", "postgres-log-killed", "no-links"
-ON_DISK = ("local", NO_LINKS, POSTGRES_LOG, STRUCK_LOG)
-"""Stores whose files are on a disk. The log of two of them is in PostgreSQL."""
-
-_registry.update({"hdfs": Renaming, "gs": Copying})
+REPEATED_AFTER_S = 0.2
+"""How long Azure's client waits before it repeats a request; by itself, 15 seconds and more."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +42,10 @@ class Place:
     """A folder for one case's files, with its commit log.
 
     Attributes:
-        store: the kind of store.
+        store: the name of the store.
         work: a local folder, for the query's position and for local stores.
-        server: the options to reach the S3 server, or PostgreSQL.
-        name: the name of the bucket, of the folder in memory, or of the log in PostgreSQL.
+        server: the options to reach the store's server, if there is one.
+        name: a name that no other case has.
     """
 
     store: str
@@ -80,31 +54,38 @@ class Place:
     name: str
 
     @property
+    def kind(self) -> Kind:
+        return KINDS[self.store]
+
+    def _filled(self, url: str) -> str:
+        return url.format(work=self.work, name=self.name)
+
+    @property
     def url(self) -> str:
         """The option ``path``."""
-        return {
-            **dict.fromkeys(ON_DISK, str(self.work / "data" / "orders")),
-            **dict.fromkeys(UPLOADING, f"s3://{self.name}/data/orders"),
-            "copy": f"gs://{self.name}/data/orders",
-            "rename": f"hdfs://{self.work}/data/orders",
-            "memory": f"memory://{self.name}/data/orders",
-        }[self.store]
+        return self._filled(self.kind.data)
 
     @property
     def storage_options(self) -> Mapping[str, Any]:
-        return self.server if self.is_on_s3 else {}
+        return {} if self.is_on_disk else self.server
 
     @property
-    def is_on_s3(self) -> bool:
-        return self.store == "copy" or self.holds_uploads
+    def is_on_disk(self) -> bool:
+        return self.kind.data == DISK
 
     @property
     def holds_uploads(self) -> bool:
-        return self.store in UPLOADING
+        """Whether an uncommitted file is an open upload."""
+        return self.url.startswith("s3://")
+
+    @property
+    def stages_blocks(self) -> bool:
+        """Whether an uncommitted file is a list of uncommitted blocks."""
+        return self.url.startswith("abfs://")
 
     @property
     def batch_logs(self) -> tuple[str, ...]:
-        return () if self.store == "rename" else ("spark", "manifest")
+        return ("spark", "manifest") if self.kind.has_batch_logs else ()
 
     @property
     def survives(self) -> bool:
@@ -113,14 +94,8 @@ class Place:
 
     @cached_property
     def log(self) -> LogStore:
-        """The commit log: in the same store, or on a disk if the store can't keep a log."""
-        if self.store == NO_LINKS:
-            refuse_links()  # both processes of a case come here before they write
-        if self.store in (POSTGRES_LOG, STRUCK_LOG):
-            return open_store(f"postgresql:///postgres/{self.name}", **self.server)
-        if self.is_on_s3:
-            return open_store(f"s3://{self.name}/log", **self.server)
-        return open_store(f"memory://{self.name}/log" if self.store == "memory" else str(self.work / "log"))
+        self.kind.prepare()  # both processes of a case come here before they write
+        return open_store(self._filled(self.kind.log), **self.server)
 
     def sink(self) -> FileSink:
         options = {"path": self.url, "format": "json", "partition_by": "kind", "batch_logs": self.batch_logs}
@@ -131,36 +106,34 @@ class Place:
 
     def located(self) -> tuple[Any, str]:
         """Return the file system, with an empty cache, and the folder's path in it."""
-        fs, folder = url_to_fs(self.url, **self.storage_options)
+        fs, folder = file_system(self.url, **self.storage_options)
         fs.invalidate_cache()
         return fs, folder
 
+    def unfinished_entries(self) -> list[str]:
+        """Return what writers of the commit log have left beside it."""
+        if not self.url.startswith("webhdfs://"):
+            return [str(path) for path in (self.work / "log").glob(".*.aside")]
+        fs, folder = file_system(self._filled(self.kind.log), **self.server)
+        return [path for path in fs.ls(folder, detail=False) if path.endswith(".aside")]
+
     def make(self) -> None:
         self.work.mkdir(parents=True, exist_ok=True)
-        if self.is_on_s3:
-            self.located()[0].call_s3("create_bucket", Bucket=self.name)
+        if self.url.startswith(("s3://", "abfs://", "gs://")):
+            self.located()[0].mkdir(self.name)
         plant(self)
         note(self.work, "foreign", present(self))
 
     def patch(self, steps: steps.Steps) -> None:
-        CALLS[self.store](steps)
+        assert self.kind.calls
+        self.kind.calls(steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        """A completion of an upload commits a file, and an insert into a log in PostgreSQL a batch."""
-        if self.store == STRUCK_LOG:
-            watch_appends(strike)
-            return
-        request = AioBaseClient._make_api_call
-
-        async def watched(client: Any, operation: str, parameters: Any) -> Any:
-            is_commit = operation == "CompleteMultipartUpload"
-            with strike.a_commit() if is_commit else contextlib.nullcontext():
-                return await request(client, operation, parameters)
-
-        AioBaseClient._make_api_call = watched
+        assert self.kind.watch
+        self.kind.watch(strike)
 
     def meanwhile(self) -> None:
-        let_an_hour_pass(self.work, is_on_disk=self.store in ON_DISK)
+        let_an_hour_pass(self.work, is_on_disk=self.is_on_disk)
 
     def look(self, findings: Findings, when: str) -> None:
         contents.whole_batches(findings, when, contents.view(self, self._foreign))
@@ -173,18 +146,6 @@ class Place:
     @property
     def _foreign(self) -> Mapping[str, str]:
         return noted(self.work, "foreign") or {}
-
-
-CALLS: Mapping[str, Callable[[steps.Steps], None]] = {
-    "local": steps.on_disk,
-    "s3": steps.on_s3,
-    "copy": steps.on_s3,
-    "rename": on_renaming,
-    "memory": in_memory,
-    NO_LINKS: without_links,
-    POSTGRES_LOG: on_postgres,
-}
-"""Store → the function that turns its calls into steps."""
 
 
 @dataclass(frozen=True)
@@ -207,14 +168,12 @@ class StorePlaces:
         return Place(self.name, self.folder / name, self.server, name)
 
     @contextlib.contextmanager
-    def with_server(self) -> Iterator[tuple[Place, GoServer | StruckPostgres]]:
+    def with_server(self) -> Iterator[tuple[Place, Server]]:
         place = self.new()
-        if self.name == STRUCK_LOG:
-            with StruckPostgres() as postgres:
-                place.work.mkdir(parents=True)
-                yield replace(place, server=postgres.parameters), postgres
-            return
-        with GoServer(PROGRAMS[self.name], place.work / "server") as server:
+        assert place.kind.server
+        folder = place.work / "server"
+        folder.mkdir(parents=True)
+        with place.kind.server(folder) as server:
             yield replace(place, server=server.storage_options), server
 
 
@@ -224,3 +183,5 @@ def warm_up() -> None:
     loader = create_loader()
     botocore.session.create_loader = lambda *_: loader  # the description of S3's API is megabytes of JSON
     botocore.session.Session().create_client("s3", "us-east-1")
+    store_at("abfs://container/folder", {})
+    ExponentialRetry.get_backoff_time = lambda *_: REPEATED_AFTER_S  # type: ignore[method-assign]

@@ -48,7 +48,7 @@ class StruckPostgres(PostgresServer):
     """A server of which a blow kills the first process. The others are killed before it starts again."""
 
     @property
-    def parameters(self) -> dict[str, str]:
+    def storage_options(self) -> dict[str, str]:
         """The options with which a log store reaches the server. A restart does not change them."""
         return {"host": str(self._folder), "user": "postgres", "password": self.password}
 

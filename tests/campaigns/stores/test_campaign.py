@@ -55,3 +55,9 @@ def test_a_server_and_a_writer_that_are_killed_during_completions_lose_and_dupli
 def test_a_store_whose_server_cannot_be_built_is_skipped_with_what_to_install(tmp_path: Path) -> None:
     report = run(tmp_path / "stores", "--stores", "minio", PATH="", UV="none", XDG_CACHE_HOME=str(tmp_path))
     assert "install Go 1.24 or later" in report["minio"]["skipped"]
+
+
+def test_hdfs_is_skipped_where_there_is_no_java_with_what_to_install(tmp_path: Path) -> None:
+    report = run(tmp_path / "stores", "--stores", "hdfs", PATH="", JAVA_HOME="", XDG_CACHE_HOME=str(tmp_path))
+    assert "no Java runtime of version 17 or later was found" in report["hdfs"]["skipped"]
+    assert "Install one" in report["hdfs"]["skipped"]

@@ -19,6 +19,7 @@ from fsspec.registry import _registry
 from tests.support.azurite_server import AzuriteServer, install
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.gcs_server import gcs_server as server_or_skip
+from tests.support.hdfs_server import HOME, USER, HdfsServer
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc.places import file_system
@@ -202,7 +203,16 @@ def local(folder: Path) -> Place:
     return Place(folder.as_uri())
 
 
-@pytest.fixture(params=["local", "s3", "azure", ON_GCS, "memory", "renaming"])
+@pytest.fixture
+def hdfs(hdfs_server: HdfsServer) -> Place:
+    """A folder on a real HDFS."""
+    hdfs_server.start()  # what an earlier test has killed
+    return Place(hdfs_server.url(f"{HOME}/{uuid.uuid4().hex}/data/orders"), {"user": USER})
+
+
+@pytest.fixture(
+    params=["local", "s3", "azure", ON_GCS, "memory", "renaming", pytest.param("hdfs", marks=pytest.mark.long)]
+)
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

@@ -221,6 +221,15 @@ class TestCopies(RemoteContract):
         self.place = memory
 
 
+@pytest.mark.long
+class TestHdfs(RemoteContract):
+    kills = 16  # as for S3
+
+    @pytest.fixture(autouse=True)
+    def _place(self, hdfs: Place) -> None:
+        self.place = hdfs
+
+
 class TestRenames(RemoteContract):
     picklable = False  # hdfs:// means this machine's disk in this process alone
 

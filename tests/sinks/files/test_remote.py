@@ -30,7 +30,7 @@ def test_a_rename_or_copy_that_the_store_refuses_without_a_word_is_repeated(
     place: Place = request.getfixturevalue(kind)
     committable = place.pre_commit()
     with monkeypatch.context() as patched:
-        patched.setattr(type(place.fs), call, lambda *_: None)  # as WebHDFS does
+        patched.setattr(type(place.fs), call, lambda *_: None)
         with pytest.raises(Retriable, match="has not appeared"):
             place.sink().commit(committable)
     place.sink().commit(committable)
@@ -69,7 +69,7 @@ def test_a_store_that_can_not_be_made_is_refused_at_the_start(memory: Place, mon
     def fail(*_: Any, **__: Any) -> None:
         raise ImportError("the client library is not installed")
 
-    monkeypatch.setattr("twopc_files.stores.remote.url_to_fs", fail)
+    monkeypatch.setattr("twopc_files.stores.remote.file_system", fail)
     with pytest.raises(ConfigurationError, match=r"memory://.*not installed.*Nothing was written"):
         memory.sink().open()
 
@@ -78,7 +78,7 @@ def test_a_missing_hadoop_client_is_told_in_one_line(renaming: Place, monkeypatc
     def fail(*_: Any, **__: Any) -> None:
         raise OSError("Unable to load libjvm\n" + "dlopen(libjvm.so) failed: no such file\n" * 90)  # as pyarrow does
 
-    monkeypatch.setattr("twopc_files.stores.remote.url_to_fs", fail)
+    monkeypatch.setattr("twopc_files.stores.remote.file_system", fail)
     with pytest.raises(ConfigurationError, match=r"Unable to load libjvm\), which needs Hadoop.*HADOOP_HOME") as told:
         renaming.sink().open()
     assert len(str(told.value).splitlines()) == 1

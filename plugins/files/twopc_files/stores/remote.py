@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
 from twopc.checks import CheckResult
+from twopc.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
 
@@ -69,7 +69,7 @@ class Remote:
             yield
             return
         missing, path = [], self._path(PENDING_FOLDER)
-        while path and not _ask(self._fs.isdir, path):
+        while path and self._size(path) is None:
             missing.append(path)
             path = path.rpartition("/")[0]
         _ask(self._fs.makedirs, self._path(PENDING_FOLDER), exist_ok=True)
@@ -102,7 +102,7 @@ class Remote:
         pending, target = self._size(self._pending_path(file.pending)), self._size(self._path(file.target))
         if pending is not None and target is not None:
             pending = self._size(self._pending_path(file.pending))  # it may have been published meanwhile
-        if self.renames and pending is None and target is None and not _ask(self._fs.isdir, self._path("")):
+        if self.renames and pending is None and target is None and self._size(self._path("")) is None:
             raise OSError(errno.ENODEV, f"the folder {self.url} is not there. Was the option 'path' changed?")
         is_foreign = pending is not None and target is not None and not self._is_copy(file, pending, target)
         return Sight(pending, target, is_foreign)
@@ -131,12 +131,15 @@ class Remote:
         pending, target = self._pending_path(file.pending), self._path(file.target)
         if self.renames:
             _ask(self._fs.makedirs, target.rsplit("/", 1)[0], exist_ok=True)
-            _ask(self._fs.mv, pending, target)
+            try:
+                _ask(self._fs.mv, pending, target)
+            except FileExistsError as error:  # a repeat finds out whose it is
+                raise OSError(errno.EAGAIN, f"{target} has come to exist") from error
         else:
             _ask(self._fs.cp_file, pending, target)
         self._fs.invalidate_cache()
-        # WebHDFS does not report a refused rename. These stores have no metadata to mark a file with. The target's name
-        # identifies its transaction, as it has an id that is never used twice.
+        # These stores have no metadata to mark a file with. The target's name identifies its transaction, as it has an
+        # id that is never used twice.
         if self._size(target) != file.size_bytes:
             raise OSError(errno.EAGAIN, f"{target} has not appeared, though the store accepted the request")
 
@@ -186,16 +189,13 @@ class Remote:
 
     def located(self) -> tuple[Any, str]:
         try:
-            located: tuple[Any, str] = url_to_fs(
-                self.url, **self.storage_options
-            )  # fsspec keeps one client per process
+            return file_system(self.url, **self.storage_options)  # fsspec keeps one client per process
         except Exception as error:
             # Repeating does not help. For a missing library, the first line has its name. Dozens of lines follow with
             # the paths that were searched.
             what = str(error).partition("\n")[0].strip()
             needs = _HADOOP if self.url.startswith("hdfs:") else ""
             raise OSError(errno.EIO, f"its client can't be made ({type(error).__name__}: {what}){needs}") from error
-        return located
 
 
 class RemoteFile(PendingFile):

@@ -1,0 +1,190 @@
+"""Files on a real HDFS: what is refused, nodes that are away, and logs of complete batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from tests.sinks.files.conftest import Place
+from tests.support.hdfs_server import HdfsServer
+from tests.support.http_proxy import HttpProxy, Lost
+from twopc import Committable, Participant, Round
+from twopc.checks import CheckStatus
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc_files import committed_files
+from twopc_files.file_names import decidable_files
+from twopc_files.sink import FileSink
+
+pytestmark = pytest.mark.long
+
+
+def test_a_file_of_several_blocks_of_the_client_is_whole(hdfs: Place) -> None:
+    values = [f"{n:07} {'x' * 1000}" for n in range(11_000)]  # 11 MB, in appends of 5 MiB
+    hdfs.sink().commit(hdfs.pre_commit(*values))
+    assert hdfs.values() == values
+
+
+def test_an_empty_folder_is_as_before_after_the_checks(hdfs: Place) -> None:
+    sink = FileSink({"path": hdfs.url, "storage_options": hdfs.storage_options, "batch_logs": "spark,manifest"})
+    sink.bind("orders", "log")
+    sink.open()
+    assert [check for check in sink.check() if check.result is not CheckStatus.PASSED] == []
+    assert not hdfs.fs.exists(hdfs.path("").rstrip("/"))
+    assert not hdfs.fs.exists(hdfs.path("").rsplit("/", 2)[0])
+
+
+@pytest.mark.parametrize("logs", ["spark", "manifest"])
+def test_a_log_of_complete_batches_lists_each_batch_and_survives_a_repeat(logs: str, hdfs: Place) -> None:
+    for batch_id in range(12):
+        committable = hdfs.pre_commit(f"{batch_id}", batch_id=batch_id)
+        for _ in range(2):
+            sink = hdfs.sink(batch_logs=logs)
+            sink.open()
+            sink.commit_batch(batch_id, [committable])
+            sink.complete(batch_id, [committable])
+    if logs == "manifest":
+        listed = committed_files(hdfs.url, hdfs.storage_options)
+        records = "".join(hdfs.fs.cat_file(path).decode() for path in listed)
+        assert [json.loads(line)["value"] for line in records.splitlines()] == [f"{n}" for n in range(12)]
+    assert not [path for path in hdfs.files() if path.endswith((".aside", ".probe"))]
+
+
+def test_a_second_query_is_refused_by_a_log_of_complete_batches(hdfs: Place) -> None:
+    committable = hdfs.pre_commit()
+    sink = hdfs.sink(batch_logs="manifest")
+    sink.open()
+    sink.commit_batch(0, [committable])
+    sink.complete(0, [committable])
+    with pytest.raises(ConfigurationError, match="was written by"):
+        hdfs.sink("other", batch_logs="manifest").open()
+
+
+# What is refused. ---------------------------------------------------------------------------------------------------
+
+
+def stranger(place: Place) -> Place:
+    return Place(place.url, {"user": "stranger"})
+
+
+def test_a_user_who_may_not_write_is_refused_at_the_start(hdfs: Place) -> None:
+    with pytest.raises(ConfigurationError, match=r"AccessControlException.*stranger"):
+        stranger(hdfs).pre_commit()
+
+
+def test_a_commit_without_the_right_calls_an_operator_and_succeeds_with_it(hdfs: Place) -> None:
+    committable = hdfs.pre_commit(batch_id=7)
+    with pytest.raises(OperatorRequired, match=r"batch 7.*AccessControlException"):
+        stranger(hdfs).sink().commit(committable)
+    hdfs.sink().commit(committable)
+    assert hdfs.values() == ["a", "b"]
+
+
+def test_a_foreign_file_that_appears_amid_a_commit_is_never_replaced(
+    hdfs: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committable = hdfs.pre_commit()
+    [file] = decidable_files(committable)
+    target = hdfs.path(file.target)
+    foreign = b"x" * (file.size_bytes or 0)
+    sink = hdfs.sink()
+    rename = type(sink._store._fs).mv  # type: ignore[attr-defined]  # of Remote
+
+    def too_late(*arguments: object) -> None:
+        hdfs.fs.pipe_file(target, foreign)
+        rename(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(sink._store._fs), "mv", too_late)  # type: ignore[attr-defined]
+        with pytest.raises(Retriable, match="has come to exist"):
+            sink.commit(committable)
+    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
+        sink.commit(committable)
+    assert hdfs.fs.cat_file(target) == foreign
+
+
+def test_a_wrong_name_node_is_refused_or_asked_again_and_its_token_is_not_shown() -> None:
+    place = Place("webhdfs://127.0.0.1:1/orders", {"token": "the-token"})
+    with pytest.raises(Retriable, match="does not answer") as told:
+        place.sink().open()
+    assert "the-token" not in str(told.value) + repr(place.sink()) + repr(place.store)
+
+
+# Replies that get lost, and nodes that are away. ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxied(hdfs: Place, hdfs_server: HdfsServer) -> Iterator[tuple[Place, HttpProxy]]:
+    direct = f"127.0.0.1:{hdfs_server.port}"
+    with HttpProxy(f"http://{direct}") as proxy:
+        yield Place(hdfs.url.replace(direct, proxy.url.removeprefix("http://")), hdfs.storage_options), proxy
+
+
+@pytest.mark.parametrize("lost", Lost)
+def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: tuple[Place, HttpProxy]) -> None:
+    place, proxy = proxied
+    committable = place.pre_commit()
+    proxy.disturb_next("PUT", lost, "op=RENAME")
+    with pytest.raises(Retriable):
+        place.sink().commit(committable)
+    assert proxy.is_done
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
+    assert list(place.sink().recover()) == []
+
+
+def test_a_decided_file_is_committed_after_its_name_node_was_killed_and_started_again(
+    hdfs: Place, hdfs_server: HdfsServer
+) -> None:
+    committable = hdfs.pre_commit()
+    sink = hdfs.sink()
+    hdfs_server.name_node.kill()
+    with pytest.raises(Retriable):
+        sink.commit(committable)
+    hdfs_server.start()
+    sink.commit(committable)
+    assert hdfs.values() == ["a", "b"]
+
+
+def test_a_name_node_in_safe_mode_is_asked_again(hdfs: Place, hdfs_server: HdfsServer) -> None:
+    committable = hdfs.pre_commit()
+    hdfs_server.admin("-safemode", "enter")
+    try:
+        with pytest.raises(Retriable, match="safe mode"):
+            hdfs.sink().commit(committable)
+    finally:
+        hdfs_server.admin("-safemode", "leave")
+    hdfs.sink().commit(committable)
+    assert hdfs.values() == ["a", "b"]
+
+
+def test_without_a_data_node_a_task_votes_no_and_a_commit_goes_on(hdfs: Place, hdfs_server: HdfsServer) -> None:
+    committable = hdfs.pre_commit()
+    hdfs_server.data_node.kill()
+    with pytest.raises((OSError, TwoPhaseCommitError), match=r"could not be written|Connection refused"):
+        hdfs.pre_commit(batch_id=1)
+    hdfs.sink().commit(committable)  # the NameNode alone renames
+    hdfs_server.start()
+    assert hdfs.values() == ["a", "b"]
+    for found in hdfs.sink().recover():
+        hdfs.sink().abort(found)
+    assert len(hdfs.files()) == 1
+
+
+def test_a_writer_that_is_cut_off_amid_a_file_leaves_nothing_that_is_decided(
+    hdfs: Place, hdfs_server: HdfsServer
+) -> None:
+    def vote() -> Committable:
+        with Participant({"orders": hdfs.sink()}, Round(1, 0), partition=0) as participant:
+            participant.write("orders", pa.record_batch({"value": ["x" * 1000] * 11_000}))
+            hdfs_server.data_node.kill()
+            return participant.pre_commit()["orders"]
+
+    with pytest.raises((OSError, TwoPhaseCommitError)):
+        vote()
+    hdfs_server.start()
+    for found in hdfs.sink().recover():
+        hdfs.sink().abort(found)
+    assert hdfs.files() == []

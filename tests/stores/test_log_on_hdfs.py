@@ -1,0 +1,392 @@
+"""The commit log on HDFS: put-if-absent by a rename, replies that get lost, and nodes that are away."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import pytest
+
+import twopc
+from tests.support.hdfs_server import HOME, USER, HdfsServer
+from tests.support.http_proxy import Answer, HttpProxy, Lost
+from twopc import Committable, Round
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
+from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.entries import Decision
+from twopc.log.store import LogStore, entry_name
+from twopc.testing import LogStoreContract
+
+pytestmark = pytest.mark.long  # a cluster takes seconds to start, and each kill as well
+
+FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of the current test, and the proxy on the way to its NameNode."""
+
+    path: str
+    server: HdfsServer
+    proxy: HttpProxy
+
+    @property
+    def url(self) -> str:
+        return self.server.url(self.path)
+
+    @property
+    def behind_proxy(self) -> str:
+        return f"webhdfs://{self.proxy.url.removeprefix('http://')}{self.path}"
+
+    def store(self, **options: Any) -> LogStore:
+        return twopc.open_store(self.behind_proxy, **{"user": USER, **options})
+
+    @property
+    def fs(self) -> Any:
+        """A client that shares nothing with the one under test."""
+        return fsspec.filesystem("webhdfs", host="127.0.0.1", port=self.server.port, user=USER)
+
+    def names(self) -> list[str]:
+        try:
+            return [path.rsplit("/", 1)[1] for path in self.fs.ls(self.path)]
+        except FileNotFoundError:
+            return []
+
+
+@pytest.fixture
+def folder(hdfs_server: HdfsServer) -> Iterator[Folder]:
+    hdfs_server.start()  # what an earlier test has killed
+    with HttpProxy(f"http://127.0.0.1:{hdfs_server.port}") as proxy:
+        yield Folder(f"{HOME}/{uuid.uuid4().hex}/log", hdfs_server, proxy)
+
+
+def renames(name: str = "") -> Callable[[str], bool]:
+    """Return what recognizes a rename to ``name``."""
+    return lambda target: "op=RENAME" in target and name in target
+
+
+def remote_exception(status: int, name: str, message: str = "as the test asked") -> Answer:
+    return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
+
+
+class TestLogOnHdfs(LogStoreContract):
+    races = 5
+
+    @pytest.fixture(autouse=True)
+    def own_folder(self, folder: Folder) -> None:
+        self.folder = folder
+
+    def make_store(self) -> LogStore:
+        return twopc.open_store(self.folder.url, user=USER)
+
+
+def test_of_processes_that_race_for_a_slot_one_wins(folder: Folder) -> None:
+    script = (
+        "import sys, twopc\n"
+        "store = twopc.open_store(sys.argv[1], user=sys.argv[2])\n"
+        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
+        "try: store.put_if_absent(0, sys.argv[3].encode()); print('won')\n"
+        "except FileExistsError: print('refused')\n"
+    )
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, folder.url, USER, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(4)
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait()
+    assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
+    assert folder.store().read(0) == str(outcomes.index("won")).encode()
+
+
+def test_nothing_but_entries_is_left_in_the_folder(folder: Folder) -> None:
+    CommitLog.open(folder.store(), "query").close()
+    assert folder.names() == [entry_name(0), entry_name(1)]
+
+
+def test_a_trial_leaves_no_folder_behind(folder: Folder) -> None:
+    store = folder.store()
+    store.try_put_if_absent()  # type: ignore[attr-defined]  # of the stores that open_store returns
+    assert not folder.fs.exists(folder.path.rpartition("/")[0])
+
+
+def test_a_store_travels_to_another_process_with_its_options(folder: Folder) -> None:
+    folder.store().put_if_absent(0, b"x")
+    assert pickle.loads(pickle.dumps(folder.store())).read(0) == b"x"  # noqa: S301  # our own bytes
+
+
+def test_what_a_killed_writer_left_aside_is_removed_when_it_is_old(folder: Folder) -> None:
+    folder.store().put_if_absent(0, b"x")
+    for name, age_s in ((".old.aside", 7200), (".young.aside", 60)):
+        folder.fs.pipe_file(f"{folder.path}/{name}", b"half")
+        written_ms = str(int((time.time() - age_s) * 1000))
+        folder.server.ask("PUT", f"{folder.path}/{name}", "SETTIMES", user=USER, modificationtime=written_ms)
+    store = folder.store()
+    assert store.slots() == [0]
+    store.put_if_absent(1, b"y")
+    assert folder.names() == [".young.aside", entry_name(0), entry_name(1)]
+
+
+def test_a_folder_of_the_name_of_an_entry_takes_no_entry_in(folder: Folder) -> None:
+    """Hadoop's older rename would move the entry into it, and answer with success."""
+    folder.fs.mkdir(f"{folder.path}/{entry_name(0)}")
+    with pytest.raises(OSError, match="must both be directories"):
+        folder.store().put_if_absent(0, b"x")
+    assert folder.fs.ls(f"{folder.path}/{entry_name(0)}") == []
+
+
+# Replies that get lost. -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", Lost)
+def test_a_decision_whose_rename_or_its_reply_is_lost_is_in_the_log_once(lost: Lost, folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_next("PUT", lost, renames(entry_name(1)))
+    log.decide(FIRST)
+    assert folder.proxy.is_done
+    assert read_tail(folder.store()) == (1, log.tail)
+    assert log.tail.decided == 0
+    assert folder.names() == [entry_name(0), entry_name(1)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(503),
+        remote_exception(403, "SafeModeException"),
+        remote_exception(403, "StandbyException"),
+        remote_exception(403, "IOException", "Failed to find datanode"),
+        remote_exception(500, "NullPointerException"),
+        remote_exception(404, "FileNotFoundException", "rename source is not found"),
+    ],
+    ids=lambda answer: f"{answer.status} {answer.body.decode()[-60:]}",
+)
+def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer, folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_next("PUT", answer, renames(entry_name(1)))
+    log.decide(FIRST)
+    assert folder.proxy.is_done
+    assert read_tail(folder.store()) == (1, log.tail)
+
+
+def test_a_name_node_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_all("PUT", remote_exception(403, "StandbyException"), renames(entry_name(1)))
+    with pytest.raises(InDoubt, match=f"{folder.path}.*StandbyException"):
+        log.decide(FIRST)
+    folder.proxy.heal()
+    assert CommitLog.open(folder.store(), "query").tail.decided is None
+
+
+def test_a_decision_that_cannot_be_read_back_is_in_doubt_and_found_by_the_next_coordinator(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_next("PUT", Lost.REPLY, renames(entry_name(1)))
+    folder.proxy.disturb_all("GET", Answer(500))
+    with pytest.raises(InDoubt):
+        log.decide(FIRST)
+    folder.proxy.heal()
+    assert CommitLog.open(folder.store(), "query").tail.decided == 0
+
+
+def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_next("PUT", Lost.REQUEST, renames(entry_name(1)))
+    newer = CommitLog.open(twopc.open_store(folder.url, user=USER), "query")
+    with pytest.raises(Fenced):
+        log.decide(FIRST)
+    newer.verify()
+
+
+def test_httpfs_which_only_answers_that_it_did_not_rename_means_that_the_slot_is_taken(folder: Folder) -> None:
+    store = folder.store()
+    store.put_if_absent(0, b"x")
+    folder.proxy.disturb_next("PUT", Answer(200, b'{"boolean":false}'), renames(entry_name(0)))
+    with pytest.raises(FileExistsError):
+        store.put_if_absent(0, b"y")
+    assert store.read(0) == b"x"
+
+
+def test_httpfs_which_did_not_rename_to_a_free_name_leaves_the_entry_in_doubt(folder: Folder) -> None:
+    store = folder.store()
+    store.put_if_absent(0, b"x")
+    folder.proxy.disturb_next("PUT", Answer(200, b'{"boolean":false}'), renames(entry_name(1)))
+    with pytest.raises(FileNotFoundError):
+        store.put_if_absent(1, b"y")
+    assert store.slots() == [0]
+
+
+def test_an_error_of_a_data_node_is_not_taken_for_an_entry(folder: Folder) -> None:
+    data_node = f"127.0.0.1:{folder.server.data_node.port}"
+    folder.store().put_if_absent(0, b"x")
+    with HttpProxy(f"http://{data_node}") as proxy:
+        store = folder.store(data_proxy={data_node: proxy.url.removeprefix("http://")})
+        proxy.disturb_next("GET", remote_exception(403, "IOException", "Could not obtain block"))
+        with pytest.raises(Retriable, match="Could not obtain block"):
+            store.read(0)
+        assert store.read(0) == b"x"
+
+
+# Stores that can't be used. ---------------------------------------------------------------------------------------
+
+
+def test_a_server_whose_rename_replaces_is_refused_before_the_first_entry(folder: Folder) -> None:
+    seen = list[str]()
+
+    def is_second(target: str) -> bool:
+        if "op=RENAME" in target:
+            seen.append(target)
+        return len(seen) == 2
+
+    folder.proxy.disturb_next("PUT", Answer(200), is_second)
+    with pytest.raises(ConfigurationError, match=f"{folder.path}.*replaces a file"):
+        folder.store().put_if_absent(0, b"x")
+    assert entry_name(0) not in folder.names()
+
+
+def test_a_server_that_is_no_webhdfs_is_not_taken_for_an_empty_log(folder: Folder) -> None:
+    CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_all("GET", Answer(404, b"<html>nothing here</html>"))
+    with pytest.raises(Retriable, match="404, not an answer of WebHDFS"):
+        CommitLog.open(folder.store(), "query")
+
+
+def test_a_user_who_may_not_write_is_refused(folder: Folder) -> None:
+    store = folder.store(user="stranger")
+    assert store.slots() == []
+    with pytest.raises(ConfigurationError, match=r"nothing may be written there.*AccessControlException.*stranger"):
+        store.put_if_absent(0, b"x")
+    with pytest.raises(TwoPhaseCommitError, match="nothing may be written there"):
+        CommitLog.open(store, "query")
+
+
+def test_a_user_who_may_not_read_is_refused(folder: Folder) -> None:
+    CommitLog.open(folder.store(), "query")
+    folder.fs.chmod(folder.path, "700")
+    with pytest.raises(ConfigurationError, match=r"not let this process read it.*stranger"):
+        CommitLog.open(folder.store(user="stranger"), "query")
+
+
+def test_rights_that_are_lost_later_leave_a_decision_in_doubt(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.fs.chmod(folder.path, "500")
+    with pytest.raises(InDoubt, match="AccessControlException"):
+        log.decide(FIRST)
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(folder: Folder) -> None:
+    folder.fs.pipe_file(folder.path, b"a file")
+    with pytest.raises(TwoPhaseCommitError, match="nothing may be written there"):
+        CommitLog.open(folder.store(), "query")
+
+
+def test_a_server_that_is_not_there_may_be_asked_again() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # taken, and nobody listens
+        store = twopc.open_store(f"webhdfs://127.0.0.1:{nobody.getsockname()[1]}/log", user=USER)
+        with pytest.raises(Retriable, match=r"gave no answer.*Connection refused.*Is it up"):
+            CommitLog.open(store, "query")
+
+
+def test_a_server_that_never_answers_may_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc.webhdfs.TIMEOUTS_S", (1.0, 0.2))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = twopc.open_store(f"webhdfs://127.0.0.1:{silent.getsockname()[1]}/log", user=USER)
+        with pytest.raises(Retriable, match=r"gave no answer.*TimeoutError"):
+            CommitLog.open(store, "query")
+
+
+# Nodes that are away. ---------------------------------------------------------------------------------------------
+
+
+def test_a_log_goes_on_after_its_name_node_was_killed_and_started_again(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    log.decide(FIRST)
+    folder.server.name_node.kill()
+    with pytest.raises(Retriable, match="gave no answer"):
+        CommitLog.open(folder.store(), "query")
+    folder.server.start()
+    log.decide(Decision(Round(1, 1), {"sink": ()}))
+    assert read_tail(folder.store()) == (2, log.tail)
+
+
+def test_a_decision_without_a_data_node_is_in_doubt_and_never_half_there(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.server.data_node.kill()
+    with pytest.raises(InDoubt, match="Connection refused"):
+        log.decide(FIRST)
+    assert folder.store().slots() == [0]
+    with pytest.raises(Retriable, match="gave no answer"):
+        folder.store().read(0)
+    folder.server.start()
+    assert CommitLog.open(folder.store(), "query").tail.decided is None
+
+
+def test_a_name_node_in_safe_mode_is_read_and_takes_no_decision(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.server.admin("-safemode", "enter")
+    try:
+        log.verify()
+        with pytest.raises(InDoubt, match="safe mode"):
+            log.decide(FIRST)
+    finally:
+        folder.server.admin("-safemode", "leave")
+    assert CommitLog.open(folder.store(), "query").tail.decided is None
+
+
+# Credentials. -----------------------------------------------------------------------------------------------------
+
+
+def test_no_credential_is_in_what_is_shown_or_written(folder: Folder) -> None:
+    token, password = "the-delegation-token", "the-password"
+    shown = list[str]()
+
+    def fail(call: Callable[[], object]) -> None:
+        with pytest.raises(Exception) as told:  # noqa: PT011  # whichever
+            call()
+        shown.append("".join(traceback.format_exception(told.value)))
+
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = f"webhdfs://127.0.0.1:{nobody.getsockname()[1]}/log"
+        for options in ({"token": token}, {"user": USER, "password": password}):
+            for url in (away, folder.behind_proxy):
+                store = twopc.open_store(url, **options)
+                shown += [repr(store), str(store), repr(vars(store)), repr(twopc.replay.ReplayCopies(url, options))]
+            away_store = twopc.open_store(away, **options)
+            for call in (away_store.slots, lambda store=away_store: store.put_if_absent(0, b"x")):
+                fail(call)
+    echoed = remote_exception(403, "SecurityException", f"the token {token} is expired")
+    for answer in (echoed, Answer(500), Answer(403), Lost.REPLY):
+        folder.proxy.disturb_all("PUT", answer)
+        folder.proxy.disturb_all("GET", answer)
+        store = twopc.open_store(folder.behind_proxy, token=token)
+        fail(lambda store=store: CommitLog.open(store, "query"))  # type: ignore[misc]
+        fail(lambda store=store: store.put_if_absent(0, b"x"))  # type: ignore[misc]
+        folder.proxy.heal()
+    assert any(token in request.target for request in folder.proxy.requests)
+    assert not [text for text in shown if token in text or password in text]
