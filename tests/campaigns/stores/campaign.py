@@ -28,24 +28,28 @@ def main(arguments: Sequence[str]) -> int:
         s3, gcs = S3Server(given.folder / "s3.log"), GcsServer(given.folder.resolve() / "gcs")
         if "s3" in given.stores:
             stack.enter_context(s3)
-        without_gcs = "gcs" in given.stores and GCS.install()
-        if "gcs" in given.stores and not without_gcs:
+        if "gcs" in given.stores and not _obstacle("gcs"):
             stack.enter_context(gcs)
 
         def proofs_of(store: str) -> dict[str, Proof]:
+            if obstacle := _obstacle(store):
+                return {store: lambda _: skipped(obstacle)}
             options = (gcs if store == "gcs" else s3).storage_options
             places = StorePlaces(store, given.folder.resolve() / "work", options)
-            obstacle = PROGRAMS[store].install() if store in PROGRAMS else store == "gcs" and without_gcs
-            if obstacle:
-                return {store: lambda _: skipped(obstacle)}
-            blows = partial(prove_by_blows, places, given.kills, given.seed)
-            if store in PROGRAMS:
-                return {store: blows}
-            at_every_step = {store: partial(prove, places, given.steps_stride)}
-            return at_every_step | ({"gcs amid commits": blows} if store == "gcs" else {})
+            at_every_step = partial(prove, places, given.steps_stride)
+            amid_commits = partial(prove_by_blows, places, given.kills, given.seed)
+            if store == "gcs":
+                return {store: at_every_step, f"{store} amid commits": amid_commits}
+            return {store: amid_commits if store in PROGRAMS else at_every_step}
 
         proofs = {name: proof for store in given.stores for name, proof in proofs_of(store).items()}
         return run_all(Report(given.folder / "report.json"), proofs, Workers(given.processes, COUNTED))
+
+
+def _obstacle(store: str) -> str | None:
+    """Return why the server of a store can't be built here; None if it can, or needs not."""
+    program = {**PROGRAMS, "gcs": GCS}.get(store)
+    return program.install() if program else None
 
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:

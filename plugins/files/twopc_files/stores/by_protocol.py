@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 UPLOADING = ("s3", "s3a", "s3n")
 RENAMING = ("hdfs", "webhdfs")
 REWRITING = ("gs", "gcs")
-COPYING = ("memory",)
-KNOWN = (*filter(None, LOCAL), *UPLOADING, *RENAMING, *REWRITING, *COPYING)
+KNOWN = (*filter(None, LOCAL), *UPLOADING, *RENAMING, *REWRITING, "memory")
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 
