@@ -13,6 +13,7 @@ import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.typed_records import TEXT, in_halves, plain, typed, unchecked_text
 from twopc.testing import SinkContract
 from twopc_files.sink import FileSink
@@ -203,6 +204,15 @@ class TestS3(RemoteContract):
         # The emulator answers 500 to a part of an upload that is gone, and the client would ask for 10 s.
         once = {"config_kwargs": {"retries": {"max_attempts": 0}}}
         self.place = replace(s3, storage_options={**s3.storage_options, **once})
+
+
+@pytest.mark.timeout(BUILD_AT_MOST_S)
+class TestGcs(RemoteContract):
+    kills = 8  # make prove-stores has them all
+
+    @pytest.fixture(autouse=True)
+    def _place(self, gcs: Place) -> None:
+        self.place = gcs
 
 
 class TestCopies(RemoteContract):
