@@ -17,9 +17,13 @@ from urllib.parse import urlsplit
 
 import requests
 from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
+from requests.adapters import HTTPAdapter
 
 TIMEOUTS_S = (10.0, 60.0)
 """How long a client waits for a connection, and for the next bytes of an answer."""
+
+_CONNECTIONS = 32
+"""How many idle connections to a host to keep. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
 
 _BY_EXCEPTION = {
     "AccessControlException": errno.EACCES,
@@ -150,6 +154,8 @@ class _Session(requests.Session):
     def __init__(self, hidden: list[str]) -> None:
         super().__init__()
         self._hidden = hidden
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
 
     def request(self, method: str, url: str, *arguments: Any, **keywords: Any) -> requests.Response:  # type: ignore[override]
         host = urlsplit(url).netloc.rpartition("@")[2]
