@@ -64,6 +64,10 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         session.auth, session.cert, session.verify = self.session.auth, self.session.cert, self.session.verify
         self.session = session
 
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path, with the NameNode's host and port, which fsspec leaves out."""
+        return f"webhdfs://{urlsplit(self.url).netloc}{self._strip_protocol(name)}"
+
     def create(self, path: str, data: bytes, replaces: bool = False) -> None:
         """Create a file, with its missing parents, and close it. After an error, a part of it may be there.
 

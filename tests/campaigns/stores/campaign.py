@@ -17,6 +17,9 @@ from tests.support import hdfs_server
 from tests.support.hdfs_server import HdfsServer
 from tests.support.s3_server import S3Server
 
+QUICK = tuple(store for store in CALLS if store not in ON_HDFS)
+"""Stores that need no Java, and in which a step takes milliseconds."""
+
 KILLED = (*PROGRAMS, STRUCK_HDFS)
 """Stores whose server is killed."""
 
@@ -57,7 +60,7 @@ def _obstacle(store: str) -> str | None:
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns stores", description=__doc__)
-    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *KILLED]), default=list(CALLS))
+    parser.add_argument("--stores", nargs="+", choices=sorted([*CALLS, *KILLED]), default=QUICK)
     parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
     parser.add_argument(
         "--kills", type=int, default=100, help="kills of the server, and of the writer, on stores with a server"
