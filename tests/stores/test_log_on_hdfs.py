@@ -386,7 +386,7 @@ def test_no_credential_is_in_what_is_shown_or_written(folder: Folder) -> None:
                 store = twopc.open_store(url, **options)
                 shown += [repr(store), str(store), repr(vars(store)), repr(twopc.replay.ReplayCopies(url, options))]
             away_store = twopc.open_store(away, **options)
-            for call in (away_store.slots, lambda store=away_store: store.put_if_absent(0, b"x")):  # type: ignore[misc]
+            for call in (away_store.slots, lambda store=away_store: store.put_if_absent(0, b"x")):
                 fail(call)
     echoed = remote_exception(403, "SecurityException", f"the token {token} is expired")
     for answer in (echoed, Answer(500), Answer(403), Lost.REPLY):

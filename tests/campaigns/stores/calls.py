@@ -25,7 +25,7 @@ def on_hdfs(steps: Steps) -> None:
             steps.is_done(operation)
         return answer
 
-    webhdfs._Session.request = step  # type: ignore[method-assign]
+    webhdfs._Session.request = step  # type: ignore[assignment, method-assign]
 
 
 def on_renaming(steps: Steps) -> None:
