@@ -136,6 +136,7 @@ def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied
     assert list(place.sink().recover()) == []
 
 
+@pytest.mark.crash
 def test_a_decided_file_is_committed_after_its_name_node_was_killed_and_started_again(
     hdfs: Place, hdfs_server: HdfsServer
 ) -> None:
