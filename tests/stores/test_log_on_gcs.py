@@ -111,7 +111,7 @@ def test_a_log_at_the_top_of_a_bucket_is_fine(gcs_bucket: GcsBucket) -> None:
     assert gcs_bucket.objects() == [entry_name(0)]
 
 
-def test_an_entry_of_any_size_is_one_conditional_request(gcs_bucket: GcsBucket) -> None:
+def test_an_entry_of_any_size_is_written_by_one_conditional_request_and_read_by_one(gcs_bucket: GcsBucket) -> None:
     """gcsfs would send 50 MiB in parts, and would check the condition when it begins."""
     store, large = open_store(gcs_bucket), bytes(51 * 2**20)
     store.put_if_absent(0, b"small")
@@ -119,6 +119,7 @@ def test_an_entry_of_any_size_is_one_conditional_request(gcs_bucket: GcsBucket) 
     store.put_if_absent(1, large)
     assert len(gcs_bucket.proxy.sent("POST", CREATES)) == len(gcs_bucket.proxy.requests) == 1
     assert store.read(1) == large
+    assert len(gcs_bucket.proxy.requests) == 2
 
 
 def test_the_client_is_the_one_that_sends_every_condition_in_every_bucket(gcs_bucket: GcsBucket) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PROGRAM = GoProgram("github.com/fsouza/fake-gcs-server", "v1.56.1", "1.26")
 START_TIMEOUT_S = 60.0
+METADATA = "user.metadata"
+"""The attribute of a file in which the server keeps the metadata of an object."""
 BUILD_AT_MOST_S = 1200
 """The limit of a test that may be the first to need the server: Go builds it for one minute and a half of two cores."""
 
@@ -45,13 +47,20 @@ class GcsServer(ServerProcess):
         return {"token": "anon", "project": "test", "endpoint_url": self.endpoint_url}
 
     def start(self) -> None:
-        temporary = self._folder / "temporary"  # on the disk of the objects, so that it is used, and nothing is listed
-        temporary.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._remove_half_written()
         options = {"scheme": "http", "host": "127.0.0.1", "port": self._port}
         options |= {"backend": "filesystem", "filesystem-root": self._folder / "objects", "log-level": "warn"}
         command = [str(PROGRAM.path), *(part for name, value in options.items() for part in (f"-{name}", str(value)))]
-        environment = {**os.environ, "TMPDIR": str(temporary), "TZ": "UTC"}  # gcsfs reads no other zone
+        environment = {**os.environ, "TZ": "UTC"}  # gcsfs reads no other zone
         self._start(PROGRAM.name, command, self._folder / "server.log", START_TIMEOUT_S, env=environment)
+
+    def _remove_half_written(self) -> None:
+        """Remove files without metadata. A kill leaves one, mostly a temporary one, of an object whose upload was not
+        answered. Until it is gone, every listing of its bucket is answered with 404."""
+        for path in self._folder.glob("objects/*/**/*"):
+            if path.is_file() and METADATA not in os.listxattr(path):
+                path.unlink()
 
     def make_bucket(self, name: str) -> None:
         from twopc.gcs import gcs_client  # needs gcsfs, which an environment for other stores may lack
