@@ -164,8 +164,11 @@ class HdfsServer:
         try:
             self.ask("PUT", HOME, "MKDIRS")
             self.ask("PUT", HOME, "SETOWNER", owner=USER)
-            self.ask("PUT", f"{HOME}/any", "CREATE", noredirect="true")  # names a DataNode, and creates nothing
-            return True
+            named = self.ask("PUT", "/started", "CREATE", overwrite="true", noredirect="true")
+            # The NameNode still names a DataNode that was killed, and one that starts may keep a request waiting.
+            to_data_node = urllib.request.Request(named["Location"], data=b"x", method="PUT")  # noqa: S310  # always http
+            with urllib.request.urlopen(to_data_node, timeout=10):  # noqa: S310  # always http
+                return True
         except OSError:  # its safe mode included
             return False
 

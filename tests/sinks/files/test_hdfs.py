@@ -162,6 +162,7 @@ def test_a_name_node_in_safe_mode_is_asked_again(hdfs: Place, hdfs_server: HdfsS
     assert hdfs.values() == ["a", "b"]
 
 
+@pytest.mark.crash
 def test_without_a_data_node_a_task_votes_no_and_a_commit_goes_on(hdfs: Place, hdfs_server: HdfsServer) -> None:
     committable = hdfs.pre_commit()
     hdfs_server.data_node.kill()
