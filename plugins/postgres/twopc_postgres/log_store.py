@@ -31,7 +31,8 @@ class PostgresLogStore:
     Args:
         url: ``postgresql://user@host:port/database/log`` or ``…/database/schema.log``, with libpq's parameters after
             ``?``. The default schema is ``public``.
-        parameters: more parameters of libpq, which replace those of the URL. A password may be among them.
+        parameters: more parameters of libpq, which replace those of the URL, except ``dbname``. A password may be among
+            them.
 
     Raises:
         ConfigurationError: the URL has another form or holds a secret, or libpq does not know a parameter.
