@@ -26,6 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from twopc._exclusive_rename import rename_to_free_name
 from twopc.azure_errors import azure_as_os_errors
+from twopc.mounts import mount_of
 
 CREATES_EXCLUSIVELY = frozenset(
     {
@@ -58,6 +59,7 @@ _TRIALS = 3
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
     *(errno.EOPNOTSUPP, errno.ENOSYS),
+    errno.EINVAL,  # a folder that can't be synced: fsync(2)
 )
 """Permanent refusals of a file system."""
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -77,7 +79,8 @@ class LocalFolder:
     """A folder on a disk.
 
     Every method may raise ``Unusable``: this process lacks a right, or the disk has neither hard links nor a rename
-    that keeps an existing file. Any other OSError of a writing method is an unknown outcome.
+    that keeps an existing file, or its folders can't be synced. Any other OSError of a writing method is an unknown
+    outcome.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +148,8 @@ class LocalFolder:
         """Create a hidden file twice. Files and folders that the trial made are removed again.
 
         Raises:
-            Unusable: this process may not write here, or the disk can't create a file only where there is none.
+            Unusable: this process may not write here, or the disk can't create a file only where there is none, or
+                can't make its name durable.
         """
         for trial in range(_TRIALS):
             try:
@@ -164,6 +168,7 @@ class LocalFolder:
                     with self._written_aside(b"") as aside:
                         self._remove_leftovers(aside)
                         put_in_place(aside, probe)
+                        sync_folder(self.path)
             except FileExistsError:
                 return
             finally:
@@ -200,6 +205,9 @@ def put_in_place(aside: Path, path: Path) -> None:
     Where there are no hard links, creating the name first and filling it afterwards (``O_EXCL``) is no way out: a crash
     leaves a part of the file, and nobody could tell whether its writer is dead or slow.
 
+    The rename is not used on a network filesystem, see ``Mount.may_replace``, nor where the system lists no mounts. The
+    server of a FUSE filesystem is trusted to keep its promise.
+
     Raises:
         FileExistsError: the name is taken.
         Unusable: the disk has neither hard links nor such a rename. Nothing was changed.
@@ -210,6 +218,10 @@ def put_in_place(aside: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
+    mount = mount_of(path.parent)
+    if mount is None or mount.may_replace:
+        reason = f"no hard links, and a rename may replace an existing file ({mount or 'the mounts are not known'})"
+        raise Unusable(errno.ENOTSUP, reason, str(path))
     try:
         rename_to_free_name(aside, path)
     except OSError as error:

@@ -262,5 +262,5 @@ class OutcomeUnknown(OperatorRequired):
 class CorruptLog(OperatorRequired):
     """An entry of the commit log is not what a coordinator writes. Nothing was changed.
 
-    Restore the entry from a backup or another version of the file, or find the program that writes to the log's folder.
+    Restore the entry from a backup or another version of the file, or find the program that writes to the log's place.
     """

@@ -151,6 +151,23 @@ def test_a_topic_is_checked_and_no_secret_is_shown(shop: Any, run: Any, kafka_br
     assert SECRET not in done.out + done.err
 
 
+@pytest.mark.parametrize(
+    ("plugin", "sink", "check"),
+    [("twopc.log.store.LocalStore", None, "commit log"), ("twopc_files.sink.FileSink", "archive", "remaining checks")],
+)
+def test_a_plugins_check_that_raises_anything_has_failed(
+    plugin: str, sink: str | None, check: str, shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise KeyError("the plugin's own mistake")
+
+    monkeypatch.setattr(f"{plugin}.check", broken)
+    done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
+    assert done.code == 4
+    assert ("failed", check) in results(done, sink)
+    assert "KeyError" in done.out
+
+
 def test_a_wrong_option_is_refused(shop: Any, look: Any, tmp_path: Path) -> None:
     shop.sinks.write_text('[archive]\nbackend = "files"\nfolder = "x"')
     done = look("doctor", "--sinks", shop.sinks)
@@ -167,7 +184,7 @@ def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
 ) -> None:
     listed = tmp_path / "mountinfo"
     listed.write_text("" if options is None else f"36 35 0:44 / / rw shared:1 - nfs4 server:/export {options}\n")
-    monkeypatch.setattr("twopc.log.mounts._MOUNTS", listed)
+    monkeypatch.setattr("twopc.mounts._MOUNTS", listed)
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 0
     what = "visibility of new entries to other machines"

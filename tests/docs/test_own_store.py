@@ -51,3 +51,13 @@ def test_the_store_of_the_guide_is_found_by_its_url(guide: Path) -> None:
     )
     run(guide, "-c", f"import twopc.testing\n{script}", url)
     assert "last decided batch  0" in run(guide, "-m", "twopc.cli", "status", url)
+
+
+def test_the_store_of_the_guide_creates_no_file_for_a_command_with_a_mistyped_path(guide: Path) -> None:
+    command = [sys.executable, "-m", "twopc.cli", "status", f"sqlitelog://{guide}/mistyped.sqlite"]
+    environment = {**os.environ, "PYTHONPATH": str(guide)}
+    ended = subprocess.run(
+        command, cwd=guide, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert "there is no commit log at" in ended.stdout + ended.stderr
+    assert not (guide / "mistyped.sqlite").exists()

@@ -43,7 +43,7 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
 
     said = refusal(pipeline, writer(pipeline))
     assert "the commit log belongs to query" in said
-    assert "Give the query its old checkpoint back, or a log folder of its own" in said
+    assert "Give the query its old checkpoint back, or a log of its own" in said
     assert pipeline.archived_ids() == [1]
     assert pipeline.pending_files() == []
 

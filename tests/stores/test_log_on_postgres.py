@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,6 +34,7 @@ from twopc.testing import LogStoreContract
 from twopc.testing.query import answered
 from twopc_postgres import PostgresLogStore, sessions, tables
 from twopc_postgres.log_table import TABLE, LogTable
+from twopc_postgres.outcomes import log_request_failed
 
 TEST_TIMEOUT_S = 60.0
 
@@ -144,7 +146,7 @@ class TestPostgresLogStore(LogStoreContract):
     [
         (
             "postgresql://writer@db.example/sales/orders",
-            "postgresql://writer@db.example/sales/orders",
+            "postgresql://writer@db.example/sales/public.orders",
             "public.twopc_log",
             {"user": "writer", "host": "db.example", "dbname": "sales", "target_session_attrs": "read-write"},
         ),
@@ -155,10 +157,22 @@ class TestPostgresLogStore(LogStoreContract):
             {"host": "one,two", "port": "5433,5434", "sslmode": "verify-full", "target_session_attrs": "primary"},
         ),
         (
-            "postgresql:///sales/My%20Schema.orders?service=reports",
-            "postgresql:///sales/My%20Schema.orders",
+            "postgresql:///sales/My%20Schema.or%2Eders?service=reports",
+            "postgresql:///sales/My%20Schema.or%2Eders",
             "My Schema.twopc_log",
             {"service": "reports", "dbname": "sales"},
+        ),
+        (
+            "postgresql://[::1]:5433/sales/orders?user=writer",
+            "postgresql://writer@[::1]:5433/sales/public.orders",
+            "public.twopc_log",
+            {"host": "::1", "user": "writer"},
+        ),
+        (
+            "postgresql://writer@/sales/orders?host=/tmp",
+            "postgresql://writer@%2Ftmp/sales/public.orders",
+            "public.twopc_log",
+            {"user": "writer"},
         ),
     ],
 )
@@ -175,7 +189,19 @@ def test_a_url_names_server_database_and_log(url: str, shown: str, table: str, c
         ("postgresql://writer@db.example", r"must have the form postgresql://user@host/database/log"),
         ("postgresql://writer@db.example/sales", r"must have the form"),
         ("postgresql://writer@db.example/sales/etl/orders", r"must have the form"),
-        ("postgresql://writer@db.example/sales/a.b.c", r"must be named log or schema\.log"),
+        ("postgresql://writer@db.example/sales/a.b.c", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/.orders", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/or%zzders", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/or%ffders", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/or%00ders", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/orders%20", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/etl.%0Aorders", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/etl%2Forders", r"must be log or schema\.log"),
+        ("postgresql://db.example/sales/orders#1", r"must have the form"),
+        ("postgresql://db.example/sales@other/orders", r"must have the form"),
+        ("postgresql://db.example/sales/orders?dbname=other", r"gives dbname before and after the question mark"),
+        ("postgresql://a@one:1/sales/orders?h%6Fst=two&user=b&port=2", r"gives user, host, port before and after"),
+        ("postgres://db.example/sales/orders", r"Did you mean 'postgresql'"),
         ("postgresql://writer@db.example/sales/orders?nonsense=1", r"is not one that libpq takes"),
         ("postgresql://db.example/sales/orders?target_session_attrs=any", r"may read the commit log from a standby"),
         ("postgresql://db.example/sales/orders?target_session_attrs=standby", r"from a standby"),
@@ -184,6 +210,20 @@ def test_a_url_names_server_database_and_log(url: str, shown: str, table: str, c
 def test_a_url_of_another_form_is_refused_before_any_connection(url: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         twopc.open_store(url)
+
+
+def test_options_replace_what_the_url_says_of_the_server_but_not_of_the_database() -> None:
+    url = "postgresql://writer@one:5433/sales/orders"
+    store = twopc.open_store(url, host="two,three", user="a/b", port=5434)
+    assert store.url == "postgresql://a%2Fb@two:5434,three:5434/sales/public.orders"
+    with pytest.raises(ConfigurationError, match="names the database: remove the option dbname"):
+        twopc.open_store(url, dbname="other")
+
+
+def test_a_name_that_is_refused_is_not_repeated() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        twopc.open_store("postgresql://db.example/sales/hunter2.a.b")
+    assert "hunter2" not in str(refused.value)
 
 
 def test_an_option_that_libpq_does_not_know_is_refused() -> None:
@@ -330,7 +370,7 @@ def test_entries_outlive_a_killed_server(own_place: Place) -> None:
 def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
     store = own_place.store()
     own_place.server.kill()
-    with pytest.raises(Retriable, match=r"@/postgres/public\.orders gave no answer.*Is the server up"):
+    with pytest.raises(Retriable, match=r"/postgres/public\.orders gave no answer.*Is the server up"):
         CommitLog.open(store, "query")
 
 
@@ -412,7 +452,7 @@ def test_a_slot_that_is_taken_on_this_server_alone_is_not_called_taken(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("setting", ["off", "local"])
+@pytest.mark.parametrize("setting", ["off", "local", "remote_write"])
 def test_a_decision_waits_for_standbys_whatever_the_role_prefers(
     setting: str, own_place: Place, away: Callable[[], None]
 ) -> None:
@@ -422,6 +462,37 @@ def test_a_decision_waits_for_standbys_whatever_the_role_prefers(
     sessions.release(own_place.store()._place.conninfo)
     with pytest.raises(Retriable):
         own_place.store().put_if_absent(1, b"x")
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_decision_waits_for_standbys_also_in_a_session_that_a_pooler_has_exchanged(
+    own_place: Place, away: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a session has none of the settings of ``set_up``, and knows no prepared statement."""
+    store = own_place.store()
+    store.put_if_absent(0, b"the table is there")
+    own_place.ask("ALTER DATABASE postgres SET synchronous_commit = off")
+    own_place.ask("ALTER DATABASE postgres SET client_min_messages = error")
+    away()
+    sessions.release(store._place.conninfo)
+    monkeypatch.setattr(sessions, "set_up", lambda *_: None)
+    with sessions.session(store._place.conninfo) as connection:
+        assert connection.prepare_threshold is None
+    with cancelling(own_place), pytest.raises(Retriable):
+        store.put_if_absent(1, b"x")
+    with pytest.raises(Retriable):
+        store.put_if_absent(2, b"x")
+
+
+def test_a_session_waits_until_standbys_have_written_to_their_disks(own_place: Place) -> None:
+    def setting() -> object:
+        sessions.release(own_place.store()._place.conninfo)
+        with sessions.session(own_place.store()._place.conninfo) as connection:
+            return connection.execute("SELECT current_setting('synchronous_commit')").fetchone()
+
+    for given, kept in (("remote_write", "on"), ("remote_apply", "remote_apply")):
+        own_place.ask(f"ALTER DATABASE postgres SET synchronous_commit = {given}")
+        assert setting() == (kept,)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -448,7 +519,6 @@ def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(
         both = f"{primary._folder},{standby._folder}"
         store = own_place.store(host=both)
         alone = own_place.store(host=str(standby._folder))
-        assert alone.url == own_place.store().url
         with pytest.raises(Retriable, match="read-only"):
             alone.slots()
         assert read_tail(store) == (1, log.tail)
@@ -457,6 +527,49 @@ def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(
         assert answered(TEST_TIMEOUT_S, read_tail, store) == (1, log.tail)
         newer = answered(TEST_TIMEOUT_S, CommitLog.open, store, "query")
         assert (newer.incarnation, newer.tail.decided) == (2, 0)
+
+
+def test_no_answer_of_a_standby_is_believed_whoever_sent_the_question_there(
+    own_place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a proxy does that sends reads to standbys. A standby may lack a table, too."""
+    with Standby(own_place.server) as standby:
+        CommitLog.open(own_place.store(), "query")
+        until(lambda: _rows(standby) == 1)
+        monkeypatch.setattr("twopc_postgres.log_url.SERVES_CURRENT_READS", ("any",))
+        for log in ("public.orders", "public.returns", "nowhere.orders"):
+            url = f"{standby.log_url(log)}&target_session_attrs=any"
+            store = twopc.open_store(url, password=standby.password)
+            for call in (store.slots, lambda: store.read(0), lambda: store.put_if_absent(1, b"x")):  # noqa: B023
+                with pytest.raises(Retriable, match="standby has answered"):
+                    call()
+
+
+def _rows(server: PostgresServer) -> int:
+    with psycopg.connect(server.conninfo, autocommit=True) as connection, suppress(psycopg.errors.UndefinedTable):
+        [(count,)] = connection.execute("SELECT count(*) FROM public.twopc_log")
+        return int(count)
+    return 0
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_driver_that_still_asks_the_old_server_after_a_failover_gets_no_listing(own_place: Place) -> None:
+    with Standby(own_place.server) as standby:
+        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
+        own_place.ask("SELECT pg_reload_conf()")
+        until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
+        zombie = CommitLog.open(own_place.store(), "query")
+        standby.promote()
+        newer = twopc.open_store(standby.log_url("public.orders"), password=standby.password)
+        log = answered(TEST_TIMEOUT_S, CommitLog.open, newer, "query")
+        log.decide(FIRST)
+        with pytest.raises(Retriable):
+            zombie.verify()
+        with pytest.raises(Retriable):
+            own_place.store().slots()
+        with pytest.raises(InDoubt):
+            zombie.decide(FIRST)
+        assert read_tail(newer) == (2, log.tail)
 
 
 # Servers that can't be used. --------------------------------------------------------------------------------------
@@ -522,7 +635,40 @@ def test_a_schema_that_is_not_there_is_named(server: PostgresServer) -> None:
         CommitLog.open(store, "query")
 
 
+@pytest.mark.parametrize("attributes", ["read-write", "primary"])
+def test_a_role_that_may_only_read_is_named_as_a_possible_reason(
+    attributes: str, place: Place, role: tuple[str, str]
+) -> None:
+    user, password = role
+    place.ask(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {user}")
+    place.ask(f"ALTER ROLE {user} SET default_transaction_read_only = on")
+    store = place.store(user=user, password=password, target_session_attrs=attributes)
+    with pytest.raises(Retriable, match=r"read-only.*default_transaction_read_only"):
+        store.put_if_absent(0, b"x")
+
+
+def test_a_check_and_another_session_may_create_the_table_at_the_same_moment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = LogTable.create
+
+    def late(table: LogTable, connection: sessions.Connection) -> None:
+        CommitLog.open(place.store(), "query")
+        create(table, connection)
+
+    def once(table: LogTable, connection: sessions.Connection) -> None:
+        monkeypatch.setattr(LogTable, "create", create)
+        late(table, connection)
+
+    monkeypatch.setattr(LogTable, "create", once)
+    assert {check.result for check in place.store().check()} == {CheckStatus.PASSED}
+    assert place.store().slots() == [0]
+
+
 COLUMNS = "log text, slot numeric(20), entry bytea NOT NULL"
+
+
+TABLE_OF_LOGS = f"TABLE {{}} ({COLUMNS}, PRIMARY KEY (log, slot))"
 
 
 @pytest.mark.parametrize(
@@ -530,8 +676,14 @@ COLUMNS = "log text, slot numeric(20), entry bytea NOT NULL"
     [
         (f"UNLOGGED TABLE {{}} ({COLUMNS}, PRIMARY KEY (log, slot))", "UNLOGGED"),
         ("VIEW {} AS SELECT '' AS log, 1 AS slot, ''::bytea AS entry", "must be an ordinary table"),
-        (f"TABLE {{}} ({COLUMNS})", "no unique or exclusion constraint"),
-        ("TABLE {} (log text PRIMARY KEY)", 'column "slot"'),
+        (f"TABLE {{}} ({COLUMNS})", "no unique or exclusion constraint.*Is it a table that twopc has created"),
+        ("TABLE {} (log text PRIMARY KEY)", 'column "slot".*Is it a table that twopc has created'),
+        (f"{TABLE_OF_LOGS}; CREATE RULE r AS ON INSERT TO {{}} DO ALSO NOTHING", "triggers, rules"),
+        (f"{TABLE_OF_LOGS}; ALTER TABLE {{}} ENABLE ROW LEVEL SECURITY", "row security"),
+        (
+            f"{TABLE_OF_LOGS}; CREATE TRIGGER t AFTER UPDATE ON {{}} EXECUTE FUNCTION tsvector_update_trigger()",
+            "triggers",
+        ),
     ],
 )
 def test_another_table_of_the_name_is_refused_before_the_first_entry(
@@ -545,10 +697,24 @@ def test_another_table_of_the_name_is_refused_before_the_first_entry(
         assert place.ask("SELECT count(*) FROM {}") == [(0,)]
 
 
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (psycopg.errors.FeatureNotSupported, "Is it a table that twopc has created"),
+        (psycopg.errors.ObjectNotInPrerequisiteState, "Is it a table that twopc has created"),
+        (psycopg.errors.InvalidSchemaName, "Create the schema"),
+        (psycopg.errors.InsufficientPrivilege, "Grant this role the rights"),
+    ],
+)
+def test_a_refused_statement_is_no_unknown_outcome(error: type[psycopg.Error], advice: str) -> None:
+    refused = log_request_failed(error("no"), "postgresql://db.example/sales/public.orders")
+    assert (type(refused), advice in str(refused)) == (ConfigurationError, True)
+
+
 def test_a_table_that_is_dropped_while_the_query_runs_stops_it(place: Place) -> None:
     log = CommitLog.open(place.store(), "query")
     place.ask("DROP TABLE {}")
-    with pytest.raises(ConfigurationError, match=r"refuses the commit log .* does not exist"):
+    with pytest.raises(ConfigurationError, match=r"refuses the commit log .* does not exist.*restore it from a"):
         log.decide(FIRST)
 
 
@@ -581,6 +747,34 @@ def test_a_server_that_waits_for_none_of_its_standbys_is_warned_of(own_place: Pl
         assert "Set synchronous_standby_names" in warned.advice
 
 
+@pytest.mark.parametrize(
+    ("names", "may_spare"),
+    [
+        ("", False),
+        ("standby", False),
+        ("FIRST 1 (one)", False),
+        ("ANY 2 (one, two)", False),
+        ('2 ("one, with a comma", two)', False),
+        ("one, two", True),
+        ("first 1 (one, two)", True),
+        ("ANY 2 (one, two, three)", True),
+        ("*", True),
+        ("1 (*)", True),
+    ],
+)
+def test_standbys_that_need_not_acknowledge_are_found(names: str, may_spare: bool) -> None:
+    assert tables.may_spare_a_standby(names) is may_spare
+
+
+def test_a_server_that_can_commit_without_one_of_its_named_standbys_is_warned_of(own_place: Place) -> None:
+    with Standby(own_place.server):
+        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby, other)'")
+        own_place.ask("SELECT pg_reload_conf()")
+        until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'quorum'"))
+        [warned] = [check for check in own_place.store().check() if check.result is not CheckStatus.PASSED]
+        assert (warned.what, "Fence the old server" in warned.advice) == ("synchronous replication", True)
+
+
 def test_a_query_and_the_command_use_the_log_by_its_url(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
@@ -607,13 +801,18 @@ def _run(*arguments: str) -> object:
 
 
 def test_no_secret_is_in_what_is_shown_or_written(place: Place) -> None:
+    """The password is in the connection string, where a repr or an error that shows it would repeat it."""
     store = place.store()
+    assert place.server.password in store._place.conninfo
     CommitLog.open(store, "query")
     wrong = place.store(user="nobody")
     with pytest.raises(TwoPhaseCommitError) as told:
         CommitLog.open(wrong, "query")
-    shown = [repr(store), str(store), repr(store._place), store.url, store.read(0).decode(), str(told.value)]
-    assert not any(place.server.password in text for text in shown)
+    with pytest.raises(ConfigurationError) as refused:
+        place.store(nonsense=place.server.password)
+    errors = ["".join(traceback.format_exception(raised.value)) for raised in (told, refused)]
+    shown = [repr(store), str(store), f"{vars(store)}", store.url, store.read(0).decode(), *errors]
+    assert [text for text in shown if place.server.password in text] == []
 
 
 def test_a_store_travels_to_another_process_with_its_options(place: Place) -> None:

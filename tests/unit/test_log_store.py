@@ -511,6 +511,44 @@ def test_a_log_on_a_disk_with_neither_links_nor_such_a_rename_is_refused_before_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("filesystem", ["cifs", "smb3", "nfs", "nfs4", None])
+def test_a_rename_that_may_replace_an_entry_of_another_machine_is_not_used(
+    filesystem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the system's mounts, or where they are not known."""
+    mounts = tmp_path / "mountinfo"
+    if filesystem is not None:
+        mounts.write_text(f"36 35 0:44 / / rw shared:1 - {filesystem} server:/export rw\n")
+    monkeypatch.setattr("twopc.mounts._MOUNTS", mounts)
+    CommitLog.open(open_store(f"{tmp_path}/log"), "owner")  # by a hard link
+    refuse_links(monkeypatch)
+    for call in (
+        on_disk(tmp_path / "log").try_put_if_absent,
+        lambda: CommitLog.open(open_store(f"{tmp_path}/log"), "owner"),
+    ):
+        with pytest.raises(ConfigurationError, match=r"no hard links, and a rename may replace an existing file"):
+            call()
+    assert [path.name for path in (tmp_path / "log").iterdir()] == [entry_name(0)]
+
+
+def test_a_disk_whose_folders_can_not_be_synced_fails_the_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(descriptor)
+
+    store = on_disk(tmp_path)
+    store.try_put_if_absent()
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(ConfigurationError, match=r"can't be kept at .*Invalid argument"):
+        store.try_put_if_absent()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_rename_whose_outcome_is_not_known_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -1,4 +1,4 @@
-"""Which filesystems may show late what other machines write there, by Linux's list of mounts."""
+"""Which filesystems may show late what other machines write there, or replace what they create, by Linux's list."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from twopc.log import mounts
+from twopc import mounts
 from twopc.log.commit_log import CommitLog
-from twopc.log.mounts import mount_of
 from twopc.log.store import open_store
+from twopc.mounts import mount_of
 
 NFS_DEFAULT = "rw,vers=4.2,rsize=1048576,hard,proto=tcp,timeo=600,sec=sys,local_lock=none,addr=10.0.0.7"
 

@@ -211,6 +211,27 @@ def test_two_log_stores_of_one_scheme_are_refused_naming_both(install: Install) 
         open_store("tea://pot/log")
 
 
+@pytest.mark.parametrize(
+    "returned",
+    ["lambda url: None", "lambda url: int(url)", "lambda url, **options: type('Store', (), {'url': url})()"],
+)
+def test_a_log_store_that_takes_no_such_url_or_options_or_lacks_methods_is_refused(
+    returned: str, install: Install
+) -> None:
+    source = f"from twopc import hookimpl\n@hookimpl\ndef twopc_log_store():\n    return {returned}\n"
+    install("tea-log", "tea", source, group="twopc.log_stores")
+    for options in ({}, {"strength": "hunter2"}):
+        with pytest.raises(ConfigurationError, match=r"store for tea:// \(tea-log 1\.2: ") as refused:
+            open_store("tea://pot/log", **options)
+        assert "hunter2" not in str(refused.value)
+
+
+def test_a_misspelt_scheme_is_corrected(install: Install) -> None:
+    install("cocoa-log", "cocoa", LOG_STORE, group="twopc.log_stores")
+    with pytest.raises(ConfigurationError, match="Did you mean 'cocoa'"):
+        open_store("coco://pot/log")
+
+
 @pytest.mark.parametrize("source", ["import a_module_that_is_not_there", "1 / 0", ""])
 def test_a_log_store_that_cannot_be_loaded_is_named_with_its_distribution(install: Install, source: str) -> None:
     install("tea-log", "tea", source, group="twopc.log_stores")

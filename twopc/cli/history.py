@@ -47,7 +47,7 @@ def read_history(url: str) -> History:
     """Read every entry of the log at ``url``.
 
     Raises:
-        ConfigurationError: the folder has no log, or can't be read.
+        ConfigurationError: the place has no log, or can't be read.
         CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
     """
     store = open_store(url)
@@ -62,7 +62,7 @@ def read_history(url: str) -> History:
         except OSError as error:
             raise ConfigurationError(
                 f"the commit log at {url} can't be read ({type(error).__name__}: {error.strerror or error})."
-                " Name the folder that the query was given as 'log', and run this as a user who may read it."
+                " Name the place that the query was given as 'log', and run this as a user who may read it."
                 " Nothing was changed."
             ) from error
     raise AssertionError("unreachable")
@@ -72,7 +72,7 @@ def _read(store: LogStore) -> History:
     slots = store.slots()
     if not slots:
         raise ConfigurationError(
-            f"there is no commit log at {store.url}: no such folder, or no entry in it. Name the folder that the query"
+            f"there is no commit log at {store.url}: no such place, or no entry in it. Name the place that the query"
             " was given as 'log'. Nothing was created."
         )
     where = {slot: f"{store.url.rstrip('/')}/{entry_name(slot)}" for slot in slots}
@@ -82,7 +82,7 @@ def _read(store: LogStore) -> History:
         if wrong:
             raise CorruptLog(
                 f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Another program than"
-                " a coordinator wrote to this folder, or removed a part of it: restore it from a backup. The query"
+                " a coordinator wrote to this place, or removed a part of it: restore it from a backup. The query"
                 " needs only the newest entry, so it can be started."
             )
     kept = tuple(entries.values())

@@ -6,7 +6,6 @@ module          what it knows
 entries         what the log's next entry is, and entries as JSON; no I/O
 commit_log      appending, fencing, pruning
 store           where entries are stored: list, read, put-if-absent, delete
-mounts          whether a folder immediately shows what other machines write there
 batch_identity  what a batch read, compared when the batch comes again
 notices         what a coordinator waits for, in a file beside the log
 ==============  ===========================================================================

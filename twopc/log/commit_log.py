@@ -227,14 +227,17 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> En
 
 def _withdraw(store: LogStore, slot: int) -> bool:
     """Remove an entry that does not count if it is the newest: it would pass for the tail. Return whether it was. That
-    happens where the entry before it was removed, or the log was removed and another driver has begun it again."""
+    happens where the entry before it was removed, or the log was removed and another driver has begun it again.
+
+    Raises:
+        InDoubt: it may still be there, and the next start may take it for the tail.
+    """
     try:
         is_newest = store.slots()[-1:] == [slot]
         if is_newest:
             store.delete(slot)
-    except Exception as error:  # noqa: BLE001  # whatever the store's client raises
-        logger.warning("could not remove %s, which does not count: %s", _where(store, slot), error)
-        return False
+    except Exception as error:
+        raise _in_doubt(store, slot, error) from error
     return is_newest
 
 

@@ -123,7 +123,7 @@ def opened(tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = Non
         raise LogMismatch(
             f"the commit log belongs to query {tail.owner}, and this is query {owner}. Nothing was written."
             " A query gets a new id when its checkpoint is new or was deleted, and its batches count from 0 again."
-            " Give the query its old checkpoint back, or a log folder of its own (then what it reads again from its"
+            " Give the query its old checkpoint back, or a log of its own (then what it reads again from its"
             " source is written again)."
         )
     for decision in tail.unresolved:

@@ -14,7 +14,8 @@ from twopc import registry
 from twopc.checks import CheckResult
 from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
 from twopc.errors import ConfigurationError, Retriable
-from twopc.log.mounts import Mount, mount_of
+from twopc.mounts import Mount, mount_of
+from twopc.options import did_you_mean
 from twopc.places import LOCAL, canonical, file_system, parsed_place
 
 logger = logging.getLogger(__name__)
@@ -23,13 +24,14 @@ _SUFFIX = ".json"
 _NOTICE = "notice.json"
 
 
+@runtime_checkable
 class LogStore(Protocol):
-    """A folder of numbered entries."""
+    """A place of numbered entries."""
 
     url: str
 
     def slots(self) -> list[int]:
-        """Return the numbers of the present entries, ascending; none where there is no folder."""
+        """Return the numbers of the present entries, ascending; none where there is no log."""
 
     def read(self, slot: int) -> bytes:
         """Return the whole entry. Raises FileNotFoundError."""
@@ -103,12 +105,14 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
 def _of_plugin(scheme: str, url: str, storage_options: Mapping[str, Any]) -> LogStore:
     found = registry.find(registry.LOG_STORES, scheme, "log stores")
     if found is None:
-        installed = ", ".join(f"{name}://" for name in registry.names(registry.LOG_STORES)) or "none"
+        names = registry.names(registry.LOG_STORES)
+        installed = ", ".join(f"{name}://" for name in names) or "none"
         raise ConfigurationError(
             f"a commit log can't be kept at {scheme}://, which is not known to create a file only where there is"
             f" none, in one step, as file, {', '.join(sorted(KEEP_A_LOG))} do. Keep the log at one of these,"
             f" or in a store that a plugin brings (installed here: {installed}; twopc-postgres brings postgresql://);"
-            " the sinks may be elsewhere"  # the rest of such a URL may hold a password
+            " the sinks may be elsewhere."  # the rest of such a URL may hold a password
+            f"{did_you_mean(scheme, [*names, 'postgresql'])}"
         )
     make = registry.load(found, "twopc_log_store", f"the log store for {scheme}://")
     if not callable(make):
@@ -116,7 +120,18 @@ def _of_plugin(scheme: str, url: str, storage_options: Mapping[str, Any]) -> Log
             f"the log store for {scheme}:// ({registry.origin(found)}) gives {make!r}: its module needs a hook"
             " implementation twopc_log_store() that returns the store's class"
         )
-    store: LogStore = make(url, **storage_options)
+    try:
+        store = make(url, **storage_options)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the log store for {scheme}:// ({registry.origin(found)}) does not take this URL, or these options:"
+            f" {', '.join(storage_options) or 'none'} ({type(error).__name__})"  # its text may hold a secret
+        ) from None
+    if not isinstance(store, LogStore):
+        raise ConfigurationError(
+            f"the log store for {scheme}:// ({registry.origin(found)}) is a {type(store).__name__}, which lacks methods"
+            " or the attribute url of twopc.log.store.LogStore"
+        )
     return store
 
 

@@ -19,7 +19,7 @@ import psycopg
 from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError
 from twopc_postgres import tables
-from twopc_postgres.log_table import NOTICE, LogTable
+from twopc_postgres.log_table import NOTICE, TRIAL, LogTable
 from twopc_postgres.log_url import LogPlace
 from twopc_postgres.outcomes import log_request_failed
 from twopc_postgres.sessions import Connection, session
@@ -31,7 +31,8 @@ class PostgresLogStore:
     Args:
         url: ``postgresql://user@host:port/database/log`` or ``…/database/schema.log``, with libpq's parameters after
             ``?``. The default schema is ``public``.
-        parameters: more parameters of libpq, which replace those of the URL. A password may be among them.
+        parameters: more parameters of libpq, which replace those of the URL, except ``dbname``. A password may be among
+            them.
 
     Raises:
         ConfigurationError: the URL has another form or holds a secret, or libpq does not know a parameter.
@@ -50,7 +51,7 @@ class PostgresLogStore:
         with self._asked() as connection:
             slots = self._table.slots(connection)
             if tables.synchronous_standbys(connection):
-                # A server that a standby has replaced may still list what it had, but its standbys are gone.
+                # A server that a standby has replaced may still list what it had, but can't commit any more.
                 tables.prove_current(connection)
         return slots
 
@@ -89,34 +90,45 @@ class PostgresLogStore:
                 self._try(connection)
             yield CheckResult.passed("put-if-absent, tried in a transaction that was rolled back")
             yield tables.durability(connection)
-            yield _failover(connection)
+            yield _replication(connection)
             tables.prove_current(connection)
 
     def _try(self, connection: Connection) -> None:
-        """Use every right that a log needs, on a log whose name no other one can have."""
+        """Use every right that a log needs, on a row that is no entry."""
         self._require_table(connection)
         self._is_checked = False  # it may be created once more, as this transaction is rolled back
-        table = LogTable(self._place.schema, f"{self._place.log}/doctor")
-        if [table.insert(connection, 0, data) for data in (b"first", b"second")] != [True, False]:
+        table = self._table
+        if [table.insert(connection, TRIAL, data) for data in (b"first", b"second")] != [True, False]:
             raise ConfigurationError(f"a commit log can't be kept at {self.url}: {table} does not take a row just once")
-        table.replace(connection, NOTICE, b"")
-        table.delete(connection, 0)
+        table.replace(connection, TRIAL, b"third")
+        if table.read(connection, TRIAL) != b"third":
+            raise ConfigurationError(
+                f"a commit log can't be kept at {self.url}: {table} does not keep what it is given"
+            )
+        table.delete(connection, TRIAL)
 
     def _require_table(self, connection: Connection) -> None:
         """Create the table if it is missing, before this process's first entry.
 
         Raises:
-            ConfigurationError: a crash would empty it.
+            ConfigurationError: a crash would empty it, or it may change or hide rows.
         """
         if self._is_checked:
             return
-        if not self._table.is_there(connection):
+        if self._table.kind(connection) is None:
             self._table.create(connection)
-        if not self._table.survives_a_crash(connection):
+        kind = self._table.kind(connection)
+        if kind is None or not kind.is_ordinary:
             raise ConfigurationError(
                 f"a commit log can't be kept at {self.url}: {self._table} must be an ordinary table that is not"
                 " UNLOGGED, because PostgreSQL empties an UNLOGGED table after a crash. No entry was written. Run ALTER"
                 f" TABLE {self._table} SET LOGGED, or use another schema"
+            )
+        if kind.does_more:
+            raise ConfigurationError(
+                f"a commit log can't be kept at {self.url}: {self._table} has, or once had, triggers, rules, foreign"
+                " keys that refer to it, or row security, which may change or hide entries. No entry was written. Drop"
+                f" them and run VACUUM {self._table}, or use another schema"
             )
         self._is_checked = True
 
@@ -130,12 +142,21 @@ class PostgresLogStore:
             raise log_request_failed(error, self.url) from error
 
 
-def _failover(connection: Connection) -> CheckResult:
+def _replication(connection: Connection) -> CheckResult:
+    what = "synchronous replication"
     synchronous, standbys = tables.synchronous_standbys(connection), tables.standbys(connection)
     if standbys and not synchronous:
         return CheckResult.warned(
-            "decisions survive a failover",
+            what,
             f"The server waits for none of its {standbys} standbys, so a failover can take back what is decided."
             " Records would then be lost or written twice. Set synchronous_standby_names.",
         )
-    return CheckResult.passed(f"synchronous standbys: {synchronous or 'none, and no other standby'}")
+    if tables.may_spare_a_standby(synchronous):
+        return CheckResult.warned(
+            what,
+            f"With synchronous_standby_names = {synchronous!r}, fewer standbys must acknowledge a commit than are"
+            " named. After a failover to one of them, another can acknowledge to the old server, and a driver that"
+            " still asks that server could roll back what a newer driver has decided. Fence the old server at each"
+            " failover, or let all that are named acknowledge.",
+        )
+    return CheckResult.passed(f"{what}: {synchronous or 'none, and no standby'}")

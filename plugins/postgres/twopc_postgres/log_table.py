@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
-from twopc_postgres.sessions import Connection
+from twopc_postgres.sessions import SYNCHRONOUS, Connection
 
 TABLE = "twopc_log"
 
 NOTICE = -1
 """The slot of the notice. Entries count from 0."""
 
+TRIAL = -2
+"""The slot that a trial creates and rolls back."""
+
 _KIND = """
-    SELECT c.relkind, c.relpersistence FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE n.nspname = %s AND c.relname = %s
+    SELECT pg_catalog.pg_is_in_recovery(), c.relkind = 'r' AND c.relpersistence = 'p',
+           c.relhastriggers OR c.relhasrules OR c.relrowsecurity
+    FROM (VALUES (%s, %s)) AS named (namespace, name)
+    LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace)
+        ON n.nspname = named.namespace AND c.relname = named.name
 """
 _CREATE = "CREATE TABLE {} (log text, slot numeric(20), entry bytea NOT NULL, PRIMARY KEY (log, slot))"
-_SLOTS = "SELECT slot FROM {} WHERE log = %s AND slot >= 0 ORDER BY slot"
-_READ = "SELECT entry FROM {} WHERE log = %s AND slot = %s"
-_INSERT = "INSERT INTO {} (log, slot, entry) VALUES (%s, %s, %s) ON CONFLICT (log, slot) DO NOTHING"
+_SLOTS = """
+    SELECT pg_catalog.pg_is_in_recovery(), ARRAY(SELECT slot FROM {} WHERE log = %s AND slot >= 0 ORDER BY slot)
+"""
+_READ = "SELECT pg_catalog.pg_is_in_recovery(), (SELECT entry FROM {} WHERE log = %s AND slot = %s)"
+_INSERT = """
+    INSERT INTO {} (log, slot, entry) SELECT %s::text, %s::numeric, %s::bytea FROM {} ON CONFLICT (log, slot) DO NOTHING
+"""
 _REPLACE = (
     "INSERT INTO {} (log, slot, entry) VALUES (%s, %s, %s) ON CONFLICT (log, slot) DO UPDATE SET entry = EXCLUDED.entry"
 )
@@ -37,6 +48,19 @@ _CREATED_MEANWHILE = (
 """What CREATE TABLE raises if another session creates the table at the same moment, by how far that one is."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What has the table's name.
+
+    Attributes:
+        is_ordinary: it is a table that survives a crash. PostgreSQL empties an UNLOGGED table after one.
+        does_more: it has, or once had, triggers or rules, or it has row security. A row could be changed or hidden.
+    """
+
+    is_ordinary: bool
+    does_more: bool
+
+
 class LogTable:
     """The rows of one log. The methods raise psycopg's errors."""
 
@@ -47,34 +71,38 @@ class LogTable:
     def __str__(self) -> str:
         return f"{self._schema}.{TABLE}"
 
-    def is_there(self, connection: Connection) -> bool:
-        """Whether the table, or something else of its name, exists."""
-        return self._kind(connection) is not None
-
-    def survives_a_crash(self, connection: Connection) -> bool:
-        """Whether the table is an ordinary one. PostgreSQL empties an UNLOGGED table after a crash."""
-        return self._kind(connection) == ("r", "p")
-
-    def _kind(self, connection: Connection) -> tuple[Any, ...] | None:
-        return connection.execute(_KIND, (self._schema, TABLE)).fetchone()
+    def kind(self, connection: Connection) -> Kind | None:
+        """Return what has the table's name; None if nothing has."""
+        is_ordinary, does_more = _of_no_standby(connection.execute(_KIND, (self._schema, TABLE)))
+        return None if is_ordinary is None else Kind(is_ordinary, does_more)
 
     def create(self, connection: Connection) -> None:
         """Create the table, unless another session does so at the same moment."""
-        with contextlib.suppress(*_CREATED_MEANWHILE):
+        with contextlib.suppress(*_CREATED_MEANWHILE), connection.transaction():
             connection.execute(sql.SQL(_CREATE).format(self._table))
 
     def slots(self, connection: Connection) -> list[int]:
         """Return the numbers of the entries, ascending; none if there is no table."""
-        with contextlib.suppress(psycopg.errors.UndefinedTable):
-            return [int(slot) for (slot,) in self._execute(connection, _SLOTS)]
-        return []
+        try:
+            [slots] = _of_no_standby(self._execute(connection, _SLOTS))
+        except psycopg.errors.UndefinedTable:
+            self._require_absence(connection)
+            return []
+        return [int(slot) for slot in slots]
 
     def read(self, connection: Connection, slot: int) -> bytes | None:
         """Return a row's data, or None if there is no such row."""
-        with contextlib.suppress(psycopg.errors.UndefinedTable):
-            found = self._execute(connection, _READ, slot).fetchone()
-            return None if found is None else bytes(found[0])
-        return None
+        try:
+            [data] = _of_no_standby(self._execute(connection, _READ, slot))
+        except psycopg.errors.UndefinedTable:
+            self._require_absence(connection)
+            return None
+        return None if data is None else bytes(data)
+
+    def _require_absence(self, connection: Connection) -> None:
+        """Raise an error that may be repeated, unless a server that is no standby reports that there is no table."""
+        if self.kind(connection) is not None:
+            raise psycopg.errors.ReadOnlySqlTransaction("the table was created meanwhile, or a standby lacks it")
 
     def insert(self, connection: Connection, slot: int, data: bytes) -> bool:
         """Create a row if there is none, and return whether it is new. Wait for a session that creates it just now."""
@@ -90,4 +118,20 @@ class LogTable:
             self._execute(connection, _DELETE, slot)
 
     def _execute(self, connection: Connection, statement: str, *values: Any) -> psycopg.Cursor[tuple[Any, ...]]:
-        return connection.execute(sql.SQL(statement).format(self._table), (self._log, *values), binary=True)
+        return connection.execute(
+            sql.SQL(statement).format(self._table, SYNCHRONOUS), (self._log, *values), binary=True
+        )
+
+
+def _of_no_standby(answer: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """Return the values of the one row after its first, which is whether the server is a standby.
+
+    Raises:
+        psycopg.errors.ReadOnlySqlTransaction: it is one. Its rows may be old.
+    """
+    [(is_standby, *values)] = answer
+    if is_standby:
+        raise psycopg.errors.ReadOnlySqlTransaction(
+            "a standby has answered, which may lack the newest entries. No proxy may send reads to standbys"
+        )
+    return tuple(values)

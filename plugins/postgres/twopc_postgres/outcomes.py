@@ -91,20 +91,33 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
             f"the server of the commit log at {url} asks for a password, and none was found. Set PGPASSWORD, or use a"
             " password file or a service file"
         )
-    if (error.sqlstate or "")[:2] in _LOG_REFUSALS:
+    sqlstate = error.sqlstate or ""
+    if sqlstate[:2] in _LOG_REFUSALS or sqlstate in _LOG_REFUSALS:
         return ConfigurationError(
-            f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing. Create"
-            " the schema, and grant this role the rights that the README of twopc-postgres lists"
+            f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing."
+            f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
         )
     return Retriable(
         f"the store of the commit log at {url} gave no answer: {_first_line(error)}. Is the server up, does it accept"
-        " writes, are its synchronous standbys connected, and are user, database and password right?"
+        " writes (a standby does not, nor does a role with default_transaction_read_only), are its synchronous standbys"
+        " connected, and are user, database and password right?"
     )
 
 
-_LOG_REFUSALS = ("42", "3F")
-"""SQLSTATE classes of a statement that was not executed: a right, a table or a column is missing, or it is another
-one; a schema is missing."""
+_LOG_REFUSALS = ("42", "3F", "0A000", "55000")
+"""SQLSTATEs and their classes of a statement that was not executed: a right, a table, a column or a schema is missing,
+or what has the table's name can't take such a row."""
+
+LOG_ADVICE: dict[str, str] = {
+    "3F000": "Create the schema, or correct its name in the URL",
+    "42501": "Grant this role the rights that the README of twopc-postgres lists",
+    "42P01": "Something else than twopc has dropped the table: restore it from a backup",
+}
+"""SQLSTATE → advice for a commit log that is refused."""
+
+_OF_ANOTHER_TABLE = (
+    "Is it a table that twopc has created? docs/stores.md has its definition. Otherwise use another schema"
+)
 
 
 def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborted:

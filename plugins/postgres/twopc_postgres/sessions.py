@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.abc import PQGen
 
 from twopc.idle_connections import IdleConnections
@@ -23,11 +24,20 @@ _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
 """The server function that warns about a canceled wait for standbys. The message itself is translated."""
 
 _SETTINGS = """
-    SELECT set_config('lock_timeout', %s, false),
-           set_config('client_min_messages', 'warning', false),
-           set_config('synchronous_commit', CASE WHEN name IN ('off', 'local') THEN 'on' ELSE name END, false)
-    FROM current_setting('synchronous_commit') AS name
+    SELECT pg_catalog.set_config('lock_timeout', %s, false),
+           pg_catalog.set_config('client_min_messages', 'warning', false),
+           pg_catalog.set_config(
+               'synchronous_commit', CASE name WHEN 'remote_apply' THEN name ELSE 'on' END, false
+           )
+    FROM pg_catalog.current_setting('synchronous_commit') AS name
 """
+
+SYNCHRONOUS = sql.SQL(
+    "pg_catalog.set_config('synchronous_commit', 'on', true) AS waits,"
+    " pg_catalog.set_config('client_min_messages', 'warning', true) AS reports_a_canceled_wait"
+)
+"""What follows FROM in a statement that waits for synchronous standbys whatever its session has set: a pooler may have
+given it another session than the one that was set up."""
 
 ResultT = TypeVar("ResultT")
 
@@ -73,6 +83,7 @@ def set_up(connection: Connection, lock_timeout_s: float) -> None:
 def _bounded(conninfo: str) -> Connection:
     connection = connect(conninfo, autocommit=True)
     connection.answer_timeout_s = ANSWER_TIMEOUT_S
+    connection.prepare_threshold = None  # a pooler may give the next statement another session
     try:
         set_up(connection, LOCK_TIMEOUT_S)
     except BaseException:

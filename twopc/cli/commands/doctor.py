@@ -71,7 +71,7 @@ def _checks_of_sink(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[CheckR
         yield listing
         if listing.result is CheckStatus.PASSED:
             yield from sink.check()
-    except (TwoPhaseCommitError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever a plugin raises
         yield _failed("remaining checks", error)
     finally:
         sink.close()
@@ -94,12 +94,18 @@ def _checks_of_log(url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> It
         history = read_history(url)
         check_prefixes(history.tail, {name: sink.prefix for name, sink in sinks.items()})
         yield CheckResult.passed(f"commit log of query {history.tail.owner}: all entries can be read")
-    except (TwoPhaseCommitError, OSError) as error:
+    except Exception as error:  # noqa: BLE001  # whatever a plugin raises
         yield _failed("commit log", error)
 
 
-def _failed(check: str, error: TwoPhaseCommitError | OSError) -> CheckResult:
-    return CheckResult.failed(check, error.message if isinstance(error, TwoPhaseCommitError) else str(error))
+def _failed(check: str, error: Exception) -> CheckResult:
+    match error:
+        case TwoPhaseCommitError():
+            return CheckResult.failed(check, error.message)
+        case OSError():
+            return CheckResult.failed(check, str(error))
+        case _:
+            return CheckResult.failed(check, f"{type(error).__name__}: {error}")
 
 
 def _draw(console: Console, document: Document) -> None:

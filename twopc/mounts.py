@@ -1,4 +1,4 @@
-"""Whether a folder immediately shows what other machines write there, by its filesystem as Linux has mounted it."""
+"""What a folder's filesystem can be relied on for, by its name and options as Linux has mounted it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
-_CACHES_ATTRIBUTES = frozenset({"nfs", "nfs4", "cifs", "smb3"})
-"""Their clients list a folder from memory until its attributes have expired: nfs(5), mount.cifs(8)."""
+_SERVED = frozenset({"nfs", "nfs4", "cifs", "smb3"})
+"""Network filesystems of the kernel. Their clients list a folder from memory until its attributes have expired: nfs(5),
+mount.cifs(8)."""
 
 _LOCAL_FUSE = frozenset({"fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"})
 
@@ -31,12 +32,18 @@ class Mount:
     def is_network(self) -> bool:
         """Whether it caches, or may cache, what another machine has."""
         is_fuse = self.filesystem == "fuse" or self.filesystem.startswith("fuse.")
-        return self.filesystem in _CACHES_ATTRIBUTES or (is_fuse and self.filesystem not in _LOCAL_FUSE)
+        return self.filesystem in _SERVED or (is_fuse and self.filesystem not in _LOCAL_FUSE)
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether a rename with RENAME_NOREPLACE may replace what another machine has created meanwhile. The client of
+        SMB looks first, and then asks its server to replace: ``cifs_rename2`` in fs/smb/client/inode.c."""
+        return self.filesystem in _SERVED
 
     @property
     def may_be_late(self) -> bool:
         """Whether a listing may lack what another machine has written. The caches of FUSE can't be seen."""
-        return self.is_network and not (self.filesystem in _CACHES_ATTRIBUTES and self.options & _COHERENT)
+        return self.is_network and not (self.filesystem in _SERVED and self.options & _COHERENT)
 
     def __str__(self) -> str:
         return f"{self.filesystem}, mounted at {self.point}"
