@@ -165,6 +165,8 @@ def translated(error: Exception, has_had_an_answer: bool = False) -> OSError:
         error: the error.
         has_had_an_answer: whether the store has answered this client before, so that its credentials were right.
     """
+    if isinstance(error.__cause__, AzureError):  # adlfs wraps what happens in an upload
+        error = error.__cause__
     code = _code(error)
     text = str(error).partition("\n")[0].strip()  # the lines below it repeat the reply
     return OSError(_meaning(error, code, has_had_an_answer), f"{code or type(error).__name__}: {text}")

@@ -146,7 +146,7 @@ def test_a_commit_looks_at_the_marker_again_right_before_the_list_and_then_at_th
         *("HEAD", "PUT", "HEAD"),
         "DELETE",
     ]
-    assert ".staged" in proxy.requests[3].path
+    assert ".staged" in proxy.requests[3].target
 
 
 def test_the_list_of_blocks_is_put_only_where_there_is_no_blob(proxied: Place, proxy: HttpProxy) -> None:
