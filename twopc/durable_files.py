@@ -25,7 +25,6 @@ from typing import Any
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc._exclusive_rename import rename_to_free_name
-from twopc.azure_errors import azure_as_os_errors
 from twopc.mounts import mount_of
 
 CREATES_EXCLUSIVELY = frozenset(
@@ -34,7 +33,7 @@ CREATES_EXCLUSIVELY = frozenset(
         "s3a",
         "gs",  # ifGenerationMatch=0, in gcsfs.core.simple_upload (gcsfs 2024.12 and later), by twopc.gcs.GcsClient
         "gcs",
-        "abfs",  # If-None-Match: *, by upload_blob(overwrite=False) in AzureBlobFileSystem._pipe_file (adlfs 2026.8)
+        "abfs",  # If-None-Match: *, by twopc.azure.AzureClient._pipe_file
         "abfss",
         "az",
         "memory",  # looks first and then writes, hence the lock below
@@ -256,9 +255,8 @@ class ObjectFolder:
 
     def read(self, name: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError."""
-        with azure_as_os_errors():
-            data: bytes = self.fs.cat_file(self._object(name))
-            return data
+        data: bytes = self.fs.cat_file(self._object(name))
+        return data
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         """Create the object, durable and whole or not at all. The store is tried before the first object.
@@ -274,12 +272,11 @@ class ObjectFolder:
 
     def replace(self, name: str, data: bytes) -> None:
         """Create or replace the object."""
-        with azure_as_os_errors():
-            self.fs.pipe_file(self._object(name), data)
+        self.fs.pipe_file(self._object(name), data)
 
     def remove(self, name: str) -> None:
         """Remove the object, or do nothing where there is none."""
-        with contextlib.suppress(FileNotFoundError), azure_as_os_errors():
+        with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self._object(name))
 
     def sync(self, name: str) -> None:
@@ -335,17 +332,10 @@ class ObjectFolder:
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._object(name)
-        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, gcsfs 50 MiB, and Azure's client 64
-        # MiB or more in blocks, of which those of two writers replace each other.
+        # By one request, as in the trial: s3fs would send 100 MiB or more in parts, and gcsfs 50 MiB.
         whole = {"chunksize": len(data) + 1} if {"s3", "gs"} & {*_protocols(self.fs)} else {}
-        if "abfs" in _protocols(self.fs):
-            config = self.fs.service_client._config  # noqa: SLF001  # adlfs does not pass the client's option on
-            config.max_single_put_size = max(config.max_single_put_size, len(data))
         try:
-            with (
-                self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext(),
-                azure_as_os_errors(),
-            ):
+            with self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext():
                 self.fs.pipe_file(path, data, mode="create", **whole)
         except OSError as error:
             # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. There
@@ -525,8 +515,7 @@ def _hidden(suffix: str) -> str:
 def names_in(fs: Any, folder: str) -> list[str]:
     """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
     try:
-        with azure_as_os_errors():
-            paths = fs.ls(folder, detail=False)
+        paths = fs.ls(folder, detail=False)
     except OSError as error:
         if _is_absent(error):
             return []
@@ -600,7 +589,7 @@ def _permanent_refusals() -> Iterator[None]:
 
 
 def _is_absent(error: OSError) -> bool:
-    """Whether there is no such file, folder, bucket or container. Only Azure's clients distinguish the last one."""
+    """Whether there is no such file, folder, bucket or container. Only ``twopc.azure`` distinguishes the last one."""
     return isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV
 
 

@@ -27,6 +27,8 @@ _HOST_AND_PORT = re.compile(r"[^:]*:\d+")
 _OF_BUCKETS = ("s3", "s3a", "s3n", "gs", "gcs")
 _OF_CONTAINERS = ("abfs", "abfss", "az")
 
+_AZURE_HOST = re.compile(r"\.(dfs|blob)\.")
+
 _SIGNED = re.compile(r"[?&]sig=")
 """In a URL with a shared access signature."""
 
@@ -68,6 +70,13 @@ def parsed_place(what: str, place: object) -> tuple[str | None, str]:
         raise ConfigurationError(f"{what} {url!r} has no name of a bucket: write {protocol}://bucket/folder")
     if protocol in _OF_CONTAINERS and path.startswith("/"):
         raise ConfigurationError(f"{what} {url!r} has no name of a container: write {protocol}://container/folder")
+    host, _, rest = path.partition("/")
+    if protocol in _OF_CONTAINERS and "@" not in host and _AZURE_HOST.search(host):
+        container, _, folder = rest.partition("/")
+        raise ConfigurationError(
+            f"{what} {url!r} has the account in the place of the container: write"
+            f" {protocol}://{container or 'container'}@{host}/{folder}"
+        )
     return protocol, path
 
 
@@ -77,8 +86,8 @@ def canonical(protocol: str | None, path: str) -> str:
 
 
 def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Google Cloud Storage and
-    WebHDFS have clients of this package (``twopc.gcs``, ``twopc.webhdfs``).
+    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Azure, Google Cloud
+    Storage and WebHDFS have clients of this package (``twopc.azure``, ``twopc.gcs``, ``twopc.webhdfs``).
 
     Raises:
         ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.
@@ -88,6 +97,11 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
         from twopc.gcs import GcsClient, gcs_client  # needs the package gcsfs
 
         return gcs_client(storage_options), GcsClient._strip_protocol(url)  # noqa: SLF001  # fsspec's way to a path
+    if protocol in _OF_CONTAINERS:
+        from twopc.azure import AzureClient  # needs the package adlfs
+
+        options = {**AzureClient._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # as url_to_fs does
+        return AzureClient(**options), AzureClient._strip_protocol(url)  # noqa: SLF001
     if protocol == "webhdfs":
         from twopc.webhdfs import WebHdfs  # needs the package requests
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -23,6 +27,8 @@ from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhas
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
+from twopc.places import file_system
+from twopc.replay import ReplayCopies
 from twopc.testing import LogStoreContract
 
 OVERWRITES = Changed(without_headers=frozenset({"if-none-match"}))
@@ -108,6 +114,53 @@ def test_a_store_travels_to_another_process_with_its_options(container: Containe
     assert pickle.loads(pickle.dumps(open_store(container))).read(0) == b"x"  # noqa: S301  # our own bytes
 
 
+@pytest.mark.parametrize("beside", ["log", "log-old/00000000000000000007.json", "log.bak"])
+def test_blobs_beside_the_folder_with_names_that_begin_like_it_are_no_part_of_it(
+    beside: str, container: Container
+) -> None:
+    open_store(container).put_if_absent(0, b"x")
+    file_system(container.url(""), **container.storage_options)[0].pipe_file(f"{container.name}/{beside}", b"?")
+    assert open_store(container).slots() == [0]
+
+
+def test_a_log_is_listed_by_its_folder_and_a_slash(container: Container) -> None:
+    open_store(container).slots()
+    [listed] = container.proxy.sent("GET", "comp=list")
+    assert parse_qs(urlsplit(listed.target).query)["prefix"] == ["log/"]
+
+
+# The other files at the store. ------------------------------------------------------------------------------------
+
+
+def test_replay_copies_and_checkpoints_raise_errors_of_the_store_as_oserrors(container: Container) -> None:
+    url, options = container.url("data"), container.storage_options
+    fs, folder = file_system(url, use_listings_cache=False, **options)
+    copies = ReplayCopies(url, options)
+    with fs.open(f"{folder}/whole", "wb") as file:
+        file.write(b"abc")
+    assert fs.open(f"{folder}/whole", "rb").read() == b"abc"
+    assert (fs.size(f"{folder}/whole"), fs.isdir(folder), fs.isdir(f"{folder}/sub")) == (3, True, False)
+    assert fs.cat_file(f"{folder}/whole", start=1) == b"bc"
+    assert fs.find(folder) == [f"{folder}/whole"]
+
+    def write() -> None:
+        with fs.open(f"{folder}/new", "wb") as file:
+            file.write(b"abc")
+
+    def ask(path: str) -> list[Callable[[], object]]:
+        return [partial(call, path) for call in (fs.ls, fs.find, fs.isdir, fs.exists, fs.info, fs.cat_file, fs.open)]
+
+    for answer in (azure_error(503, "ServerBusy"), Answer(404, b"of a proxy")):
+        container.proxy.disturb_all("GET", answer)
+        container.proxy.disturb_all("HEAD", answer)
+        container.proxy.disturb_all("PUT", answer)
+        for asked in (*ask(folder), *ask(f"{folder}/whole"), copies.names, write):
+            with pytest.raises(OSError, match=r"ServerBusy|ResourceNotFoundError|HttpResponseError") as raised:
+                asked()
+            assert raised.value.errno in (errno.EBUSY, errno.EIO)
+        container.proxy.heal()
+
+
 # Credentials. -----------------------------------------------------------------------------------------------------
 
 
@@ -150,8 +203,14 @@ def test_a_client_without_credentials_is_not_asked_again(monkeypatch: pytest.Mon
             },
             "AuthorizationFailure",
         ),
+        (
+            lambda container: {
+                "connection_string": container.server.connection_string(credentials="AccountKey=malformed")
+            },
+            "AzureSigningError",
+        ),
     ],
-    ids=["no right", "expired signature", "wrong key"],
+    ids=["no right", "expired signature", "wrong key", "malformed key"],
 )
 def test_refused_credentials_are_told_with_what_the_server_says(options: Any, told: str, container: Container) -> None:
     with pytest.raises(ConfigurationError, match=rf"{container.url('log')}: nothing may be written there \(.*{told}"):

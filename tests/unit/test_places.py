@@ -199,6 +199,13 @@ def test_an_object_store_without_a_bucket_is_refused() -> None:
             ReplayCopies(url)
 
 
+def test_azures_account_in_the_place_of_the_container_is_refused_with_the_right_spelling() -> None:
+    url = "abfss://account.dfs.core.windows.net/container/sub/log"
+    for ask in (open_store, ReplayCopies):
+        with pytest.raises(ConfigurationError, match=r"write abfss://container@account.dfs.core.windows.net/sub/log;"):
+            ask(url)
+
+
 @pytest.mark.parametrize(
     ("given", "url"),
     [("hdfs:/stage", "hdfs:///stage"), ("file:/stage", "file:///stage"), ("s3://bucket/a", "s3://bucket/a")],

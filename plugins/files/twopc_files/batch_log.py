@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from twopc.azure_errors import azure_as_os_errors
 from twopc.durable_files import NotSynced, Unusable, durable_folder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc_files.outcomes import NEEDS_AN_OPERATOR
@@ -298,8 +297,7 @@ class BatchLog:
     def _mapping_errors(self, what: str) -> Iterator[None]:
         """Map errors of the store. It is safe to repeat any step, whatever its outcome was."""
         try:
-            with azure_as_os_errors():
-                yield
+            yield
         except NotSynced as error:  # if this process repeated the step, it would take a lost name for a durable one
             raise OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.") from error
         except OSError as error:

@@ -121,6 +121,16 @@ def test_fifty_thousand_blocks_hold_two_tebibytes_and_have_ids_of_one_length_tha
     assert {len(block_id(handle, number)) for number in (0, 49_999)} <= set(range(65))
 
 
+def test_a_block_that_the_list_would_have_no_room_for_is_refused_before_its_upload(
+    proxied: Place, proxy: HttpProxy
+) -> None:
+    with azure_of(proxied).create(ID, 0, TARGET) as file:
+        with pytest.raises(OSError, match="at most 50000 blocks"):
+            file.upload_part(50_000, bytearray(b"x"))
+        file.upload_part(49_999, bytearray(b"x"))
+    assert len(proxy.sent("PUT", "comp=block&")) == 1
+
+
 def test_blocks_of_another_writer_of_the_name_are_neither_counted_nor_published(azure: Place) -> None:
     store = azure_of(azure)
     foreign = block_id(FileHandle("another", ".another-0.staged", TARGET), 0)
@@ -133,13 +143,18 @@ def test_blocks_of_another_writer_of_the_name_are_neither_counted_nor_published(
     assert azure.fs.cat_file(azure.path(TARGET)) == b"abc"
 
 
-def test_a_commit_takes_six_requests_of_a_file_of_which_the_fifth_looks_at_the_blob(
+def test_a_commit_looks_at_the_marker_again_right_before_the_list_and_then_at_the_blob(
     proxied: Place, proxy: HttpProxy
 ) -> None:
     committable = proxied.pre_commit()
     proxy.requests.clear()
     proxied.sink().commit(committable)
-    assert [request.method for request in proxy.requests] == ["HEAD", "GET", "HEAD", "PUT", "HEAD", "DELETE"]
+    assert [request.method for request in proxy.requests] == [
+        *("HEAD", "GET", "HEAD"),
+        *("HEAD", "PUT", "HEAD"),
+        "DELETE",
+    ]
+    assert ".staged" in proxy.requests[3].target
 
 
 def test_the_list_of_blocks_is_put_only_where_there_is_no_blob(proxied: Place, proxy: HttpProxy) -> None:
@@ -183,7 +198,17 @@ def test_a_marker_whose_blocks_azure_has_removed_is_lost(azure: Place, monkeypat
         azure.sink().commit(committable)
 
 
-@pytest.mark.parametrize("request_number", range(4))
+def test_a_file_that_is_rolled_back_after_the_look_is_not_published(azure: Place) -> None:
+    handle = upload(azure, b"abc")
+    store = azure_of(azure)
+    seen = store.look(handle)
+    store.discard(handle)
+    with pytest.raises(OSError, match="has not appeared"):
+        store.publish(handle, seen)
+    assert azure.targets() == []
+
+
+@pytest.mark.parametrize("request_number", range(5))
 def test_a_file_that_another_process_publishes_before_any_request_of_a_commit_is_not_taken_for_lost(
     request_number: int, azure: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +257,9 @@ BAD_REPLIES = [
     (azure_error(503, "ServerBusy"), Retriable),
     (azure_error(500, "InternalError"), Retriable),
     (azure_error(500, "OperationTimedOut"), Retriable),
+    (azure_error(501, "NotImplemented"), OperatorRequired),
     (Answer(502, b"bad gateway"), Retriable),
+    (Answer(404, b"not of Azure"), OutcomeUnknown),
     (azure_error(400, "InvalidBlockList"), Retriable),
     (azure_error(409, "BlobAlreadyExists"), Retriable),
     (azure_error(412, "ConditionNotMet"), Retriable),
@@ -293,8 +320,9 @@ def test_a_block_whose_request_or_reply_was_lost_is_uploaded_again_and_is_there_
         (Lost.REPLY, Retriable),
         (azure_error(503, "ServerBusy"), Retriable),
         (azure_error(403, "AuthorizationFailure"), OperatorRequired),
+        (Answer(404, b"not of Azure"), OutcomeUnknown),
     ],
-    ids=["lost", "busy", "denied"],
+    ids=["lost", "busy", "denied", "proxy"],
 )
 def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
     method: str, reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
@@ -357,11 +385,12 @@ def test_credentials_that_azure_refuses_are_refused_before_anything_is_written(
 ) -> None:
     for credentials in (
         "AccountKey=d3Jvbmcga2V5IQ==",
+        "AccountKey=malformed",
         f"SharedAccessSignature={azurite.signature('rwdlac', -60)}",
         f"SharedAccessSignature={azurite.signature('rw')}",
     ):
         refused = Place(azure.url, {"connection_string": azurite.connection_string(credentials=credentials)})
-        with pytest.raises(ConfigurationError, match=r"Auth.*'storage_options'"):
+        with pytest.raises(ConfigurationError, match=r"(Auth|AzureSigningError).*'storage_options'"):
             run_one_batch(refused, tmp_path / "log")
 
 

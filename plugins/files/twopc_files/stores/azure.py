@@ -8,6 +8,9 @@ file has an empty *marker* ``<path>/_twopc/.<transaction id>-<n>.staged``, from 
 commit. Recovery lists the markers. A file without a marker is rolled back. Azure removes its blocks a week after the
 last one was uploaded ("Understanding block blobs" in Azure's REST reference).
 
+An abort removes the marker and can't remove the blocks. So a commit looks at the marker again right before it puts the
+list; a process that is paused between these two requests publishes what was aborted meanwhile.
+
 The client is adlfs, so fsspec's options and credentials work as everywhere else.
 """
 
@@ -16,22 +19,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
-from fsspec.asyn import sync
-from fsspec.core import url_to_fs
 
-from twopc.azure_errors import as_os_error
+from twopc.azure import translated
 from twopc.checks import CheckResult
+from twopc.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
-from twopc_files.stores.store import PendingFile, Sight
-
-ResultT = TypeVar("ResultT")
+from twopc_files.stores.store import FileOfParts, Sight
 
 MARK = "twopc_transaction"
 """The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
@@ -40,7 +40,10 @@ FIRST_BLOCK_BYTES = 8 * 1024 * 1024
 """A task holds one block of each file in memory."""
 
 BLOCKS_OF_ONE_SIZE = 10_000
-"""After this many blocks, the block size doubles. A blob has at most 50 000, so a file can have 2.4 TiB."""
+"""After this many blocks, the block size doubles. So a file can have 2.4 TiB."""
+
+MOST_BLOCKS = 50_000
+"""Azure's limit for a blob. It takes more uncommitted blocks, and then refuses their list."""
 
 
 def block_bytes(number: int) -> int:
@@ -69,17 +72,14 @@ class Azure:
         return None  # a whole name has a limit
 
     def located(self) -> tuple[Any, str]:
-        # Without a cache of listings: adlfs does not drop from it what it writes itself. fsspec keeps one client per
-        # process.
         options = {**self.storage_options, "use_listings_cache": False}
         try:
-            located: tuple[Any, str] = url_to_fs(self.url, **options)
+            return file_system(self.url, **options)  # fsspec keeps one client per process
         except (TypeError, ValueError) as error:
-            raise OSError(errno.EACCES, f"its client can't be made ({type(error).__name__}: {error})") from error
-        return located
+            raise OSError(errno.EACCES, f"its client can't be made ({type(error).__name__}: {error})") from None
 
     def meaning(self, error: Exception) -> OSError:
-        return translated(error)
+        return error if isinstance(error, OSError) and error.errno is not None else translated(error)
 
     def require_answer(self) -> None:
         self.pending()
@@ -125,6 +125,7 @@ class Azure:
         mark = {MARK: file.transaction_id}
         # Another process may have been quicker, or this one, if its client has repeated a request whose reply was lost.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
+            self.call(_marker(file), "get_blob_properties")  # again, as an abort leaves the blocks
             self.call(
                 file.target, "commit_block_list", blocks, metadata=mark, match_condition=MatchConditions.IfMissing
             )
@@ -144,7 +145,12 @@ class Azure:
 
     def pending(self) -> Iterable[FileHandle]:
         """List the pending files, without targets: the name of a marker lacks its target's folder and format."""
-        names = [path.removeprefix(f"{PENDING_FOLDER}/") for path in self._paths(f"{PENDING_FOLDER}/.")]
+        fs, folder = self.located()
+        try:
+            paths = fs.ls(f"{folder.rstrip('/')}/{PENDING_FOLDER}", detail=False)
+        except FileNotFoundError:
+            return []
+        names = [path.rpartition("/")[2] for path in paths]
         return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def call(self, below: str, method: str, *arguments: object, **keywords: object) -> Any:
@@ -155,34 +161,8 @@ class Azure:
             FileExistsError: the blob exists, and must not.
             OSError: any other error; its errno is the one that ``outcomes.py`` expects.
         """
-
-        def asked(fs: Any, container: str, folder: str) -> Any:
-            client = fs.service_client.get_blob_client(container, f"{folder}{below}")
-            return sync(fs.loop, getattr(client, method), *arguments, **keywords)
-
-        return self._ask(asked)
-
-    def _paths(self, prefix: str) -> list[str]:
-        """Return the paths below this folder of all blobs whose paths begin with ``prefix``, in order."""
-
-        def asked(fs: Any, container: str, folder: str) -> list[str]:
-            async def listed() -> list[str]:
-                blobs = fs.service_client.get_container_client(container).list_blobs(f"{folder}{prefix}")
-                return [blob.name.removeprefix(folder) async for blob in blobs]
-
-            paths: list[str] = sync(fs.loop, listed)
-            return paths
-
-        return self._ask(asked)
-
-    def _ask(self, ask: Callable[[Any, str, str], ResultT]) -> ResultT:
-        """Return the answer to ``ask``, which gets the file system, the container, and the folder with its slash."""
-        fs, path = self.located()
-        container, _, folder = path.partition("/")
-        try:
-            return ask(fs, container, f"{folder}/".lstrip("/"))
-        except Exception as error:
-            raise translated(error) from error
+        fs, folder = self.located()
+        return fs.call(f"{folder.rstrip('/')}/{below}", method, *arguments, **keywords)
 
     def _properties(self, below: str) -> Any:
         """Return the properties of a blob, or None only if Azure reports that there is none."""
@@ -201,47 +181,31 @@ class Azure:
         return sorted((block for block in blocks if block.id.startswith(prefix)), key=lambda block: block.id)
 
 
-class AzureFile(PendingFile):
+class AzureFile(FileOfParts):
     """A pending file as uncommitted blocks."""
 
-    buffer_bytes = 2 * FIRST_BLOCK_BYTES  # the block being filled, and briefly the one being uploaded
+    buffer_bytes = 2 * FIRST_BLOCK_BYTES
 
     def __init__(self, store: Azure, handle: FileHandle) -> None:
-        self.handle = handle
+        super().__init__(handle)
         self._store = store
-        self._buffer = bytearray()
-        self._size_bytes = 0
-        self._blocks = 0
 
-    def write(self, data: Any) -> int:
-        with memoryview(data).cast("B") as view:
-            taken = 0
-            while taken < len(view):
-                room = block_bytes(self._blocks) - len(self._buffer)
-                self._buffer += view[taken : taken + room]
-                taken += room
-                if len(self._buffer) == block_bytes(self._blocks):
-                    self._upload_block()
-            self._size_bytes += len(view)
-            return len(view)
+    def part_bytes(self, number: int) -> int:
+        return block_bytes(number)
 
-    def tell(self) -> int:
-        return self._size_bytes
+    def upload_part(self, number: int, data: bytearray) -> None:
+        if number == MOST_BLOCKS:
+            raise OSError(errno.EFBIG, f"a blob has at most {MOST_BLOCKS} blocks. Write more files, of more partitions")
+        self._store.call(self.handle.target, "stage_block", block_id(self.handle, number), bytes(data))
 
     def made_durable(self) -> FileHandle:
         if self._buffer:
-            self._upload_block()
+            self.upload_rest()
         return replace(self.handle, size_bytes=self._size_bytes)
 
     def discard(self) -> None:
         self._buffer.clear()
         self._store.discard(self.handle)
-
-    def _upload_block(self) -> None:
-        name = block_id(self.handle, self._blocks)
-        self._store.call(self.handle.target, "stage_block", name, bytes(self._buffer))
-        self._blocks += 1
-        self._buffer = bytearray()
 
 
 def block_id(file: FileHandle, number: int) -> str:
@@ -254,13 +218,3 @@ def block_id(file: FileHandle, number: int) -> str:
 
 def _marker(file: FileHandle) -> str:
     return f"{PENDING_FOLDER}/{file.pending}"
-
-
-def translated(error: Exception) -> OSError:
-    """Translate an error of Azure's client to one whose errno ``outcomes.py`` understands."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error
-    if of_azure := as_os_error(error):
-        return of_azure
-    number = errno.ETIMEDOUT if isinstance(error, ConnectionError | TimeoutError) else errno.EIO
-    return OSError(number, f"{type(error).__name__}: {error}")

@@ -22,7 +22,7 @@ from botocore import exceptions as boto
 
 from twopc.checks import CheckResult
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
-from twopc_files.stores.store import MARK, PendingFile, Sight
+from twopc_files.stores.store import MARK, FileOfParts, Sight
 
 FIRST_PART_BYTES = 8 * 1024 * 1024
 """S3 requires at least 5 MiB per part, except for the last one. A task holds one part of each file in memory."""
@@ -284,52 +284,37 @@ class S3:
         return f"{self.folder}/{below}".lstrip("/")
 
 
-class S3File(PendingFile):
-    """A pending file as a multipart upload, uploaded part by part."""
+class S3File(FileOfParts):
+    """A pending file as a multipart upload."""
 
-    buffer_bytes = 2 * FIRST_PART_BYTES  # the part being filled, and briefly the one being uploaded
+    buffer_bytes = 2 * FIRST_PART_BYTES
 
     def __init__(self, store: S3, handle: FileHandle) -> None:
-        self.handle = handle
+        super().__init__(handle)
         self._store = store
-        self._buffer = bytearray()
-        self._size_bytes = 0
         self._etags: list[str] = []
 
-    def write(self, data: Any) -> int:
-        with memoryview(data).cast("B") as view:
-            taken = 0
-            while taken < len(view):
-                room = part_bytes(len(self._etags) + 1) - len(self._buffer)
-                self._buffer += view[taken : taken + room]
-                taken += room
-                if len(self._buffer) == part_bytes(len(self._etags) + 1):
-                    self._upload_part()
-            self._size_bytes += len(view)
-            return len(view)
+    def part_bytes(self, number: int) -> int:
+        return part_bytes(number + 1)
 
-    def tell(self) -> int:
-        return self._size_bytes
+    def upload_part(self, number: int, data: bytearray) -> None:
+        answer = self._store.call(
+            "upload_part",
+            Key=self._store._key(self.handle.target),  # noqa: SLF001  # the other half of one module
+            UploadId=self.handle.pending,
+            PartNumber=number + 1,
+            Body=data,
+        )
+        self._etags.append(answer["ETag"])
 
     def made_durable(self) -> FileHandle:
         if self._buffer or not self._etags:
-            self._upload_part()
+            self.upload_rest()
         return replace(self.handle, size_bytes=self._size_bytes, parts=digest(self._etags))
 
     def discard(self) -> None:
         self._buffer.clear()
         self._store.discard(self.handle)
-
-    def _upload_part(self) -> None:
-        answer = self._store.call(
-            "upload_part",
-            Key=self._store._key(self.handle.target),  # noqa: SLF001  # the other half of one module
-            UploadId=self.handle.pending,
-            PartNumber=len(self._etags) + 1,
-            Body=self._buffer,
-        )
-        self._etags.append(answer["ETag"])
-        self._buffer = bytearray()
 
 
 def _mark(target: Mapping[str, Any]) -> str | None:

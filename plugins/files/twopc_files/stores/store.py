@@ -59,6 +59,46 @@ class PendingFile(io.RawIOBase):
         """Do nothing. The base class would call ``close``, and a forgotten file must not become durable."""
 
 
+class FileOfParts(PendingFile):
+    """A pending file that is uploaded part by part. It holds one part in memory, and briefly the one being uploaded."""
+
+    def __init__(self, handle: FileHandle) -> None:
+        self.handle = handle
+        self._buffer = bytearray()
+        self._size_bytes = 0
+        self._parts = 0
+
+    @abstractmethod
+    def part_bytes(self, number: int) -> int:
+        """Return the size of part ``number``, counted from 0. Only the last part may be shorter."""
+
+    @abstractmethod
+    def upload_part(self, number: int, data: bytearray) -> None:
+        """Make a part durable."""
+
+    def write(self, data: Any) -> int:
+        with memoryview(data).cast("B") as view:
+            taken = 0
+            while taken < len(view):
+                size_bytes = self.part_bytes(self._parts)
+                room = size_bytes - len(self._buffer)
+                self._buffer += view[taken : taken + room]
+                taken += room
+                if len(self._buffer) == size_bytes:
+                    self.upload_rest()
+            self._size_bytes += len(view)
+            return len(view)
+
+    def tell(self) -> int:
+        return self._size_bytes
+
+    def upload_rest(self) -> None:
+        """Upload what is in memory as a part, even if it is empty."""
+        self.upload_part(self._parts, self._buffer)
+        self._parts += 1
+        self._buffer = bytearray()
+
+
 @dataclass(frozen=True, slots=True)
 class Sight:
     """What a store reports of one file. A size is None if the file certainly does not exist.
