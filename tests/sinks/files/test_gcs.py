@@ -267,7 +267,10 @@ def test_pending_files_are_listed_page_by_page(
     ("answer", "expected"),
     [
         (gcs_error(408), Retriable),
+        (gcs_error(409, "The object is being changed"), Retriable),
+        (gcs_error(410, "The rewrite token is no longer available"), Retriable),
         (gcs_error(429), Retriable),
+        (gcs_error(501), OperatorRequired),
         (gcs_error(502), Retriable),
         (gcs_error(503), Retriable),
         (gcs_error(403, "User Rate Limit Exceeded"), Retriable),
@@ -323,12 +326,26 @@ def test_a_target_that_may_not_be_looked_at_is_vetoed(proxied: Place, proxy: Htt
         proxied.sink().seal([committable], age_s=0)
 
 
-def test_a_pending_object_that_may_not_be_removed_stops_the_query_and_its_file_is_committed(
+def test_a_pending_object_that_may_not_be_removed_calls_an_operator_and_its_file_is_committed(
     proxied: Place, proxy: HttpProxy
 ) -> None:
     committable = proxied.pre_commit()
     proxy.disturb_all("DELETE", FORBIDDEN)
-    with pytest.raises(OutcomeUnknown, match=r"is published.*writer@project.*its pending object is left"):
+    with pytest.raises(OperatorRequired, match=r"is published.*writer@project.*the right to remove it"):
+        proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.files() == [the_file(committable).target]
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_a_pending_object_that_a_busy_store_does_not_remove_is_removed_by_a_repeated_commit(
+    status: int, proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all("DELETE", gcs_error(status))
+    with pytest.raises(Retriable, match="is published"):
         proxied.sink().commit(committable)
     assert proxied.values() == ["a", "b"]
     proxy.heal()

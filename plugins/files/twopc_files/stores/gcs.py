@@ -53,7 +53,7 @@ class Gcs:
         try:
             fs = gcs_client({**self.storage_options, "use_listings_cache": False})  # fsspec keeps one per process
         except ValueError as error:
-            raise OSError(errno.EIO, f"its client can't be made ({error})") from None
+            raise OSError(errno.EACCES, f"its client can't be made ({error})") from None
         return fs, self.url.removeprefix("gs://")
 
     def meaning(self, error: Exception) -> OSError:
