@@ -105,7 +105,12 @@ def translated(error: BaseException) -> OSError:
     if isinstance(error.__cause__, GoogleAuthError):  # gcsfs says less of refused credentials than Google
         error = error.__cause__
     text = _SESSION.sub("upload_id=...", f"{type(error).__name__}: {error}").replace("\n", " ")
-    return OSError(_meaning(error), text)
+    number = _meaning(error)
+    return _NoAnswer(number, text) if number == errno.ETIMEDOUT else OSError(number, text)
+
+
+class _NoAnswer(OSError):
+    """An error without an answer. It is no TimeoutError, of which fsspec keeps neither the text nor the errno."""
 
 
 def _meaning(error: BaseException) -> int:

@@ -5,6 +5,7 @@ The emulator checks no credentials, so the proxy refuses them in Google's words.
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -19,9 +20,12 @@ from typing import Any
 
 import pytest
 import requests
+from aiohttp import ClientTimeout
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from fsspec import get_filesystem_class
+from google.auth.credentials import Credentials
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
 import twopc
 from tests.stores.conftest import GcsBucket
@@ -300,6 +304,23 @@ def test_a_server_that_is_not_there_may_be_asked_again(monkeypatch: pytest.Monke
             CommitLog.open(store, "query")
 
 
+@pytest.mark.parametrize("is_given", [False, True], ids=["by default", "as an option"])
+def test_a_server_that_accepts_and_stays_silent_may_be_asked_again(
+    is_given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option with a limit in all raises an error of another class, which gcsfs does not repeat."""
+    repeat_at_once(monkeypatch)
+    monkeypatch.setattr("twopc.gcs.TIMEOUTS", ClientTimeout(sock_connect=10, sock_read=0.1))
+    options = {"requests_timeout": ClientTimeout(total=0.1)} if is_given else {}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        store = twopc.open_store("gs://bucket/log", token="anon", endpoint_url=endpoint, **options)  # noqa: S106
+        with pytest.raises(Retriable, match=r"gs://bucket/log gave no answer .*Timeout") as error:
+            CommitLog.open(store, "query")
+    assert isinstance(error.value.__cause__, OSError)
+    assert error.value.__cause__.errno == errno.ETIMEDOUT
+
+
 # Credentials. -----------------------------------------------------------------------------------------------------
 
 SECRET = "ya29.the-secret"  # noqa: S105  # of nothing
@@ -363,17 +384,76 @@ def test_a_key_that_was_deleted_is_refused_with_what_google_says(gcs_bucket: Gcs
     assert account["private_key"].splitlines()[1] not in shown(refused.value)
 
 
-@pytest.mark.parametrize("token", [SECRET, {"type": "service_account", "private_key": SECRET}])
-def test_credentials_that_gcsfs_can_not_use_are_refused_and_not_repeated(
-    token: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_reached(url: str, params: Any, **_: Any) -> None:
-        raise requests.ConnectionError(f"Max retries exceeded with url: {url}?access_token={params['access_token']}")
-
-    monkeypatch.setattr("gcsfs.credentials.requests.get", not_reached)
+def test_credentials_that_gcsfs_can_not_use_are_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigurationError, match="the client for 'gs://bucket/log' can't be made") as refused:
-        twopc.open_store("gs://bucket/log", token=token)
+        twopc.open_store("gs://bucket/log", token={"type": "service_account", "private_key": SECRET})
     assert SECRET not in shown(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (requests.ConnectionError(f"Max retries exceeded with url: /tokeninfo?access_token={SECRET}"), Retriable),
+        (503, Retriable),
+        (404, ConfigurationError),
+    ],
+    ids=["no answer", "busy", "refused"],
+)
+def test_an_access_token_that_google_can_not_be_asked_about_may_be_asked_about_again(
+    answer: Any, expected: type[TwoPhaseCommitError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(url: str, params: Any, **_: Any) -> requests.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        response = requests.Response()
+        response.status_code, response.url = answer, f"{url}?access_token={params['access_token']}"
+        return response
+
+    monkeypatch.setattr("gcsfs.credentials.requests.get", ask)
+    with pytest.raises(TwoPhaseCommitError, match=r"the client for 'gs://bucket/log' can't be made.*'token'") as error:
+        twopc.open_store("gs://bucket/log", token=SECRET)
+    assert type(error.value) is expected
+    assert SECRET not in shown(error.value)
+
+
+class OfMetadataServer(Credentials):  # type: ignore[misc]  # google-auth has no types
+    """The credentials of a machine or pod, whose metadata server is not there at the moment."""
+
+    def refresh(self, request: object) -> None:  # noqa: ARG002
+        try:
+            raise TransportError("Failed to retrieve http://metadata.google.internal/: timed out")
+        except TransportError as error:
+            raise RefreshError(error) from error
+
+
+def test_a_metadata_server_that_gives_no_answer_may_be_asked_again(
+    gcs_bucket: GcsBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat_at_once(monkeypatch)
+    store = twopc.open_store(gcs_bucket.url("log"), **{**gcs_bucket.storage_options, "token": OfMetadataServer()})
+    with pytest.raises(Retriable, match=r"metadata\.google\.internal"):
+        CommitLog.open(store, "query")
+
+
+def test_a_machine_whose_metadata_server_is_not_ready_is_asked_again_for_its_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("google.auth.compute_engine.Credentials", OfMetadataServer)
+    with pytest.raises(Retriable, match="can't be made at this moment"):
+        twopc.open_store("gs://bucket/log", token="cloud")  # noqa: S106  # a method
+
+
+def test_without_credentials_no_anonymous_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs would send them to Google for the rest of the process."""
+
+    def find_none(**_: Any) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found")
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr("google.auth.default", find_none)
+    with pytest.raises(ConfigurationError, match="Your default credentials were not found"):
+        twopc.open_store("gs://bucket/log")
+    twopc.open_store("gs://bucket/log", endpoint_url="http://127.0.0.1:1")
 
 
 def test_default_credentials_that_are_missing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
