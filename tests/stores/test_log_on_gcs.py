@@ -236,6 +236,15 @@ def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(g
     assert gcs_bucket.objects() == []
 
 
+def test_a_gateway_that_refuses_every_conditional_write_is_refused_before_the_first_entry(
+    gcs_bucket: GcsBucket,
+) -> None:
+    """Otherwise every entry would seem to be another coordinator's."""
+    gcs_bucket.proxy.disturb_all("POST", gcs_error(412, "conditionNotMet"), CREATES)
+    with pytest.raises(ConfigurationError, match=f"{gcs_bucket.url('log')}.*even where there is none"):
+        open_store(gcs_bucket).put_if_absent(0, b"x")
+
+
 def test_a_store_is_tried_once_and_only_where_something_is_written(gcs_bucket: GcsBucket) -> None:
     store = open_store(gcs_bucket)
     assert store.slots() == []
