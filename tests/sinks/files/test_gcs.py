@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -127,6 +128,35 @@ def test_a_file_of_which_the_server_kept_a_part_twice_is_vetoed(proxied: Place, 
     obstacle = obstacle_seen(proxied.store.look(handle), handle)
     assert obstacle is not None
     assert f"{12 * MIB} were written" in obstacle
+
+
+def test_a_file_that_is_discarded_ends_its_upload_and_never_becomes_an_object(proxied: Place, proxy: HttpProxy) -> None:
+    file = proxied.store.create(ID, 0, TARGET)
+    file.write(bytes(12 * MIB))
+    sent = len(proxy.sent("POST"))
+    assert sent > 1
+    file.discard()
+    assert len(proxy.sent("POST")) == sent
+    assert len(proxy.sent("DELETE", "upload_id=")) == 1
+    assert proxied.files() == []
+
+
+def test_a_small_file_that_is_discarded_is_not_uploaded(proxied: Place, proxy: HttpProxy) -> None:
+    file = proxied.store.create(ID, 0, TARGET)
+    file.write(b"abc")
+    file.discard()
+    assert [request.method for request in proxy.requests] == ["DELETE"]
+
+
+def test_a_forgotten_file_is_not_uploaded(proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs uploads the buffer of a file that is collected, in a thread of its own."""
+    uploaded: list[object] = []
+    monkeypatch.setattr("gcsfs.core._defer_close", uploaded.append)
+    file = proxied.store.create(ID, 0, TARGET)
+    file.write(b"abc")
+    del file
+    gc.collect()
+    assert uploaded == proxy.requests == []
 
 
 # Commits. ---------------------------------------------------------------------------------------------------
