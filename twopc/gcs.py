@@ -65,7 +65,7 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
     def __init__(self, *arguments: Any, **options: Any) -> None:
         has_endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
         if options.get("token") is None and not has_endpoint:
-            options["token"] = "google_default"
+            options["token"] = "google_default"  # noqa: S105  # a method
         if options.get("requests_timeout") is None:
             options["requests_timeout"] = TIMEOUTS
         super().__init__(*arguments, **options)
@@ -102,7 +102,7 @@ def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
 
 def translated(error: BaseException) -> OSError:
     """Translate an error of gcsfs, or of a library below it."""
-    if isinstance(error.__cause__, GoogleAuthError):  # gcsfs says less of refused credentials than Google
+    if isinstance(error.__cause__, GoogleAuthError):  # Google's error has more about refused credentials
         error = error.__cause__
     text = _SESSION.sub("upload_id=...", f"{type(error).__name__}: {error}").replace("\n", " ")
     number = _meaning(error)
@@ -129,7 +129,7 @@ def _meaning(error: BaseException) -> int:
 def _is_of_network(error: BaseException) -> bool:
     """Whether a source of credentials was not reached, or is busy. google-auth wraps such errors in RefreshError."""
     if isinstance(error, requests.HTTPError):
-        return of_status(error.response.status_code) == errno.EBUSY
+        return error.response is not None and of_status(error.response.status_code) == errno.EBUSY
     return isinstance(error, TransportError | requests.ConnectionError | requests.Timeout)
 
 

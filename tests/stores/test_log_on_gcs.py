@@ -70,7 +70,7 @@ class TestObjectStoreOnGcs(LogStoreContract):
         return twopc.open_store(self.bucket.url("log"), **self.bucket.server.storage_options)
 
 
-def test_of_processes_that_race_for_a_slot_one_wins(gcs_bucket: GcsBucket) -> None:
+def test_one_of_the_processes_that_race_for_a_slot_wins(gcs_bucket: GcsBucket) -> None:
     script = (
         "import sys, twopc\n"
         "store = twopc.open_store(sys.argv[1], token='anon', endpoint_url=sys.argv[2])\n"
@@ -183,7 +183,7 @@ def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(lost: Lost
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(status: int, gcs_bucket: GcsBucket) -> None:
+def test_a_request_whose_answer_does_not_report_the_outcome_is_repeated(status: int, gcs_bucket: GcsBucket) -> None:
     log = CommitLog.open(open_store(gcs_bucket), "query")
     gcs_bucket.proxy.requests.clear()
     gcs_bucket.proxy.disturb_next("POST", gcs_error(status), CREATES)
@@ -194,7 +194,7 @@ def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(status: int, g
 
 
 @pytest.mark.parametrize("answer", [gcs_error(503, "try later"), gcs_error(403, "Rate Limit Exceeded"), Answer(500)])
-def test_a_store_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(
+def test_a_store_that_never_reports_the_outcome_leaves_the_decision_in_doubt(
     answer: Answer, gcs_bucket: GcsBucket
 ) -> None:
     log = CommitLog.open(open_store(gcs_bucket), "query")
@@ -285,7 +285,7 @@ def test_a_bucket_that_is_not_there_is_named(gcs_bucket: GcsBucket) -> None:
         (INVALID, "invalid authentication credentials"),
     ],
 )
-def test_refused_rights_and_credentials_are_told_with_what_the_server_says(
+def test_refused_rights_and_credentials_are_reported_with_the_servers_message(
     answer: Answer, message: str, gcs_bucket: GcsBucket
 ) -> None:
     gcs_bucket.proxy.disturb_all("POST", answer)
@@ -383,7 +383,7 @@ def test_a_key_of_a_service_account_is_used_and_shown_nowhere(
     assert not any(secret in text for text in texts for secret in (SECRET, line, "the-key-id"))
 
 
-def test_a_key_that_was_deleted_is_refused_with_what_google_says(gcs_bucket: GcsBucket) -> None:
+def test_a_key_that_was_deleted_is_refused_with_googles_message(gcs_bucket: GcsBucket) -> None:
     account = service_account(f"{gcs_bucket.proxy.url}/token")
     deleted = json.dumps({"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
     gcs_bucket.proxy.disturb_all("POST", Answer(400, deleted.encode()), "/token")
@@ -428,7 +428,7 @@ def test_an_access_token_that_google_can_not_be_asked_about_may_be_asked_about_a
 class OfMetadataServer(Credentials):  # type: ignore[misc]  # google-auth has no types
     """The credentials of a machine or pod, whose metadata server is not there at the moment."""
 
-    def refresh(self, request: object) -> None:  # noqa: ARG002
+    def refresh(self, request: object) -> None:
         try:
             raise TransportError("Failed to retrieve http://metadata.google.internal/: timed out")
         except TransportError as error:

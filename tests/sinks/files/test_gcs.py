@@ -121,8 +121,8 @@ def test_a_part_whose_request_is_lost_is_sent_again(proxied: Place, proxy: HttpP
     assert proxied.fs.cat_file(proxied.path(f"_twopc/{handle.pending}")) == contents
 
 
-def test_a_file_of_which_the_server_kept_a_part_twice_is_vetoed(proxied: Place, proxy: HttpProxy) -> None:
-    """The emulator does with a part whose reply is lost; Google ignores the bytes that it has."""
+def test_a_file_with_a_part_that_the_server_kept_twice_is_vetoed(proxied: Place, proxy: HttpProxy) -> None:
+    """The emulator keeps a part twice if its reply is lost. Google ignores bytes that it has."""
     proxy.disturb_next("POST", Lost.REPLY, "upload_id")
     handle = written(proxied, bytes(12 * MIB))
     obstacle = obstacle_seen(proxied.store.look(handle), handle)
@@ -162,7 +162,7 @@ def test_a_forgotten_file_is_not_uploaded(proxied: Place, proxy: HttpProxy, monk
 # Commits. ---------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_takes_five_requests_of_a_file(proxied: Place, proxy: HttpProxy) -> None:
+def test_a_commit_takes_five_requests_per_file(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
     proxy.requests.clear()
     proxied.sink().commit(committable)
@@ -343,7 +343,7 @@ def test_a_store_that_refuses_stops_the_query_at_its_start(
         proxied.sink().open()
 
 
-def test_a_missing_right_to_write_is_told_by_the_first_record(proxied: Place, proxy: HttpProxy) -> None:
+def test_a_missing_right_to_write_is_reported_with_the_first_record(proxied: Place, proxy: HttpProxy) -> None:
     proxy.disturb_all("POST", FORBIDDEN, "upload")
     with pytest.raises(ConfigurationError, match="writer@project"):
         proxied.pre_commit()

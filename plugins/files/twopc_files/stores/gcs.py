@@ -96,7 +96,7 @@ class Gcs:
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
-        with contextlib.suppress(FileExistsError):  # whose it is, the look tells
+        with contextlib.suppress(FileExistsError):  # the look below shows whose it is
             self._rewrite(self._pending(file), self._name(file.target))
         target = self._object(self._name(file.target))
         if target is None or (_size(target), _mark(target)) != (file.size_bytes, file.transaction_id):
