@@ -425,21 +425,22 @@ def test_an_access_token_that_google_can_not_be_asked_about_may_be_asked_about_a
     assert SECRET not in shown(error.value)
 
 
-class OfMetadataServer(Credentials):  # type: ignore[misc]  # google-auth has no types
+class OfMetadataServer(Credentials):
     """The credentials of a machine or pod, whose metadata server is not there at the moment."""
 
     def refresh(self, request: object) -> None:
         try:
-            raise TransportError("Failed to retrieve http://metadata.google.internal/: timed out")
+            raise TransportError("Failed to retrieve http://metadata.google.internal/: timed out")  # type: ignore[no-untyped-call]
         except TransportError as error:
-            raise RefreshError(error) from error
+            raise RefreshError(error) from error  # type: ignore[no-untyped-call]
 
 
 def test_a_metadata_server_that_gives_no_answer_may_be_asked_again(
     gcs_bucket: GcsBucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repeat_at_once(monkeypatch)
-    store = twopc.open_store(gcs_bucket.url("log"), **{**gcs_bucket.storage_options, "token": OfMetadataServer()})
+    token = OfMetadataServer()  # type: ignore[no-untyped-call]
+    store = twopc.open_store(gcs_bucket.url("log"), **{**gcs_bucket.storage_options, "token": token})
     with pytest.raises(Retriable, match=r"metadata\.google\.internal"):
         CommitLog.open(store, "query")
 
@@ -456,7 +457,7 @@ def test_without_credentials_no_anonymous_request_is_sent(monkeypatch: pytest.Mo
     """gcsfs would send them to Google for the rest of the process."""
 
     def find_none(**_: Any) -> None:
-        raise DefaultCredentialsError("Your default credentials were not found")
+        raise DefaultCredentialsError("Your default credentials were not found")  # type: ignore[no-untyped-call]
 
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setattr("google.auth.default", find_none)
