@@ -323,12 +323,23 @@ class ObjectFolder:
                     self.fs.rm_file(self._object(name))
 
     def _refuses_a_second(self, name: str) -> bool:
+        is_first = True
         try:
-            for _ in range(2):
-                self._create(name, b"")
-        except FileExistsError:  # already by the first, where its reply was lost and the client repeated it
+            self._create(name, b"")
+            is_first = False
+            self._create(name, b"")
+        except FileExistsError:
+            if is_first:
+                self._require_created(name)
             return True
         return False
+
+    def _require_created(self, name: str) -> None:
+        """Make sure that a new name was refused because its reply had been lost, and the client repeated it."""
+        try:
+            self.read(name)
+        except FileNotFoundError as error:
+            raise Unusable("its server refuses to create an object even where there is none") from error
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._object(name)

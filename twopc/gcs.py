@@ -8,27 +8,34 @@ or an error of another library. Here each is an OSError.
 | ``ENOENT`` | there is no such object, or no such bucket |
 | ``EEXIST`` | the object exists: the condition of a conditional write failed |
 | ``EACCES`` | the credentials or their rights are refused, or none were found |
-| ``EBUSY`` | the store is busy or gave no answer, so the request may have been carried out |
-| ``ENOSYS`` | the server does not know such a request |
+| ``EBUSY`` | the store, or the source of the credentials, is busy: the request may be repeated |
+| ``ETIMEDOUT`` | no answer: the request may have been carried out |
+| ``ENOSYS`` | the server does not have this request |
 | ``EIO`` | anything else |
 
-gcsfs has repeated a request for about half a minute before it raises ``EBUSY``.
+Before ``EBUSY`` and ``ETIMEDOUT``, gcsfs has sent the request six times, with half a minute of waits between them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from aiohttp import ClientError
+import requests
+from aiohttp import ClientError, ClientTimeout
 from fsspec import asyn
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]
 from google.auth.exceptions import GoogleAuthError, TransportError
-from requests.exceptions import RequestException
+
+from twopc.http_status import of_status
+
+TIMEOUTS = ClientTimeout(sock_connect=10, sock_read=60)
+"""How long a client waits for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""
 
 _SESSION = re.compile(r"upload_id=[^&\s]+")
 """In the URL of a resumable upload: whoever knows it can write the object."""
@@ -36,8 +43,12 @@ _SESSION = re.compile(r"upload_id=[^&\s]+")
 _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
     (FileExistsError, errno.EEXIST),
-    ((RequestException, ClientError, TimeoutError, asyncio.TimeoutError, ConnectionError), errno.EBUSY),
+    (requests.exceptions.ProxyError, errno.EBUSY),  # how gcsfs raises the status 502
+    ((requests.RequestException, ClientError, TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
 )
+
+# The object or the bucket is being changed; the token of a rewrite or the session of an upload has ended.
+_OF_GCS = {409: errno.EBUSY, 410: errno.EBUSY}
 
 
 class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
@@ -46,7 +57,18 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
     The base class is not the one that fsspec opens for ``gs://``. That one asks Google for the kind of each bucket by
     gRPC, whatever the endpoint. In a zonal bucket, it ignores ``mode="create"`` and shows an object before it is whole.
     The base class sends requests of the JSON API and no others.
+
+    Without the option ``token``, the client takes Application Default Credentials or none at all. gcsfs would send
+    anonymous requests for the rest of the process if the metadata server was not ready when the client was made.
     """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        has_endpoint = options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST")
+        if options.get("token") is None and not has_endpoint:
+            options["token"] = "google_default"  # noqa: S105  # a method
+        if options.get("requests_timeout") is None:
+            options["requests_timeout"] = TIMEOUTS
+        super().__init__(*arguments, **options)
 
     async def _call(self, *arguments: Any, **keywords: Any) -> Any:
         try:
@@ -62,41 +84,57 @@ def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
 
     Raises:
         ValueError: it can't be made with these options. The message shows no credentials.
+        OSError: the source of the credentials is busy or gave no answer.
     """
     try:
         return GcsClient(**storage_options)
-    except RequestException as error:  # its text has the URL of the request, and that has the token
-        raise ValueError(
-            "the option 'token' is neither a method of gcsfs, such as google_default or anon, nor a file, and Google"
-            f" was not reached or does not know it as an access token ({type(error).__name__})"
-        ) from None
-    except Exception as error:  # noqa: BLE001  # of one of four libraries
-        raise ValueError(f"{type(error).__name__}: {error}") from None
+    except Exception as error:  # noqa: BLE001  # of any library that gcsfs uses
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, requests.RequestException):  # the URL of the request has the token
+            text = (
+                "the option 'token' is neither a method of gcsfs, such as google_default or anon, nor a file. Google"
+                f" was asked whether it is an access token: {type(error).__name__}"
+            )
+        if any(map(_is_of_network, _chain(error))):
+            raise OSError(errno.EBUSY, f"no credentials yet: {text}") from None
+        raise ValueError(text) from None
 
 
 def translated(error: BaseException) -> OSError:
     """Translate an error of gcsfs, or of a library below it."""
-    if isinstance(error.__cause__, GoogleAuthError):  # gcsfs says less of refused credentials than Google
+    if isinstance(error.__cause__, GoogleAuthError):  # Google's error has more about refused credentials
         error = error.__cause__
     text = _SESSION.sub("upload_id=...", f"{type(error).__name__}: {error}").replace("\n", " ")
-    return OSError(_meaning(error), text)
+    number = _meaning(error)
+    return _NoAnswer(number, text) if number == errno.ETIMEDOUT else OSError(number, text)
+
+
+class _NoAnswer(OSError):
+    """An error without an answer. It is no TimeoutError, of which fsspec keeps neither the text nor the errno."""
 
 
 def _meaning(error: BaseException) -> int:
     text = str(error)
     if isinstance(error, HttpError):
-        return _of_status(int(error.code or 0))
+        status = int(error.code or 0)
+        return _OF_GCS.get(status) or of_status(status)
     if isinstance(error, GoogleAuthError):
-        may_pass = isinstance(error, TransportError) or error.retryable
+        may_pass = error.retryable or any(map(_is_of_network, _chain(error)))
         return errno.EBUSY if may_pass else errno.EACCES
     if text.startswith("Forbidden"):  # gcsfs puts this one status into words
         return errno.EBUSY if "rate limit" in text.lower() else errno.EACCES
     return next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
 
 
-def _of_status(status: int) -> int:
-    if status in (401, 403):
-        return errno.EACCES
-    if status == 501:  # NotImplemented: no repeat of the request will help
-        return errno.ENOSYS
-    return errno.EBUSY if status in (408, 429) or status >= 500 else errno.EIO
+def _is_of_network(error: BaseException) -> bool:
+    """Whether a source of credentials was not reached, or is busy. google-auth wraps such errors in RefreshError."""
+    if isinstance(error, requests.HTTPError):
+        return error.response is not None and of_status(error.response.status_code) == errno.EBUSY
+    return isinstance(error, TransportError | requests.ConnectionError | requests.Timeout)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Return an error and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__

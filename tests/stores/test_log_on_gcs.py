@@ -5,6 +5,7 @@ The emulator checks no credentials, so the proxy refuses them in Google's words.
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -19,9 +20,12 @@ from typing import Any
 
 import pytest
 import requests
+from aiohttp import ClientTimeout
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from fsspec import get_filesystem_class
+from google.auth.credentials import Credentials
+from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
 
 import twopc
 from tests.stores.conftest import GcsBucket
@@ -66,7 +70,7 @@ class TestObjectStoreOnGcs(LogStoreContract):
         return twopc.open_store(self.bucket.url("log"), **self.bucket.server.storage_options)
 
 
-def test_of_processes_that_race_for_a_slot_one_wins(gcs_bucket: GcsBucket) -> None:
+def test_one_of_the_processes_that_race_for_a_slot_wins(gcs_bucket: GcsBucket) -> None:
     script = (
         "import sys, twopc\n"
         "store = twopc.open_store(sys.argv[1], token='anon', endpoint_url=sys.argv[2])\n"
@@ -180,7 +184,7 @@ def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(lost: Lost
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(status: int, gcs_bucket: GcsBucket) -> None:
+def test_a_request_whose_answer_does_not_report_the_outcome_is_repeated(status: int, gcs_bucket: GcsBucket) -> None:
     log = CommitLog.open(open_store(gcs_bucket), "query")
     gcs_bucket.proxy.requests.clear()
     gcs_bucket.proxy.disturb_next("POST", gcs_error(status), CREATES)
@@ -191,7 +195,7 @@ def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(status: int, g
 
 
 @pytest.mark.parametrize("answer", [gcs_error(503, "try later"), gcs_error(403, "Rate Limit Exceeded"), Answer(500)])
-def test_a_store_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(
+def test_a_store_that_never_reports_the_outcome_leaves_the_decision_in_doubt(
     answer: Answer, gcs_bucket: GcsBucket
 ) -> None:
     log = CommitLog.open(open_store(gcs_bucket), "query")
@@ -231,6 +235,15 @@ def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(g
     with pytest.raises(ConfigurationError, match=f"{gcs_bucket.url('log')}.*overwrites"):
         open_store(gcs_bucket).put_if_absent(0, b"x")
     assert gcs_bucket.objects() == []
+
+
+def test_a_gateway_that_refuses_every_conditional_write_is_refused_before_the_first_entry(
+    gcs_bucket: GcsBucket,
+) -> None:
+    """Otherwise every entry would seem to be another coordinator's."""
+    gcs_bucket.proxy.disturb_all("POST", gcs_error(412, "conditionNotMet"), CREATES)
+    with pytest.raises(ConfigurationError, match=f"{gcs_bucket.url('log')}.*even where there is none"):
+        open_store(gcs_bucket).put_if_absent(0, b"x")
 
 
 def test_a_store_is_tried_once_and_only_where_something_is_written(gcs_bucket: GcsBucket) -> None:
@@ -273,7 +286,7 @@ def test_a_bucket_that_is_not_there_is_named(gcs_bucket: GcsBucket) -> None:
         (INVALID, "invalid authentication credentials"),
     ],
 )
-def test_refused_rights_and_credentials_are_told_with_what_the_server_says(
+def test_refused_rights_and_credentials_are_reported_with_the_servers_message(
     answer: Answer, message: str, gcs_bucket: GcsBucket
 ) -> None:
     gcs_bucket.proxy.disturb_all("POST", answer)
@@ -299,6 +312,23 @@ def test_a_server_that_is_not_there_may_be_asked_again(monkeypatch: pytest.Monke
         store = twopc.open_store("gs://bucket/log", token="anon", endpoint_url=nowhere)  # noqa: S106
         with pytest.raises(Retriable, match=r"gs://bucket/log gave no answer .*Connect.*Is it up"):
             CommitLog.open(store, "query")
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["by default", "as an option"])
+def test_a_server_that_accepts_and_stays_silent_may_be_asked_again(
+    is_given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option with a limit in all raises an error of another class, which gcsfs does not repeat."""
+    repeat_at_once(monkeypatch)
+    monkeypatch.setattr("twopc.gcs.TIMEOUTS", ClientTimeout(sock_connect=10, sock_read=0.1))
+    options = {"requests_timeout": ClientTimeout(total=0.1)} if is_given else {}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        store = twopc.open_store("gs://bucket/log", token="anon", endpoint_url=endpoint, **options)  # noqa: S106
+        with pytest.raises(Retriable, match=r"gs://bucket/log gave no answer .*Timeout") as error:
+            CommitLog.open(store, "query")
+    assert isinstance(error.value.__cause__, OSError)
+    assert error.value.__cause__.errno == errno.ETIMEDOUT
 
 
 # Credentials. -----------------------------------------------------------------------------------------------------
@@ -354,7 +384,7 @@ def test_a_key_of_a_service_account_is_used_and_shown_nowhere(
     assert not any(secret in text for text in texts for secret in (SECRET, line, "the-key-id"))
 
 
-def test_a_key_that_was_deleted_is_refused_with_what_google_says(gcs_bucket: GcsBucket) -> None:
+def test_a_key_that_was_deleted_is_refused_with_googles_message(gcs_bucket: GcsBucket) -> None:
     account = service_account(f"{gcs_bucket.proxy.url}/token")
     deleted = json.dumps({"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
     gcs_bucket.proxy.disturb_all("POST", Answer(400, deleted.encode()), "/token")
@@ -364,17 +394,77 @@ def test_a_key_that_was_deleted_is_refused_with_what_google_says(gcs_bucket: Gcs
     assert account["private_key"].splitlines()[1] not in shown(refused.value)
 
 
-@pytest.mark.parametrize("token", [SECRET, {"type": "service_account", "private_key": SECRET}])
-def test_credentials_that_gcsfs_can_not_use_are_refused_and_not_repeated(
-    token: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def not_reached(url: str, params: Any, **_: Any) -> None:
-        raise requests.ConnectionError(f"Max retries exceeded with url: {url}?access_token={params['access_token']}")
-
-    monkeypatch.setattr("gcsfs.credentials.requests.get", not_reached)
+def test_credentials_that_gcsfs_can_not_use_are_refused_and_not_repeated() -> None:
     with pytest.raises(ConfigurationError, match="the client for 'gs://bucket/log' can't be made") as refused:
-        twopc.open_store("gs://bucket/log", token=token)
+        twopc.open_store("gs://bucket/log", token={"type": "service_account", "private_key": SECRET})
     assert SECRET not in shown(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (requests.ConnectionError(f"Max retries exceeded with url: /tokeninfo?access_token={SECRET}"), Retriable),
+        (503, Retriable),
+        (404, ConfigurationError),
+    ],
+    ids=["no answer", "busy", "refused"],
+)
+def test_an_access_token_that_google_can_not_be_asked_about_may_be_asked_about_again(
+    answer: Any, expected: type[TwoPhaseCommitError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(url: str, params: Any, **_: Any) -> requests.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        response = requests.Response()
+        response.status_code, response.url = answer, f"{url}?access_token={params['access_token']}"
+        return response
+
+    monkeypatch.setattr("gcsfs.credentials.requests.get", ask)
+    with pytest.raises(TwoPhaseCommitError, match=r"the client for 'gs://bucket/log' can't be made.*'token'") as error:
+        twopc.open_store("gs://bucket/log", token=SECRET)
+    assert type(error.value) is expected
+    assert SECRET not in shown(error.value)
+
+
+class OfMetadataServer(Credentials):
+    """The credentials of a machine or pod, whose metadata server is not there at the moment."""
+
+    def refresh(self, request: object) -> None:
+        try:
+            raise TransportError("Failed to retrieve http://metadata.google.internal/: timed out")  # type: ignore[no-untyped-call]
+        except TransportError as error:
+            raise RefreshError(error) from error  # type: ignore[no-untyped-call]
+
+
+def test_a_metadata_server_that_gives_no_answer_may_be_asked_again(
+    gcs_bucket: GcsBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat_at_once(monkeypatch)
+    token = OfMetadataServer()  # type: ignore[no-untyped-call]
+    store = twopc.open_store(gcs_bucket.url("log"), **{**gcs_bucket.storage_options, "token": token})
+    with pytest.raises(Retriable, match=r"metadata\.google\.internal"):
+        CommitLog.open(store, "query")
+
+
+def test_a_machine_whose_metadata_server_is_not_ready_is_asked_again_for_its_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("google.auth.compute_engine.Credentials", OfMetadataServer)
+    with pytest.raises(Retriable, match="can't be made at this moment"):
+        twopc.open_store("gs://bucket/log", token="cloud")  # noqa: S106  # a method
+
+
+def test_without_credentials_no_anonymous_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs would send them to Google for the rest of the process."""
+
+    def find_none(**_: Any) -> None:
+        raise DefaultCredentialsError("Your default credentials were not found")  # type: ignore[no-untyped-call]
+
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+    monkeypatch.setattr("google.auth.default", find_none)
+    with pytest.raises(ConfigurationError, match="Your default credentials were not found"):
+        twopc.open_store("gs://bucket/log")
+    twopc.open_store("gs://bucket/log", endpoint_url="http://127.0.0.1:1")
 
 
 def test_default_credentials_that_are_missing_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How long gcsfs waits before it repeats a request: half a minute in all, which no test needs."""
+"""gcsfs's waits before it repeats a request, shortened: by default, they take half a minute in all."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """An emulator of Google Cloud Storage, fake-gcs-server, as a process of its own on a free port.
 
-As Google does, it decides the condition of an upload and writes in one step, lists at once what was written, and keeps
-an object's metadata over a rewrite. As Google does not, it ignores the condition of a rewrite, checks no credentials,
-has no limits of rates, and forgets open uploads when it is killed.
+Like Google, it decides the condition of an upload and writes in one step, lists at once what was written, and keeps an
+object's metadata in a rewrite. Unlike Google, it ignores the condition of a rewrite, checks no credentials, has no rate
+limits, and forgets open uploads when it is killed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_TIMEOUT_S = 60.0
 METADATA = "user.metadata"
 """The attribute of a file in which the server keeps the metadata of an object."""
 BUILD_AT_MOST_S = 1200
-"""The limit of a test that may be the first to need the server: Go builds it for one minute and a half of two cores."""
+"""The limit of a test that may be the first to need the server: Go builds it in a minute and a half on two cores."""
 
 
 class GcsServer(ServerProcess):

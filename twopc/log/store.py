@@ -230,6 +230,8 @@ class ObjectStore:
                 " pip install 'twopc-core[s3]', for Google Cloud Storage: 'twopc-core[gcs]'), and does it take these"
                 " options? docs/stores.md shows how to give them"
             ) from error
+        except OSError as error:
+            raise Retriable(f"the client for {url!r} can't be made at this moment ({error})") from error
 
     def slots(self) -> list[int]:
         with self._asked():

@@ -1,10 +1,27 @@
 """The decision about a file, from what its store reports and from errors: publish, repeat, call an operator, or report
-that the file is lost or its outcome unknown. This module makes no request."""
+that the file is lost or its outcome unknown. This module makes no request.
+
+A store's error has an errno, with one meaning for all stores:
+
+| errno | meaning |
+| --- | --- |
+| ``ENOENT`` | there is certainly no such file |
+| ``ENODEV`` | there is no such bucket, container or folder |
+| ``EEXIST`` | the file exists, and the request was to create it |
+| ``EACCES``, and the others of ``NEEDS_AN_OPERATOR`` | the store refuses until an operator changes something |
+| ``ENOSYS`` | the store does not have this request |
+| ``EBUSY``, ``EAGAIN`` | the store was busy, or has not done it yet |
+| ``ETIMEDOUT``, and the other network errors of ``BUSY`` | no answer: the store may have done it |
+| ``EIO``, and any other | the store may have done it, and may answer differently the next time |
+
+``twopc.http_status`` has the errno of each HTTP status. A failed sync of a disk is a ``NotSynced``, whatever its errno.
+"""
 
 from __future__ import annotations
 
 import errno
 
+from twopc.durable_files import NotSynced
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -37,8 +54,6 @@ loses nothing."""
 NEEDS_AN_OPERATOR = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOSYS)
 )
-
-# EIO is in neither set: the store may or may not have done it, and may answer differently the next time.
 
 SYNC_MAY_PASS = BUSY - {errno.EBUSY}
 """A kernel reports a failed write-back once, and the next fsync may succeed though the data never reached the disk (the
@@ -119,25 +134,13 @@ def look_failed(error: OSError, what: str) -> TwoPhaseCommitError:
             " Give this process the right to look at pending and committed files; then start the query again, which"
             " repeats the commit."
         )
-    return commit_failed(error, what, published=False)
+    return commit_failed(error, what)
 
 
-def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitError:
-    """Return the error to raise for a store's error in a commit.
-
-    Args:
-        error: the store's error.
-        what: the subject of the message, with batch, transaction and places.
-        published: the file is published, and only making that durable, or removing its remains, has failed.
-    """
-    if error.errno in (SYNC_MAY_PASS if published else MAY_PASS):
+def commit_failed(error: OSError, what: str) -> TwoPhaseCommitError:
+    """Return the error to raise if a decided file can't be published, which may have happened all the same."""
+    if error.errno in MAY_PASS:
         return Retriable(f"{what} can't be committed yet: {error}")
-    if published:
-        return OutcomeUnknown(
-            f"{what} is published, and the step after that failed: {error}. On a disk, the file may not survive a power"
-            " cut; in an object store, its pending object is left. Check the store and the system's log; then start the"
-            " query again, which repeats the commit."
-        )
     if error.errno in NEEDS_AN_OPERATOR:
         return OperatorRequired(
             f"{what} is decided and not committed: {error}. Its records are safe in the pending file. Give"
@@ -146,6 +149,26 @@ def commit_failed(error: OSError, what: str, published: bool) -> TwoPhaseCommitE
     return OutcomeUnknown(
         f"{what} is decided, and the store does not report whether it is committed: {error}. Check the store; then"
         " start the query again, which repeats the commit."
+    )
+
+
+def settle_failed(error: OSError, what: str) -> TwoPhaseCommitError:
+    """Return the error to raise if a published file can't be made durable, or its pending file can't be removed."""
+    if error.errno in (SYNC_MAY_PASS if isinstance(error, NotSynced) else MAY_PASS):
+        return Retriable(f"{what} is published, and the step after that has to be repeated: {error}")
+    if isinstance(error, NotSynced):
+        return OutcomeUnknown(
+            f"{what} is published, and may not survive a power cut: {error}. Check the disk and the system's log; then"
+            " start the query again, which repeats the commit."
+        )
+    if error.errno in NEEDS_AN_OPERATOR:
+        return OperatorRequired(
+            f"{what} is published, and its pending file can't be removed: {error}. Give this process the right to"
+            " remove it; then start the query again, which repeats the commit."
+        )
+    return OutcomeUnknown(
+        f"{what} is published, and its pending file may be left: {error}. Check the store; then start the query again,"
+        " which repeats the commit."
     )
 
 

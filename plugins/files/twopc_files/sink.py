@@ -34,6 +34,7 @@ from twopc_files.outcomes import (
     look_failed,
     not_shown_yet,
     obstacle_seen,
+    settle_failed,
     unreachable,
     write_failed,
 )
@@ -282,7 +283,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             published = True
             self._store.settle(file)
         except OSError as error:
-            failure = commit_failed(error, what, published)
+            failure = settle_failed(error, what) if published else commit_failed(error, what)
             failure.__cause__ = error
             return failure
         except TwoPhaseCommitError as error:

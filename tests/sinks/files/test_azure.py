@@ -337,6 +337,29 @@ def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
     assert proxied.values() == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (azure_error(503, "ServerBusy"), Retriable),
+        (azure_error(500, "InternalError"), Retriable),
+        (azure_error(403, "AuthorizationPermissionMismatch"), OperatorRequired),
+    ],
+    ids=["busy", "failing", "denied"],
+)
+def test_a_marker_that_is_not_removed_is_removed_by_a_repeated_commit(
+    reply: Answer, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all("DELETE", reply)
+    with pytest.raises(TwoPhaseCommitError, match="is published") as error:
+        proxied.sink().commit(committable)
+    assert type(error.value) is expected
+    assert proxied.values() == ["a", "b"]
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.files() == [the_file(committable).target]
+
+
 @pytest.mark.parametrize("target", ["comp=block&", ".staged"], ids=["block", "marker"])
 def test_a_file_that_can_not_be_uploaded_is_a_vote_of_no_and_leaves_nothing(
     target: str, proxied: Place, proxy: HttpProxy

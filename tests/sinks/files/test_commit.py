@@ -286,6 +286,7 @@ def failing(number: int) -> Any:
         ("rename", errno.EIO, OutcomeUnknown),
         ("fsync", errno.EIO, OutcomeUnknown),
         ("fsync", errno.ENOSPC, OutcomeUnknown),
+        ("fsync", errno.EBUSY, OutcomeUnknown),
         ("fsync", errno.EINTR, Retriable),
     ],
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else getattr(value, "__name__", value),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -120,8 +121,8 @@ def test_a_part_whose_request_is_lost_is_sent_again(proxied: Place, proxy: HttpP
     assert proxied.fs.cat_file(proxied.path(f"_twopc/{handle.pending}")) == contents
 
 
-def test_a_file_of_which_the_server_kept_a_part_twice_is_vetoed(proxied: Place, proxy: HttpProxy) -> None:
-    """The emulator does with a part whose reply is lost; Google ignores the bytes that it has."""
+def test_a_file_with_a_part_that_the_server_kept_twice_is_vetoed(proxied: Place, proxy: HttpProxy) -> None:
+    """The emulator keeps a part twice if its reply is lost. Google ignores bytes that it has."""
     proxy.disturb_next("POST", Lost.REPLY, "upload_id")
     handle = written(proxied, bytes(12 * MIB))
     obstacle = obstacle_seen(proxied.store.look(handle), handle)
@@ -129,10 +130,39 @@ def test_a_file_of_which_the_server_kept_a_part_twice_is_vetoed(proxied: Place, 
     assert f"{12 * MIB} were written" in obstacle
 
 
+def test_a_file_that_is_discarded_ends_its_upload_and_never_becomes_an_object(proxied: Place, proxy: HttpProxy) -> None:
+    file = proxied.store.create(ID, 0, TARGET)
+    file.write(bytes(12 * MIB))
+    sent = len(proxy.sent("POST"))
+    assert sent > 1
+    file.discard()
+    assert len(proxy.sent("POST")) == sent
+    assert len(proxy.sent("DELETE", "upload_id=")) == 1
+    assert proxied.files() == []
+
+
+def test_a_small_file_that_is_discarded_is_not_uploaded(proxied: Place, proxy: HttpProxy) -> None:
+    file = proxied.store.create(ID, 0, TARGET)
+    file.write(b"abc")
+    file.discard()
+    assert [request.method for request in proxy.requests] == ["DELETE"]
+
+
+def test_a_forgotten_file_is_not_uploaded(proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gcsfs uploads the buffer of a file that is collected, in a thread of its own."""
+    uploaded: list[object] = []
+    monkeypatch.setattr("gcsfs.core._defer_close", uploaded.append)
+    file = proxied.store.create(ID, 0, TARGET)
+    file.write(b"abc")
+    del file
+    gc.collect()
+    assert uploaded == proxy.requests == []
+
+
 # Commits. ---------------------------------------------------------------------------------------------------
 
 
-def test_a_commit_takes_five_requests_of_a_file(proxied: Place, proxy: HttpProxy) -> None:
+def test_a_commit_takes_five_requests_per_file(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
     proxy.requests.clear()
     proxied.sink().commit(committable)
@@ -267,7 +297,10 @@ def test_pending_files_are_listed_page_by_page(
     ("answer", "expected"),
     [
         (gcs_error(408), Retriable),
+        (gcs_error(409, "The object is being changed"), Retriable),
+        (gcs_error(410, "The rewrite token is no longer available"), Retriable),
         (gcs_error(429), Retriable),
+        (gcs_error(501), OperatorRequired),
         (gcs_error(502), Retriable),
         (gcs_error(503), Retriable),
         (gcs_error(403, "User Rate Limit Exceeded"), Retriable),
@@ -310,7 +343,7 @@ def test_a_store_that_refuses_stops_the_query_at_its_start(
         proxied.sink().open()
 
 
-def test_a_missing_right_to_write_is_told_by_the_first_record(proxied: Place, proxy: HttpProxy) -> None:
+def test_a_missing_right_to_write_is_reported_with_the_first_record(proxied: Place, proxy: HttpProxy) -> None:
     proxy.disturb_all("POST", FORBIDDEN, "upload")
     with pytest.raises(ConfigurationError, match="writer@project"):
         proxied.pre_commit()
@@ -323,12 +356,26 @@ def test_a_target_that_may_not_be_looked_at_is_vetoed(proxied: Place, proxy: Htt
         proxied.sink().seal([committable], age_s=0)
 
 
-def test_a_pending_object_that_may_not_be_removed_stops_the_query_and_its_file_is_committed(
+def test_a_pending_object_that_may_not_be_removed_calls_an_operator_and_its_file_is_committed(
     proxied: Place, proxy: HttpProxy
 ) -> None:
     committable = proxied.pre_commit()
     proxy.disturb_all("DELETE", FORBIDDEN)
-    with pytest.raises(OutcomeUnknown, match=r"is published.*writer@project.*its pending object is left"):
+    with pytest.raises(OperatorRequired, match=r"is published.*writer@project.*the right to remove it"):
+        proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.files() == [the_file(committable).target]
+
+
+@pytest.mark.parametrize("status", [409, 429, 500, 503])
+def test_a_pending_object_that_a_busy_store_does_not_remove_is_removed_by_a_repeated_commit(
+    status: int, proxied: Place, proxy: HttpProxy
+) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_all("DELETE", gcs_error(status))
+    with pytest.raises(Retriable, match="is published"):
         proxied.sink().commit(committable)
     assert proxied.values() == ["a", "b"]
     proxy.heal()

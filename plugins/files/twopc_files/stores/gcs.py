@@ -53,7 +53,7 @@ class Gcs:
         try:
             fs = gcs_client({**self.storage_options, "use_listings_cache": False})  # fsspec keeps one per process
         except ValueError as error:
-            raise OSError(errno.EIO, f"its client can't be made ({error})") from None
+            raise OSError(errno.EACCES, f"its client can't be made ({error})") from None
         return fs, self.url.removeprefix("gs://")
 
     def meaning(self, error: Exception) -> OSError:
@@ -96,7 +96,7 @@ class Gcs:
         return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
-        with contextlib.suppress(FileExistsError):  # whose it is, the look tells
+        with contextlib.suppress(FileExistsError):  # the look below shows whose it is
             self._rewrite(self._pending(file), self._name(file.target))
         target = self._object(self._name(file.target))
         if target is None or (_size(target), _mark(target)) != (file.size_bytes, file.transaction_id):

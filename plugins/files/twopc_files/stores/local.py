@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.durable_files import folder_for_a_trial, make_folder, sync_folder
+from twopc.durable_files import NotSynced, folder_for_a_trial, make_folder, sync_folder
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
 
@@ -115,10 +115,13 @@ class Local:
 
     def settle(self, file: FileHandle) -> None:
         # Always: an earlier call may have renamed the file, or created a folder for it, and died before its sync.
-        for folder in self._folders(file):
-            sync_folder(folder)
-        with contextlib.suppress(FileNotFoundError):  # somebody may have removed the empty folder
-            sync_folder(self._pending)
+        try:
+            for folder in self._folders(file):
+                sync_folder(folder)
+            with contextlib.suppress(FileNotFoundError):  # somebody may have removed the empty folder
+                sync_folder(self._pending)
+        except OSError as error:
+            raise NotSynced(error.errno, error.strerror, error.filename) from error
 
     def discard(self, file: FileHandle) -> None:
         """Remove the pending file, without a sync: if a power cut brings it back, it is swept again."""

@@ -1,8 +1,7 @@
 """Files in a store that fsspec reaches, and in which a rename or a copy makes a file appear atomically.
 
-A pending file is written under ``<path>/_twopc/``. A commit renames it if the store's renames are atomic (HDFS). In an
-object store, a rename is a copy, and an object appears only when it is complete: there a commit copies the pending file
-and then removes it.
+A pending file is written under ``<path>/_twopc/``. A commit renames it if the store's renames are atomic (HDFS). In
+``memory://``, a rename is a copy and a removal: there a commit makes these two steps itself.
 
 These stores have no fsync, and not all have an exclusive create. A file is as durable as the store makes a closed file,
 and no other process writes a name with this exact transactional id.
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 _HADOOP = ", which needs Hadoop's native client: set JAVA_HOME, HADOOP_HOME and CLASSPATH (hadoop classpath --glob)"
-
-COMPARED_BYTES = 4 * 1024 * 1024
-"""How many bytes of two files are compared at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +111,9 @@ class Remote:
         foreign file has the target's name."""
         if self.renames or pending != target:
             return False
-        return _ask(self._have_same_contents, self._pending_path(file.pending), self._path(file.target))
-
-    def _have_same_contents(self, one: str, other: str) -> bool:
-        with self._fs.open(one, "rb") as first, self._fs.open(other, "rb") as second:
-            while block := first.read(COMPARED_BYTES):
-                if block != second.read(len(block)):
-                    return False
-        return True
+        paths = self._pending_path(file.pending), self._path(file.target)
+        copied, found = (_ask(self._fs.cat_file, path) for path in paths)
+        return bool(copied == found)
 
     def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # such stores check rights when they are used
         return None
@@ -223,9 +214,19 @@ class RemoteFile(PendingFile):
         return replace(self.handle, size_bytes=self._size_bytes)
 
     def discard(self) -> None:
-        with contextlib.suppress(Exception):  # data that could not be written before fails again
-            self._file.close()
+        is_open = isinstance(self._file, AbstractBufferedFile) and not self._file.closed
+        with contextlib.suppress(Exception):  # the data could not be written before, or an upload has ended
+            self._file.discard() if is_open else self._file.close()
+        self._forget()
         self._store.discard(self.handle)
+
+    def __del__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        """Have the client drop what is in its buffer. It would write it when it collects the file."""
+        if isinstance(self._file, AbstractBufferedFile):
+            self._file.closed = True
 
 
 def _ask(call: Callable[..., ResultT], *arguments: object, **keywords: object) -> ResultT:

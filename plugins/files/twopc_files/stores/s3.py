@@ -21,6 +21,7 @@ import fsspec
 from botocore import exceptions as boto
 
 from twopc.checks import CheckResult
+from twopc.http_status import of_status
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
 from twopc_files.stores.store import MARK, FileOfParts, Sight
 
@@ -369,10 +370,8 @@ def translated(error: Exception) -> OSError:
 def _meaning(code: str, status: int) -> int:
     if code in _NUMBERS:
         return _NUMBERS[code]
-    if status == 501:  # NotImplemented: no repeat of the request will help
-        return errno.ENOSYS
-    if code in _BUSY or status in (408, 429) or status >= 500:
+    if code in _BUSY:
         return errno.EBUSY
-    if code in _DENIED or status in (401, 403):
+    if code in _DENIED:
         return errno.EACCES
-    return errno.EIO
+    return errno.EIO if status == 404 else of_status(status)  # such as of an access point, not of the object

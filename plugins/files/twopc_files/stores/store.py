@@ -185,7 +185,8 @@ class Store(Protocol):
         """
 
     def settle(self, file: FileHandle) -> None:
-        """Make a publication durable and remove its remains, even if another process published the file."""
+        """Make a publication durable and remove its remains, even if another process published the file. Raises
+        ``NotSynced`` if a disk did not sync."""
 
     def rehearse(self, file: FileHandle) -> None:
         """Do as ``publish`` does, under a hidden name that is removed again. Only if publishing needs a right or a
