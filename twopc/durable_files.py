@@ -473,8 +473,8 @@ class RenamingFolder:
     def _write(self, path: str, data: bytes) -> None:
         try:
             self.fs.create(path, data)
-        except FileExistsError as error:  # of put-if-absent it would mean that the name exists
-            raise NotADirectoryError(errno.ENOTDIR, "a file", self.path) from error
+        except FileExistsError as error:  # a proxy repeated the request; of put-if-absent it would mean a taken name
+            raise OSError(errno.EAGAIN, error.strerror) from error
 
     def _remove_leftovers(self, mine: str) -> None:
         """Remove what killed processes left. Judge age by the NameNode's clock alone. A writer that only slept can't

@@ -17,9 +17,13 @@ from urllib.parse import urlsplit
 
 import requests
 from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
+from requests.adapters import HTTPAdapter
 
 TIMEOUTS_S = (10.0, 60.0)
 """How long a client waits for a connection, and for the next bytes of an answer."""
+
+_CONNECTIONS = 32
+"""How many idle connections to a host to keep. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
 
 _BY_EXCEPTION = {
     "AccessControlException": errno.EACCES,
@@ -59,6 +63,10 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         session = _Session(hidden)
         session.auth, session.cert, session.verify = self.session.auth, self.session.cert, self.session.verify
         self.session = session
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path, with the NameNode's host and port, which fsspec leaves out."""
+        return f"webhdfs://{urlsplit(self.url).netloc}{self._strip_protocol(name)}"
 
     def create(self, path: str, data: bytes, replaces: bool = False) -> None:
         """Create a file, with its missing parents, and close it. After an error, a part of it may be there.
@@ -150,6 +158,8 @@ class _Session(requests.Session):
     def __init__(self, hidden: list[str]) -> None:
         super().__init__()
         self._hidden = hidden
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
 
     def request(self, method: str, url: str, *arguments: Any, **keywords: Any) -> requests.Response:  # type: ignore[override]
         host = urlsplit(url).netloc.rpartition("@")[2]

@@ -194,6 +194,14 @@ def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer
     assert read_tail(folder.store()) == (1, log.tail)
 
 
+def test_a_create_that_a_proxy_has_repeated_does_not_mean_that_the_slot_is_taken(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.disturb_next("PUT", remote_exception(403, "FileAlreadyExistsException"), "op=CREATE")
+    log.decide(FIRST)
+    assert folder.proxy.is_done
+    assert read_tail(folder.store()) == (1, log.tail)
+
+
 def test_a_name_node_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(folder: Folder) -> None:
     log = CommitLog.open(folder.store(), "query")
     folder.proxy.disturb_all("PUT", remote_exception(403, "StandbyException"), renames(entry_name(1)))

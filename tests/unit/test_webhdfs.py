@@ -53,6 +53,12 @@ def test_an_answer_that_was_cut_off_is_no_success() -> None:
     assert _failure(answer(200, b"hal", Content_Length="5")) == (errno.ECONNRESET, "3 bytes of 5")
 
 
+def test_a_url_names_its_name_node() -> None:
+    fs = WebHdfs("nn", port=9870, skip_instance_cache=True)
+    for path in ("/orders/a b", "webhdfs://nn:9870/orders/a b"):
+        assert fs.unstrip_protocol(path) == "webhdfs://nn:9870/orders/a b"
+
+
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:
     fs = WebHdfs("127.0.0.1", skip_instance_cache=True)
 

@@ -47,6 +47,7 @@ def test_a_log_of_complete_batches_lists_each_batch_and_survives_a_repeat(logs: 
             sink.complete(batch_id, [committable])
     if logs == "manifest":
         listed = committed_files(hdfs.url, hdfs.storage_options)
+        assert all(path.startswith(f"{hdfs.url}/part-") for path in listed)
         records = "".join(hdfs.fs.cat_file(path).decode() for path in listed)
         assert [json.loads(line)["value"] for line in records.splitlines()] == [f"{n}" for n in range(12)]
     assert not [path for path in hdfs.files() if path.endswith((".aside", ".probe"))]
