@@ -137,7 +137,7 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
             raise FileExistsError(errno.EEXIST, "exists", path2)
 
     def set_modified(self, path: str) -> None:
-        """Set the modification time of a folder or file to now. The NameNode journals this edit even without a change."""
+        """Set the modification time of a folder or file to now, an edit that the NameNode always journals."""
         self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
 
     def rmdir(self, path: str) -> None:
