@@ -457,15 +457,15 @@ class Coordinator:
             self._tell(committed)
 
     def _committed(self, batch_id: int, recovered: bool) -> BatchCommitted:
-        """Return the event for a pending batch, to be reported when it is complete. Until then the log has it all,
-        whereas a sink forgets its part before others have completed theirs."""
-        tail = self._log.tail
-        [decision] = [decision for decision in tail.unresolved if decision.batch_id == batch_id]
-        parts = tuple(
-            sink.part_of_batch(decision.committables.get(name, ()), recovered) for name, sink in self._sinks.items()
-        )
+        """Return the event for a pending batch, to be reported when it is complete. A sink that has completed its part
+        before the others has forgotten it, and the log has it still."""
+        tail, parts = self._log.tail, []
+        logged = {decision.batch_id: decision.committables for decision in tail.unresolved}.get(batch_id, {})
+        for name, sink in self._sinks.items():
+            committables = sink.pending[batch_id] if batch_id in sink.pending else logged.get(name, ())
+            parts.append(sink.part_of_batch(committables, recovered))
         reads = tail.reads if batch_id == tail.decided else None
-        return BatchCommitted(batch_id, parts, reads, recovered, tail.log_id, self._owner)
+        return BatchCommitted(batch_id, tuple(parts), reads, recovered, tail.log_id, self._owner)
 
     def _commit_batch(self, batch_id: int, sinks: Sequence[TwoPhaseCommitSink[Any]], recovered: bool) -> None:
         """Commit a pending batch in ``sinks``, then complete it there."""

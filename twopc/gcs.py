@@ -9,6 +9,7 @@ or an error of another library. Here each is an OSError.
 | ``EEXIST`` | the object exists: the condition of a conditional write failed |
 | ``EACCES`` | the credentials or their rights are refused, or none were found |
 | ``EBUSY`` | the store is busy or gave no answer, so the request may have been carried out |
+| ``ENOSYS`` | the server does not know such a request |
 | ``EIO`` | anything else |
 
 gcsfs has repeated a request for about half a minute before it raises ``EBUSY``.
@@ -31,7 +32,6 @@ from requests.exceptions import RequestException
 
 _SESSION = re.compile(r"upload_id=[^&\s]+")
 """In the URL of a resumable upload: whoever knows it can write the object."""
-
 
 _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),

@@ -4,6 +4,7 @@ standbys, and servers that can't be used."""
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ import pytest
 from psycopg import sql
 
 import twopc
+from tests.support.pages import DOCS, blocks
 from tests.support.postgres_server import PostgresServer, Standby
 from twopc import Committable, Round
 from twopc.checks import CheckStatus
@@ -502,6 +504,15 @@ def test_a_role_that_may_create_the_table_needs_no_other_preparation(place: Plac
     user, password = role
     place.ask(f"GRANT USAGE, CREATE ON SCHEMA {place.schema} TO {user}")
     CommitLog.open(place.store(user=user, password=password), "query").close()
+
+
+def test_a_role_needs_no_more_than_the_statements_of_the_guide(place: Place, role: tuple[str, str]) -> None:
+    user, password = role
+    [statements] = blocks(DOCS / "stores.md", "sql")
+    place.ask(re.sub(r"\betl\b", place.schema, statements).replace("writer", user))
+    store = place.store(user=user, password=password)
+    assert {check.result for check in store.check()} == {CheckStatus.PASSED}
+    CommitLog.open(store, "query").close()
 
 
 def test_a_schema_that_is_not_there_is_named(server: PostgresServer) -> None:

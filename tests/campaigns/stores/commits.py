@@ -30,7 +30,7 @@ def of_azure(strike: Strike) -> None:
 
 def of_gcs(strike: Strike) -> None:
     """The rewrite of an object under another name."""
-    _watch(strike, GCSFileSystem, "_call", lambda _, path, *__: "/rewriteTo/" in path)
+    _watch(strike, GCSFileSystem, "_call", lambda *request: any("/rewriteTo/" in str(part) for part in request[:2]))
 
 
 def _watch(strike: Strike, client: Any, method: str, is_commit: Callable[..., bool]) -> None:

@@ -101,6 +101,14 @@ def test_a_file_of_any_size_goes_up_in_blocks_and_comes_out_as_it_was(
     assert proxied.fs.cat_file(proxied.path(TARGET)) == contents
 
 
+def test_a_folder_may_be_the_top_of_a_container(azure: Place) -> None:
+    top = Place(azure.url.removesuffix("/data/orders"), azure.storage_options)
+    committable = top.pre_commit()
+    assert top.files() == [f"_twopc/{the_file(committable).pending}"]
+    top.sink().commit(committable)
+    assert (top.files(), top.values()) == ([the_file(committable).target], ["a", "b"])
+
+
 def test_a_write_of_any_length_holds_one_block_at_most(azure: Place) -> None:
     with azure_of(azure).create(ID, 0, TARGET) as file:
         file.write(bytes(FIRST_BLOCK_BYTES * 2 + 5))

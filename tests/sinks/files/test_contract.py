@@ -13,6 +13,7 @@ import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.typed_records import TEXT, in_halves, plain, typed, unchecked_text
 from twopc.testing import SinkContract
 from twopc_files.sink import FileSink
@@ -211,6 +212,15 @@ class TestAzure(RemoteContract):
     @pytest.fixture(autouse=True)
     def _place(self, azure: Place) -> None:
         self.place = azure
+
+
+@pytest.mark.timeout(BUILD_AT_MOST_S)
+class TestGcs(RemoteContract):
+    kills = 8  # make prove-stores has them all
+
+    @pytest.fixture(autouse=True)
+    def _place(self, gcs: Place) -> None:
+        self.place = gcs
 
 
 class TestCopies(RemoteContract):

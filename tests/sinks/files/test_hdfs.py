@@ -164,6 +164,7 @@ def test_an_error_of_httpfs_is_waited_for(proxied: tuple[Place, HttpProxy]) -> N
     assert place.values() == ["a", "b"]
 
 
+@pytest.mark.crash
 def test_a_decided_file_is_committed_after_its_name_node_was_killed_and_started_again(
     hdfs: Place, hdfs_server: HdfsServer
 ) -> None:

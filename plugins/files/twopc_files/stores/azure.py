@@ -5,8 +5,8 @@ Before it, no reader sees the blob. Any process can put the list, as Azure itsel
 
 Azure has no request that removes uncommitted blocks, and lists them only among all blobs of a folder. So each pending
 file has an empty *marker* ``<path>/_twopc/.<transaction id>-<n>.staged``, from before its first block until after its
-commit. Recovery lists the markers. A file without a marker is rolled back; Azure removes its blocks a week after the
-last one was uploaded.
+commit. Recovery lists the markers. A file without a marker is rolled back. Azure removes its blocks a week after the
+last one was uploaded ("Understanding block blobs" in Azure's REST reference).
 
 The client is adlfs, so fsspec's options and credentials work as everywhere else.
 """

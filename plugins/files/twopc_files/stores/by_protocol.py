@@ -39,8 +39,7 @@ UPLOADING = ("s3", "s3a", "s3n")
 STAGING = ("abfs", "abfss", "az")
 RENAMING = ("hdfs", "webhdfs")
 REWRITING = ("gs", "gcs")
-COPYING = ("memory",)
-KNOWN = (*filter(None, LOCAL), *UPLOADING, *STAGING, *RENAMING, *REWRITING, *COPYING)
+KNOWN = (*filter(None, LOCAL), *UPLOADING, *STAGING, *RENAMING, *REWRITING, "memory")
 
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]+")
 

@@ -1,7 +1,7 @@
 """Files in Google Cloud Storage: each pending file is an object, which a commit rewrites under its final name.
 
-A rewrite within a bucket is one request, whatever the file's size. Its condition lets the store decide that no object
-is replaced, so a request that arrives late can do no harm. It keeps the metadata, which name the transaction.
+The condition of a rewrite lets the store decide that no object is replaced, so a request that arrives late can do no
+harm. A rewrite keeps the metadata, which name the transaction.
 
 An upload that is held open, as on S3, is no choice: whoever knows the URL of one can write the object, so a commit log
 would hold a secret.
