@@ -84,7 +84,7 @@ def test_a_rename_between_encryption_zones_is_no_reason_to_wait() -> None:
 def test_a_token_in_a_url_that_cannot_be_asked_is_not_shown(url: str) -> None:
     """Such as that of a DataNode, whose token the NameNode has made up."""
     session = WebHdfs("nn", skip_instance_cache=True).session
-    with pytest.raises(OSError, match=r"delegation=\*\*\*") as told:
+    with pytest.raises(OSError, match="no answer") as told:
         session.get(url)
     assert "the%2Ftoken" not in "".join(traceback.format_exception(told.value))
 

@@ -153,6 +153,19 @@ def test_a_commit_ends_with_an_edit_though_another_process_has_renamed_the_file(
         place.sink().commit(committable)
 
 
+def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: tuple[Place, HttpProxy]) -> None:
+    place, proxy = proxied
+    cause = "/a can't be moved from an encryption zone."
+    body = {"RemoteException": {"exception": "IOException", "message": cause}}
+    proxy.disturb_next("PUT", Answer(403, json.dumps(body).encode()), "op=RENAME")
+    [failed] = [check for check in place.sink().check() if check.result is not CheckStatus.PASSED]
+    assert cause in str(failed)
+    committable = place.pre_commit()
+    proxy.disturb_next("PUT", Answer(403, json.dumps(body).encode()), "op=RENAME")
+    with pytest.raises(OperatorRequired, match=cause):
+        place.sink().commit(committable)
+
+
 def test_an_error_of_httpfs_is_waited_for(proxied: tuple[Place, HttpProxy]) -> None:
     place, proxy = proxied
     committable = place.pre_commit()
