@@ -350,8 +350,7 @@ class RenamingFolder:
     """A folder on HDFS, whose rename to a name that exists fails.
 
     The NameNode answers an edit, such as a rename, when it has synced its journal up to it. A closed file has its data
-    on as many DataNodes as ``dfs.namenode.replication.min`` asks for. Each syncs it if ``dfs.datanode.synconclose`` is
-    set.
+    on as many DataNodes as ``dfs.namenode.replication.min`` asks for, which have synced it (``WebHdfs.create``).
 
     Args:
         fs: a ``twopc.webhdfs.WebHdfs``.

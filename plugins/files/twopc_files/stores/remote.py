@@ -197,7 +197,9 @@ class Remote:
 
     def located(self) -> tuple[Any, str]:
         try:
-            return file_system(self.url, **self.storage_options)  # fsspec keeps one client per thread
+            # fsspec keeps one client per thread, each with a session of its own: requests-kerberos keeps the context of
+            # a handshake by host, so two threads can't share it.
+            return file_system(self.url, **self.storage_options)
         except Exception as error:
             # Repeating does not help. For a missing library, the first line has its name. Dozens of lines follow with
             # the paths that were searched.
