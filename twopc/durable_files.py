@@ -363,8 +363,7 @@ class RenamingFolder:
     """A folder on HDFS, whose rename to a name that exists fails.
 
     The NameNode answers an edit, such as a rename, when it has synced its journal up to it. A closed file has its data
-    on as many DataNodes as ``dfs.namenode.replication.min`` asks for. Each syncs it if ``dfs.datanode.synconclose`` is
-    set.
+    on as many DataNodes as ``dfs.namenode.replication.min`` asks for, which have synced it (``WebHdfs.create``).
 
     Args:
         fs: a ``twopc.webhdfs.WebHdfs``.
@@ -417,10 +416,12 @@ class RenamingFolder:
             self.fs.rm_file(self._file(name))
 
     def sync(self, name: str) -> None:  # noqa: ARG002  # the journal has every name
-        """Make ``name`` survive a power cut, whoever created it."""
-        edit = self._file(_hidden(_PROBE))
-        self.fs.mkdir(edit)  # the journal is synced in order, so up to this edit at least
-        self.fs.rm_file(edit)
+        """Make ``name`` survive a power cut, whoever created it.
+
+        The NameNode applies an edit before it syncs its journal, and syncs the journal in order. So this makes an edit,
+        which fails on a NameNode that another one has replaced.
+        """
+        self.fs.set_modified(self.path)
 
     def try_put_if_absent(self) -> None:
         """Rename two files to one hidden name. Files and folders that the trial made are removed again.
@@ -473,7 +474,7 @@ class RenamingFolder:
         aside = self._file(_hidden(_ASIDE))
         try:
             self._write(aside, data)
-            self.fs.mv(aside, self._file(name), replaces=replaces)
+            self._rename(aside, self._file(name), replaces)
         except FileExistsError:
             # This edit comes after the one that made the name, so the journal is synced up to that one, too.
             self.fs.rm_file(aside)
@@ -487,6 +488,12 @@ class RenamingFolder:
         try:
             self.fs.create(path, data)
         except FileExistsError as error:  # a proxy repeated the request; of put-if-absent it would mean a taken name
+            raise OSError(errno.EAGAIN, error.strerror) from error
+
+    def _rename(self, aside: str, path: str, replaces: bool) -> None:
+        try:
+            self.fs.mv(aside, path, replaces=replaces)
+        except FileNotFoundError as error:  # a proxy repeated the request, or the aside was removed as an old one
             raise OSError(errno.EAGAIN, error.strerror) from error
 
     def _remove_leftovers(self, mine: str) -> None:

@@ -11,6 +11,8 @@ credential.
 from __future__ import annotations
 
 import errno
+import re
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +26,10 @@ TIMEOUTS_S = (10.0, 60.0)
 
 _CONNECTIONS = 32
 """How many idle connections to a host to keep. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
+
+BLOCK_BYTES = 64 * 1024 * 1024
+"""How much of a file that is written is in memory and in one request. A folder with erasure coding refuses a second
+one, as it would be an ``APPEND``."""
 
 _BY_EXCEPTION = {
     "AccessControlException": errno.EACCES,
@@ -45,11 +51,17 @@ _BY_EXCEPTION = {
 }
 
 # As both ExceptionHandler.java of Hadoop assign them. 403 is any other IOException, such as that of a NameNode in safe
-# mode or in standby, or without a DataNode: HDFS has done nothing, and may do it later.
-_BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errno.ENOENT}
+# mode or in standby, or without a DataNode: HDFS has done nothing, and may do it later. HttpFS has 500 for these.
+_BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errno.ENOENT, 500: errno.EAGAIN}
+
+_BETWEEN_ZONES = "encryption zone"
+"""In the text of the IOException for a rename into or out of one (EncryptionZoneManager.checkMoveValidity)."""
 
 # Of a server in between, or of one that is no WebHDFS: its 404 does not mean that a file is missing.
-_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys((429, 502, 503, 504), errno.EAGAIN)
+_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys((429, 500, 502, 503, 504), errno.EAGAIN)
+
+_TOKEN = re.compile(r"\b(delegation|token)=[^&\s'\")]*", re.IGNORECASE)
+"""In a URL. A NameNode puts a token of its own into the URL of a DataNode."""
 
 
 class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
@@ -71,6 +83,9 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
     def create(self, path: str, data: bytes, replaces: bool = False) -> None:
         """Create a file, with its missing parents, and close it. After an error, a part of it may be there.
 
+        The DataNodes sync the file before they answer, whatever ``dfs.datanode.synconclose`` is (Hadoop 2.8 and later;
+        older ones and HttpFS ignore the flag).
+
         Args:
             path: the file.
             data: its contents.
@@ -79,7 +94,7 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         Raises:
             FileExistsError: the name exists.
         """
-        self._send("CREATE", "put", path, data, overwrite=str(replaces).lower())
+        self._send("CREATE", "put", path, data, overwrite=str(replaces).lower(), createflag="create,sync_block")
 
     def append(self, path: str, data: bytes) -> None:
         """Append to a file, and close it. After an error, a part of the data may be there."""
@@ -92,8 +107,11 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         self.session.request(method.upper(), url, data=data, headers={"Content-Type": "application/octet-stream"})
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **keywords: Any) -> _File:
+        if mode not in ("rb", "wb"):
+            raise NotImplementedError(f"mode {mode!r}")
         options = {"autocommit": True, **keywords, "tempdir": self.tempdir}
-        return _File(self, path, mode=mode, block_size=block_size or self.blocksize, **options)
+        size_bytes = block_size or (BLOCK_BYTES if mode == "wb" else self.blocksize)
+        return _File(self, path, mode=mode, block_size=size_bytes, **options)
 
     def mv(self, path1: str, path2: str, replaces: bool = False, **_: Any) -> None:
         """Rename a file in one step.
@@ -118,6 +136,10 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
                 self.info(path)
             raise FileExistsError(errno.EEXIST, "exists", path2)
 
+    def set_modified(self, path: str) -> None:
+        """Set the modification time of a folder or file to now, an edit that the NameNode always journals."""
+        self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
+
     def rmdir(self, path: str) -> None:
         """Remove an empty folder."""
         self.rm(path, recursive=False)
@@ -136,9 +158,9 @@ class _File(WebHDFile):  # type: ignore[misc]  # fsspec has no types
 
     def _upload_chunk(self, final: bool = False) -> bool:  # noqa: ARG002  # every block is closed
         data = self.buffer.getvalue()
-        if self.offset == 0 and "a" not in self.mode:
+        if self.offset == 0:
             self.fs.create(self.path, data, replaces=True)
-        else:
+        elif data:
             self.fs.append(self.path, data)
         return True
 
@@ -174,7 +196,8 @@ class _Session(requests.Session):
             number, text = failure
         for secret in self._hidden:
             text = text.replace(secret, "***")
-        raise OSError(number, f"{text} ({host})")
+        text = _TOKEN.sub(r"\1=***", text)
+        raise OSError(number, f"{text} ({host})") from None
 
 
 def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
@@ -204,4 +227,6 @@ def _failure(answer: requests.Response) -> tuple[int, str] | None:
         number = _WITHOUT_EXCEPTION.get(answer.status_code, errno.EIO)
         return number, f"HTTP status {answer.status_code}, not an answer of WebHDFS"
     number = _BY_EXCEPTION.get(name) or _BY_STATUS.get(answer.status_code, errno.EIO)
+    if name == "IOException" and _BETWEEN_ZONES in text:
+        number = errno.EXDEV
     return number, f"{name}: {text}"

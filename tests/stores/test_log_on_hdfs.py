@@ -19,7 +19,7 @@ import pytest
 
 import twopc
 from tests.support.hdfs_server import HOME, USER, HdfsServer
-from tests.support.http_proxy import Answer, HttpProxy, Lost
+from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
@@ -194,12 +194,66 @@ def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer
     assert read_tail(folder.store()) == (1, log.tail)
 
 
-def test_a_create_that_a_proxy_has_repeated_does_not_mean_that_the_slot_is_taken(folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.proxy.disturb_next("PUT", remote_exception(403, "FileAlreadyExistsException"), "op=CREATE")
-    log.decide(FIRST)
-    assert folder.proxy.is_done
+@pytest.mark.parametrize("operation", ["CREATE", "RENAME"])
+def test_a_request_that_a_gateway_repeats_decides_once(operation: str, folder: Folder) -> None:
+    data_node = f"127.0.0.1:{folder.server.data_node.port}"
+    with HttpProxy(f"http://{data_node}") as gateway:
+        store = folder.store(data_proxy={data_node: gateway.url.removeprefix("http://")})
+        log = CommitLog.open(store, "query")
+        repeating = gateway if operation == "CREATE" else folder.proxy  # the DataNode creates, the NameNode renames
+        repeating.disturb_next("PUT", Repeated(), f"op={operation}")
+        log.decide(FIRST)
+        assert repeating.is_done
     assert read_tail(folder.store()) == (1, log.tail)
+    assert folder.names() == [entry_name(0), entry_name(1)]
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "RENAME"])
+def test_a_request_that_a_gateway_repeats_is_neither_a_taken_slot_nor_a_refusal(operation: str, folder: Folder) -> None:
+    store = folder.store()
+    store.put_if_absent(0, b"x")
+    name = "FileAlreadyExistsException" if operation == "CREATE" else "FileNotFoundException"
+    folder.proxy.disturb_next("PUT", remote_exception(403, name), f"op={operation}")
+    with pytest.raises(BlockingIOError, match="as the test asked"):
+        store.put_if_absent(1, b"y")
+
+
+def test_a_name_node_that_may_edit_no_more_fences_a_writer_and_not_a_reader(folder: Folder) -> None:
+    """A former NameNode that is cut off from its journal serves reads, until it must write."""
+    log = CommitLog.open(folder.store(), "query")
+    for method in ("PUT", "POST", "DELETE"):
+        folder.proxy.disturb_all(method, Lost.REQUEST)
+    with pytest.raises(Retriable, match="gave no answer"):
+        log.verify()
+    with pytest.raises(Retriable, match="gave no answer"):
+        CommitLog.resume(folder.store(), log.tail.log_id, log.incarnation)
+    assert read_tail(folder.store()) == (0, log.tail)
+
+
+def test_an_edit_changes_no_entry_and_a_reader_makes_none(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.proxy.requests.clear()
+    read_tail(folder.store())
+    assert folder.proxy.sent("PUT") == []
+    log.verify()
+    assert len(folder.proxy.sent("PUT", "op=SETTIMES")) == len(folder.proxy.sent("PUT")) == 1
+    assert folder.names() == [entry_name(0)]
+
+
+def test_a_log_that_was_removed_fences_its_writer(folder: Folder) -> None:
+    log = CommitLog.open(folder.store(), "query")
+    folder.fs.rm(folder.path, recursive=True)
+    with pytest.raises(Fenced):
+        log.verify()
+
+
+def test_an_entry_is_synced_without_a_setting_of_the_cluster(folder: Folder) -> None:
+    """The DataNode of the tests has ``dfs.datanode.synconclose`` off: it syncs nothing that it is not asked to."""
+    folder.store().put_if_absent(0, b"x")
+    deadline_s = time.monotonic() + 60
+    while not folder.server.data_node_syncs():  # it shows its metrics some seconds late
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
 
 
 def test_a_name_node_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(folder: Folder) -> None:
@@ -243,7 +297,7 @@ def test_httpfs_which_did_not_rename_to_a_free_name_leaves_the_entry_in_doubt(fo
     store = folder.store()
     store.put_if_absent(0, b"x")
     folder.proxy.disturb_next("PUT", Answer(200, b'{"boolean":false}'), renames(entry_name(1)))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(BlockingIOError, match=entry_name(1)):
         store.put_if_absent(1, b"y")
     assert store.slots() == [0]
 
@@ -358,7 +412,9 @@ def test_a_name_node_in_safe_mode_is_read_and_takes_no_decision(folder: Folder) 
     log = CommitLog.open(folder.store(), "query")
     folder.server.admin("-safemode", "enter")
     try:
-        log.verify()
+        assert read_tail(folder.store()) == (0, log.tail)
+        with pytest.raises(Retriable, match="safe mode"):
+            log.verify()
         with pytest.raises(InDoubt, match="safe mode"):
             log.decide(FIRST)
     finally:

@@ -180,6 +180,14 @@ class HdfsServer:
             text = answer.read()
         return json.loads(text) if text else None
 
+    def data_node_syncs(self) -> int:
+        """Return how often the DataNode has synced a file since its start, as it was known some seconds
+        ago."""
+        query = "Hadoop:service=DataNode,name=DataNodeActivity-*"
+        url = f"http://127.0.0.1:{self.data_node.port}/jmx?qry={quote(query)}"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return int(json.load(answer)["beans"][0]["FsyncCount"])
+
     def admin(self, *arguments: str) -> None:
         """Run ``hdfs dfsadmin``."""
         subprocess.run(

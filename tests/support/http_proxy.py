@@ -55,7 +55,12 @@ class Changed:
     without_headers: frozenset[str]
 
 
-Disturbance: TypeAlias = Lost | Answer | Changed
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """A request that reaches the server twice, as by a gateway. The client gets the second reply."""
+
+
+Disturbance: TypeAlias = Lost | Answer | Changed | Repeated
 
 
 def s3_error(status: int, code: str, message: str = "as the test asked") -> Answer:
@@ -184,6 +189,8 @@ class HttpProxy:
                 return None
             dropped = disturbance.without_headers if isinstance(disturbance, Changed) else frozenset()
             try:
+                if isinstance(disturbance, Repeated):
+                    self._forward(request, _PER_HOP)
                 answer = self._forward(request, _PER_HOP | dropped)
             except (OSError, http.client.HTTPException):  # the server is down, or was killed amid its reply
                 return None

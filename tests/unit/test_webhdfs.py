@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import traceback
 from typing import Any
 
 import pytest
@@ -32,7 +33,10 @@ def answer(status: int, body: bytes = b"", **headers: str) -> requests.Response:
         (403, "StandbyException", errno.EAGAIN),
         (403, "IOException", errno.EAGAIN),
         (400, "IllegalArgumentException", errno.EINVAL),
-        (500, "NullPointerException", errno.EIO),
+        (500, "IOException", errno.EAGAIN),
+        (500, "RemoteException", errno.EAGAIN),
+        (500, "QuotaExceededException", errno.EAGAIN),
+        (500, "AccessControlException", errno.EACCES),
     ],
 )
 def test_a_refusal_means_what_its_exception_is(status: int, exception: str, number: int) -> None:
@@ -40,7 +44,9 @@ def test_a_refusal_means_what_its_exception_is(status: int, exception: str, numb
     assert _failure(answer(status, json.dumps(body).encode())) == (number, f"{exception}: why")
 
 
-@pytest.mark.parametrize(("status", "number"), [(404, errno.EIO), (403, errno.EACCES), (503, errno.EAGAIN)])
+@pytest.mark.parametrize(
+    ("status", "number"), [(404, errno.EIO), (403, errno.EACCES), (500, errno.EAGAIN), (503, errno.EAGAIN)]
+)
 def test_an_answer_of_another_server_never_means_that_a_file_is_missing(status: int, number: int) -> None:
     failure = _failure(answer(status, b"<html>"))
     assert failure is not None
@@ -57,6 +63,49 @@ def test_a_url_names_its_name_node() -> None:
     fs = WebHdfs("nn", port=9870, skip_instance_cache=True)
     for path in ("/orders/a b", "webhdfs://nn:9870/orders/a b"):
         assert fs.unstrip_protocol(path) == "webhdfs://nn:9870/orders/a b"
+
+
+def test_a_rename_between_encryption_zones_is_no_reason_to_wait() -> None:
+    body = {"RemoteException": {"exception": "IOException", "message": "/a can't be moved into an encryption zone."}}
+    assert _failure(answer(403, json.dumps(body).encode())) == (
+        errno.EXDEV,
+        "IOException: /a can't be moved into an encryption zone.",
+    )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://nn:port/webhdfs/v1/a?delegation=the%2Ftoken&op=OPEN",
+        "ftp://nn/webhdfs/v1/a?op=OPEN&delegation=the%2Ftoken",
+        "nn/webhdfs/v1/a?delegation=the%2Ftoken",
+    ],
+)
+def test_a_token_in_a_url_that_cannot_be_asked_is_not_shown(url: str) -> None:
+    """Such as that of a DataNode, whose token the NameNode has made up."""
+    session = WebHdfs("nn", skip_instance_cache=True).session
+    with pytest.raises(OSError, match="no answer") as told:
+        session.get(url)
+    assert "the%2Ftoken" not in "".join(traceback.format_exception(told.value))
+
+
+@pytest.mark.parametrize("block_bytes", [5, 100])
+def test_a_file_is_created_with_its_first_block_and_no_empty_one_is_appended(
+    block_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = WebHdfs("nn", skip_instance_cache=True)
+    sent = list[tuple[str, bytes]]()
+    monkeypatch.setattr(fs, "create", lambda path, data, replaces: sent.append(("create", data)))
+    monkeypatch.setattr(fs, "append", lambda path, data: sent.append(("append", data)))
+    with fs.open("/a", "wb", block_size=block_bytes) as file:
+        file.write(b"12345")
+        file.write(b"67890")
+    assert sent == ([("create", b"12345"), ("append", b"67890")] if block_bytes == 5 else [("create", b"1234567890")])
+
+
+def test_a_mode_that_would_replace_what_it_is_to_append_to_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="ab"):
+        WebHdfs("nn", skip_instance_cache=True).open("/a", "ab")
 
 
 def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from twopc.log.entries import (
     renamed,
     serialise,
 )
-from twopc.log.store import LogStore, entry_name, warn_of_late_listings
+from twopc.log.store import LogStore, ReplicatedLogStore, entry_name, warn_of_late_listings
 from twopc.transaction import Committable, JsonValue
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,13 @@ def read_tail(store: LogStore) -> tuple[int, Entry] | None:
         CorruptLog: the newest entry is not one of this version, or is damaged.
     """
     return _settled(store, lambda: _newest(store))
+
+
+def _current_tail(store: LogStore) -> tuple[int, Entry] | None:
+    """Return what ``read_tail`` does, of a server that no other one had replaced when it was asked."""
+    if isinstance(store, ReplicatedLogStore):
+        store.require_current()
+    return read_tail(store)
 
 
 def _newest(store: LogStore) -> tuple[int, Entry] | None:
@@ -149,8 +156,9 @@ class CommitLog:
         Raises:
             Fenced: the incarnation is not the log's newest.
             CorruptLog: nothing was changed.
+            Retriable: the log could not be read.
         """
-        newest = read_tail(store)
+        newest = _current_tail(store)
         if newest is None or (newest[1].log_id, newest[1].incarnation) != (log_id, incarnation):
             raise Fenced(
                 f"incarnation {incarnation} can't go on at {store.url}: a newer coordinator has opened the log, or the"
@@ -197,7 +205,7 @@ class CommitLog:
             Retriable: the log could not be read.
         """
         try:
-            newest = read_tail(self._store)
+            newest = _current_tail(self._store)
         except TwoPhaseCommitError:
             raise
         except Exception as error:

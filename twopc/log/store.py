@@ -68,6 +68,18 @@ class CheckedLogStore(Protocol):
         """
 
 
+@runtime_checkable
+class ReplicatedLogStore(Protocol):
+    """A log store whose server may answer reads although another one has replaced it."""
+
+    def require_current(self) -> None:
+        """Make sure that the server may still change the log. Changes no entry.
+
+        Raises:
+            Exception: it may not, or does not answer.
+        """
+
+
 def entry_name(slot: int) -> str:
     """``00000000000000000042.json``: twenty digits, so that names sort as numbers do."""
     return f"{slot:020d}{_SUFFIX}"
@@ -267,6 +279,10 @@ class ObjectStore:
         """
         with self._usable():
             self._folder.try_put_if_absent()
+
+    def require_current(self) -> None:
+        with self._asked(), contextlib.suppress(FileNotFoundError):  # without a folder, there is nothing old to list
+            self._folder.sync("")
 
     def check(self) -> Iterator[CheckResult]:
         self.try_put_if_absent()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fsspec.spec import AbstractBufferedFile
 
 from twopc.checks import CheckResult
+from twopc.durable_files import folder_at_store
 from twopc.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 ResultT = TypeVar("ResultT")
 
 _HADOOP = ", which needs Hadoop's native client: set JAVA_HOME, HADOOP_HOME and CLASSPATH (hadoop classpath --glob)"
+
+_BUFFER_BYTES = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE
+"""The most that a client holds of a file: the block being filled, and the one being uploaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,11 @@ class Remote:
         _ask(self._fs.rm_file, hidden)
 
     def settle(self, file: FileHandle) -> None:
-        if not self.renames:
+        if self.renames:
+            # The target that was seen may be of a rename that the NameNode has not synced yet.
+            folder = self._path(file.target).rpartition("/")[0]
+            _ask(folder_at_store(self._fs, folder).sync, file.target)
+        else:
             self.discard(file)
 
     def discard(self, file: FileHandle) -> None:
@@ -180,7 +188,9 @@ class Remote:
 
     def located(self) -> tuple[Any, str]:
         try:
-            return file_system(self.url, **self.storage_options)  # fsspec keeps one client per process
+            # fsspec keeps one client per thread, each with a session of its own: requests-kerberos keeps the context of
+            # a handshake by host, so two threads can't share it.
+            return file_system(self.url, **self.storage_options)
         except Exception as error:
             # Repeating does not help. For a missing library, the first line has its name. Dozens of lines follow with
             # the paths that were searched.
@@ -192,9 +202,8 @@ class Remote:
 class RemoteFile(PendingFile):
     """A pending file in a remote store."""
 
-    buffer_bytes = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE  # the block being filled, and the one being uploaded
-
     def __init__(self, store: Store, handle: FileHandle, file: Any) -> None:
+        self.buffer_bytes = getattr(file, "blocksize", None) or _BUFFER_BYTES
         self.handle = handle
         self._store = store
         self._file = file
