@@ -341,6 +341,7 @@ def test_rights_that_are_lost_later_leave_a_decision_in_doubt(container: Contain
         log.decide(FIRST)
 
 
+@pytest.mark.crash
 def test_a_decision_survives_a_kill_of_a_server_that_keeps_what_it_has_acknowledged(tmp_path: Path) -> None:
     """As the campaign that kills needs it: by itself, Azurite saves every five seconds."""
     if obstacle := install():

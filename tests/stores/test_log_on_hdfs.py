@@ -385,6 +385,7 @@ def test_a_server_that_never_answers_may_be_asked_again(monkeypatch: pytest.Monk
 # Nodes that are away. ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crash
 def test_a_log_goes_on_after_its_name_node_was_killed_and_started_again(folder: Folder) -> None:
     log = CommitLog.open(folder.store(), "query")
     log.decide(FIRST)
@@ -396,6 +397,7 @@ def test_a_log_goes_on_after_its_name_node_was_killed_and_started_again(folder: 
     assert read_tail(folder.store()) == (2, log.tail)
 
 
+@pytest.mark.crash
 def test_a_decision_without_a_data_node_is_in_doubt_and_never_half_there(folder: Folder) -> None:
     log = CommitLog.open(folder.store(), "query")
     folder.server.data_node.kill()

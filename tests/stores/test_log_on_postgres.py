@@ -367,6 +367,7 @@ def test_entries_outlive_a_killed_server(own_place: Place) -> None:
     log.decide(Decision(Round(1, 1), {}))  # the connections of this process were lost with it
 
 
+@pytest.mark.crash
 def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
     store = own_place.store()
     own_place.server.kill()
@@ -508,6 +509,7 @@ def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the
     answered(TEST_TIMEOUT_S, log.verify)
 
 
+@pytest.mark.crash
 def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(own_place: Place) -> None:
     primary = own_place.server
     with Standby(primary) as standby:
@@ -621,11 +623,22 @@ def test_a_role_that_may_create_the_table_needs_no_other_preparation(place: Plac
 
 def test_a_role_needs_no_more_than_the_statements_of_the_guide(place: Place, role: tuple[str, str]) -> None:
     user, password = role
-    [statements] = blocks(DOCS / "stores.md", "sql")
+    statements, _ = blocks(DOCS / "stores.md", "sql")
     place.ask(re.sub(r"\betl\b", place.schema, statements).replace("writer", user))
     store = place.store(user=user, password=password)
     assert {check.result for check in store.check()} == {CheckStatus.PASSED}
     CommitLog.open(store, "query").close()
+
+
+def test_a_log_is_copied_and_restored_by_the_statements_of_the_guide(place: Place) -> None:
+    store = place.store()
+    CommitLog.open(store, "query").close()
+    before = [store.read(slot) for slot in store.slots()]
+    _, statements = blocks(DOCS / "stores.md", "sql")
+    place.ask(re.sub(r"\betl\b", place.schema, statements))
+    assert [store.read(slot) for slot in store.slots()] == before
+    [(logs,)] = place.ask(f"SELECT count(DISTINCT log) FROM {place.schema}.twopc_log")
+    assert logs == 1
 
 
 def test_a_schema_that_is_not_there_is_named(server: PostgresServer) -> None:

@@ -217,6 +217,7 @@ def test_without_a_data_node_a_task_votes_no_and_a_commit_goes_on(hdfs: Place, h
     assert len(hdfs.files()) == 1
 
 
+@pytest.mark.crash
 def test_a_writer_that_is_cut_off_amid_a_file_leaves_nothing_that_is_decided(
     hdfs: Place, hdfs_server: HdfsServer
 ) -> None:
