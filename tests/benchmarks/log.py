@@ -6,28 +6,34 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-import fsspec
+from aiobotocore.client import AioBaseClient
+from azure.core.pipeline.transport import AioHttpTransport
+from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 import twopc
 from tests.benchmarks.measuring import Row
 from tests.benchmarks.protocol import run_batches
-from tests.support.http_proxy import HttpProxy, Request
-from tests.support.s3_server import S3Server
-from twopc import Coordinator
+from tests.campaigns.every_step.steps import azure_operation
+from tests.campaigns.stores.kinds import KINDS
+from twopc import Coordinator, webhdfs
 from twopc.log.commit_log import ENTRIES_KEPT
 from twopc.log.store import LogStore, open_store
+from twopc.places import file_system
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
+from twopc_postgres.sessions import Connection
 
 BATCHES = 4 * ENTRIES_KEPT
 """The log is pruned once per ``ENTRIES_KEPT`` entries, and a decision is one."""
 
 PARTITIONS = (10, 1_000, 10_000)
 
-S3_DOLLARS = {"PUT": 5e-6, "POST": 5e-6, "LIST": 5e-6, "GET": 0.4e-6, "HEAD": 0.4e-6, "DELETE": 0.0}
+S3_DOLLARS = {"PutObject": 5e-6, "ListObjectsV2": 5e-6, "GetObject": 0.4e-6, "HeadObject": 0.4e-6, "DeleteObject": 0.0}
 """The price of a request to S3 Standard in us-east-1, from https://aws.amazon.com/s3/pricing."""
 
 SECONDS_PER_MONTH = 365.25 * 86_400 / 12
@@ -35,54 +41,90 @@ SECONDS_PER_MONTH = 365.25 * 86_400 / 12
 
 def run(quick: bool) -> list[Row]:
     """Return the requests to each store, the bytes of a decision, and the dollars of a batch per second on S3."""
-    batches = ENTRIES_KEPT if quick else BATCHES
-    rows = []
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        for store, reached in STORES.items():
-            with reached(Path(folder)) as (proxy, log):
-                start, per_batch = _requests(proxy, log, batches)
-            rows += [Row(f"{store}: {kind} per start", "requests", (count,)) for kind, count in sorted(start.items())]
-            rows += [Row(f"{store}: {kind} per batch", "requests", (each,)) for kind, each in sorted(per_batch.items())]
-            if store == "s3":
-                dollars = sum(S3_DOLLARS[kind] * each for kind, each in per_batch.items()) * SECONDS_PER_MONTH
-                rows.append(Row("s3: a batch per second", "dollars per month", (dollars,), "log_s3_dollars_per_month"))
+        for store, watch in STORES.items():
+            if KINDS[store].obstacle() is None:
+                with _log(store, Path(folder) / store) as log:
+                    rows += _requests(store, watch, log, ENTRIES_KEPT if quick else BATCHES)
         sizes = _decision_bytes(Path(folder))
     return [*rows, *(Row(f"a decision of {n} partitions into Kafka", "bytes", (size,)) for n, size in sizes.items())]
 
 
 @contextlib.contextmanager
-def _s3(folder: Path) -> Iterator[tuple[HttpProxy, LogStore]]:
-    with S3Server(folder / "s3.log") as server, HttpProxy(server.endpoint_url) as proxy:
-        fsspec.filesystem("s3", **server.storage_options).mkdir("bucket")
-        yield proxy, open_store("s3://bucket/log", **{**server.storage_options, "endpoint_url": proxy.url})
+def _counted(client: Any, method: str, name: Callable[..., str], counts: Counter[str]) -> Iterator[None]:
+    """Count the requests that a client sends, by the names that ``name`` gives them."""
+    send = getattr(client, method)
+
+    async def counting(self: Any, *request: Any, **options: Any) -> Any:
+        counts[name(*request, **options)] += 1
+        return await send(self, *request, **options)
+
+    def counting_at_once(self: Any, *request: Any, **options: Any) -> Any:
+        counts[name(*request, **options)] += 1
+        return send(self, *request, **options)
+
+    setattr(client, method, counting if iscoroutinefunction(send) else counting_at_once)
+    try:
+        yield
+    finally:
+        setattr(client, method, send)
 
 
-STORES: Mapping[str, Callable[[Path], contextlib.AbstractContextManager[tuple[HttpProxy, LogStore]]]] = {"s3": _s3}
-"""Store → runs its server, and gives the proxy on the way to it, and a log that is reached through the proxy."""
+def _of_hdfs(method: str, url: str, **options: Any) -> str:
+    return str((options.get("params") or {}).get("op") or f"{method} to a DataNode")
 
 
-def _requests(proxy: HttpProxy, log: LogStore, batches: int) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Return the requests of a driver's start, and of a batch on average, by their kind."""
+def _of_postgres(statement: Any, *_: Any, **__: Any) -> str:
+    return str(statement if isinstance(statement, str) else statement.as_string(None)).split()[0]
+
+
+Watch = Callable[[Counter[str]], contextlib.AbstractContextManager[None]]
+
+STORES: Mapping[str, Watch] = {
+    "s3": partial(_counted, AioBaseClient, "_make_api_call", lambda operation, *_: str(operation)),
+    "azure": partial(_counted, AioHttpTransport, "send", lambda request, **_: azure_operation(request)),
+    "gcs": partial(_counted, GCSFileSystem, "_request", lambda method, *_, **__: str(method)),
+    "hdfs": partial(_counted, webhdfs._Session, "request", _of_hdfs),
+    "postgres-log": partial(_counted, Connection, "execute", _of_postgres),
+}
+"""Store → counts the requests of its client."""
+
+
+@contextlib.contextmanager
+def _log(store: str, folder: Path) -> Iterator[LogStore]:
+    kind = KINDS[store]
+    assert kind.server
+    folder.mkdir()
+    with kind.server(folder) as server:
+        url, options = kind.log.format(name="costs"), server.storage_options
+        if store in ("s3", "azure", "gcs"):
+            file_system(url, **options)[0].mkdir("costs")
+        yield open_store(url, **options)
+
+
+def _requests(store: str, watch: Watch, log: LogStore, batches: int) -> Iterator[Row]:
+    """Return the requests of a driver's start after a clean stop, and of a batch on average, by their kind."""
+    starts, runs = Counter[str](), Counter[str]()
     with _coordinator(log) as coordinator:
         coordinator.run(0, lambda _: ())
-    before = len(proxy.requests)
     with _coordinator(log) as coordinator:
-        coordinator.recover()
-        started = len(proxy.requests)
-        for batch_id in range(1, batches + 1):
-            coordinator.run(batch_id, lambda _: ())
-        run = proxy.requests[started:]
-    return Counter(map(_kind, proxy.requests[before:started])), {
-        kind: count / batches for kind, count in Counter(map(_kind, run)).items()
-    }
+        with watch(starts):
+            coordinator.recover()
+        coordinator.run(1, lambda _: ())  # the first entry of a process also tries the store
+        with watch(runs):
+            for batch_id in range(2, batches + 2):
+                coordinator.run(batch_id, lambda _: ())
+    per_batch = {kind: count / batches for kind, count in sorted(runs.items())}
+    yield from (Row(f"{store}: {kind} per start", "requests", (count,)) for kind, count in sorted(starts.items()))
+    yield from (Row(f"{store}: {kind} per batch", "requests", (each,)) for kind, each in per_batch.items())
+    if store == "s3":
+        dollars = sum(S3_DOLLARS[kind] * each for kind, each in per_batch.items()) * SECONDS_PER_MONTH
+        yield Row("s3: a batch per second", "dollars per month", (dollars,), "log_s3_dollars_per_month")
 
 
 def _coordinator(log: LogStore) -> Coordinator:
     return Coordinator({"sink": MemorySink(MemoryTarget())}, log, owner="benchmark", rest_interval_s=None)
-
-
-def _kind(request: Request) -> str:
-    return "LIST" if "list-type" in request.target else request.method
 
 
 def _decision_bytes(folder: Path) -> dict[int, int]:

@@ -234,6 +234,8 @@ class ObjectStore:
         self.url = url
         # A client of its own, which keeps no listings: a stale one would hide the entry that fences this coordinator.
         options = {**storage_options, "skip_instance_cache": True, "use_listings_cache": False}
+        if url.startswith("s3"):
+            options.setdefault("max_concurrency", 1)  # otherwise it asks for the length before each read
         try:
             self._folder = folder_at_store(*file_system(url, **options))
         except (ImportError, TypeError, ValueError, KeyError) as error:
