@@ -291,7 +291,7 @@ def test_a_deleted_checkpoint_is_refused_by_a_log_elsewhere(files: Target) -> No
     files.pipeline.add_batch(rows(1))
     run(files)
     shutil.rmtree(files.pipeline.checkpoint)
-    with pytest.raises(StreamingQueryException, match="Give the query its old checkpoint back, or a log folder of its"):
+    with pytest.raises(StreamingQueryException, match="Give the query its old checkpoint back, or a log of its own"):
         run(files)
     assert files.shows(1)
     assert files.open() == []
