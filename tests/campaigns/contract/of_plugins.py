@@ -174,7 +174,7 @@ KAFKA: Sequence[tuple[str, tuple[Seam, ...]]] = (
     ),
     (
         "an abort ends whatever has the name now",
-        (Seam(f"{CONTROL}.end", _whatever_has_the_name, f"{KAFKA_SINK}.abort"),),
+        (Seam(f"{CONTROL}.end", _whatever_has_the_name, "twopc_kafka.ending:abort"),),
     ),
     ("an abort on a participant does nothing", (Seam(f"{KAFKA_SINK}.discard", _released_alone),)),
     ("recover finds nothing", (Seam(f"{KAFKA_SINK}.recover", _hanging_alone),)),
