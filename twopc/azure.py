@@ -28,6 +28,8 @@ from adlfs import AzureBlobFile, AzureBlobFileSystem  # type: ignore[import-unty
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from fsspec import asyn
 
+from twopc.http_status import of_status
+
 _NUMBERS = {
     **dict.fromkeys(("ContainerNotFound", "ContainerBeingDeleted"), errno.ENODEV),
     **dict.fromkeys(("BlobAlreadyExists", "ConditionNotMet", "TargetConditionNotMet"), errno.EEXIST),
@@ -185,13 +187,10 @@ def _meaning(error: Exception, code: str | None, has_had_an_answer: bool) -> int
     status = getattr(error, "status_code", None)
     if status is None:
         return _without_a_reply(error, has_had_an_answer)
-    if status == 501:  # NotImplemented: no repeat of the request will help
-        return errno.ENOSYS
-    if status in (408, 429) or status >= 500:
-        return errno.EBUSY
-    if status in (401, 403) or isinstance(error, ClientAuthenticationError):  # Microsoft Entra ID sends 400, too
-        return errno.EACCES
-    return errno.ENOENT if status == 404 and code else errno.EIO  # without a code, it is not of Azure Storage
+    number = of_status(status)
+    if isinstance(error, ClientAuthenticationError) and number not in (errno.EBUSY, errno.ENOSYS):
+        return errno.EACCES  # Microsoft Entra ID sends 400, too
+    return errno.EIO if number == errno.ENOENT and not code else number  # without a code, it is not of Azure Storage
 
 
 def _without_a_reply(error: Exception, has_had_an_answer: bool) -> int:

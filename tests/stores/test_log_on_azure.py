@@ -22,6 +22,7 @@ from tests.cli.conftest import twopc_here
 from tests.stores.conftest import Container
 from tests.support.azurite_server import AzuriteServer, install, repeat
 from tests.support.http_proxy import Answer, Changed, Lost, azure_error
+from tests.support.racing_writers import race
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
@@ -57,37 +58,8 @@ class TestObjectStoreOnAzure(LogStoreContract):
 
 
 def test_of_processes_that_race_for_a_slot_one_wins(container: Container) -> None:
-    script = (
-        "import sys, twopc\n"
-        "store = twopc.open_store(sys.argv[1])\n"
-        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
-        "try: store.put_if_absent(0, sys.argv[2].encode()); print('won')\n"
-        "except FileExistsError: print('refused')\n"
-    )
-    environment = {**os.environ, "AZURE_STORAGE_CONNECTION_STRING": container.server.connection_string()}
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, container.url("log"), str(number)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(2)
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
+    environment = {"AZURE_STORAGE_CONNECTION_STRING": container.server.connection_string()}
+    outcomes = race(2, container.url("log"), environment)
     assert sorted(outcomes) == ["refused", "won"]
     assert open_store(container).read(0) == str(outcomes.index("won")).encode()
 

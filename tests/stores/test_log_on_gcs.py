@@ -32,6 +32,7 @@ from tests.stores.conftest import GcsBucket
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, Lost, gcs_error
+from tests.support.racing_writers import race
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.gcs import GcsClient
@@ -71,35 +72,7 @@ class TestObjectStoreOnGcs(LogStoreContract):
 
 
 def test_one_of_the_processes_that_race_for_a_slot_wins(gcs_bucket: GcsBucket) -> None:
-    script = (
-        "import sys, twopc\n"
-        "store = twopc.open_store(sys.argv[1], token='anon', endpoint_url=sys.argv[2])\n"
-        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
-        "try: store.put_if_absent(0, sys.argv[3].encode()); print('won')\n"
-        "except FileExistsError: print('refused')\n"
-    )
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, gcs_bucket.url("log"), gcs_bucket.server.endpoint_url, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
+    outcomes = race(4, gcs_bucket.url("log"), **gcs_bucket.server.storage_options)
     assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
     assert open_store(gcs_bucket).read(0) == str(outcomes.index("won")).encode()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import socket
-import subprocess
-import sys
 import time
 import traceback
 import uuid
@@ -20,6 +18,7 @@ import pytest
 import twopc
 from tests.support.hdfs_server import HOME, USER, HdfsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
+from tests.support.racing_writers import race
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
@@ -91,35 +90,7 @@ class TestLogOnHdfs(LogStoreContract):
 
 
 def test_of_processes_that_race_for_a_slot_one_wins(folder: Folder) -> None:
-    script = (
-        "import sys, twopc\n"
-        "store = twopc.open_store(sys.argv[1], user=sys.argv[2])\n"
-        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
-        "try: store.put_if_absent(0, sys.argv[3].encode()); print('won')\n"
-        "except FileExistsError: print('refused')\n"
-    )
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, folder.url, USER, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
+    outcomes = race(4, folder.url, user=USER)
     assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
     assert folder.store().read(0) == str(outcomes.index("won")).encode()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -23,6 +21,7 @@ from psycopg import sql
 import twopc
 from tests.support.pages import DOCS, blocks
 from tests.support.postgres_server import PostgresServer, Standby
+from tests.support.racing_writers import race
 from twopc import Committable, Round
 from twopc.checks import CheckStatus
 from twopc.cli.commands import cli
@@ -251,37 +250,8 @@ def test_a_secret_in_the_url_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_of_processes_that_race_for_the_table_and_a_slot_one_wins(place: Place) -> None:
-    script = (
-        "import sys, twopc\n"
-        "store = twopc.open_store(sys.argv[1])\n"
-        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
-        "try: store.put_if_absent(0, sys.argv[2].encode()); print('won')\n"
-        "except FileExistsError: print('refused')\n"
-    )
     for _ in range(3):
-        writers = [
-            subprocess.Popen(
-                [sys.executable, "-c", script, place.url, str(number)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={"PGPASSWORD": place.server.password},
-            )
-            for number in range(4)
-        ]
-        try:
-            for writer in writers:
-                assert writer.stdout is not None
-                assert writer.stdout.readline() == "ready\n"
-            for writer in writers:
-                assert writer.stdin is not None
-                writer.stdin.write("go\n")
-                writer.stdin.flush()
-            outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
-        finally:
-            for writer in writers:
-                writer.kill()
-                writer.wait()
+        outcomes = race(4, place.url, {"PGPASSWORD": place.server.password})
         assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
         assert place.store().read(0) == str(outcomes.index("won")).encode()
         place.ask("DROP TABLE {}")

@@ -15,6 +15,7 @@ import pytest
 import twopc
 from tests.stores.conftest import Bucket
 from tests.support.http_proxy import Answer, Changed, Lost, s3_error
+from tests.support.racing_writers import race
 from tests.support.s3_server import without_credentials
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
@@ -45,35 +46,7 @@ class TestObjectStoreOnS3(LogStoreContract):
 
 
 def test_of_processes_that_race_for_a_slot_one_wins(bucket: Bucket) -> None:
-    script = (
-        "import sys, twopc\n"
-        "store = twopc.open_store(sys.argv[1], key='test', secret='test', endpoint_url=sys.argv[2])\n"
-        "store.slots(); print('ready', flush=True); sys.stdin.readline()\n"
-        "try: store.put_if_absent(0, sys.argv[3].encode()); print('won')\n"
-        "except FileExistsError: print('refused')\n"
-    )
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, bucket.url("log"), bucket.proxy.url, str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(4)
-    ]
-    try:
-        for writer in writers:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            assert writer.stdin is not None
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        outcomes = [writer.communicate(timeout=60)[0].strip() for writer in writers]
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
+    outcomes = race(4, bucket.url("log"), **bucket.repeating)
     assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
     assert open_store(bucket).read(0) == str(outcomes.index("won")).encode()
 
