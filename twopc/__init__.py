@@ -3,6 +3,7 @@
 from twopc.checks import CheckResult, CheckStatus
 from twopc.coordinator import Coordinator
 from twopc.datasets import Dataset
+from twopc.doctor import Diagnosis, doctor
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -57,6 +58,7 @@ __all__ = [
     "Coordinator",
     "CorruptLog",
     "Dataset",
+    "Diagnosis",
     "Entry",
     "Event",
     "Fenced",
@@ -88,6 +90,7 @@ __all__ = [
     "Vote",
     "WholeBatchSink",
     "create_sink",
+    "doctor",
     "hookimpl",
     "open_store",
     "register_observer",

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 
-from twopc.cli.exit_codes import ExitCode
+from twopc.exit_codes import ExitCode
 
 _NEEDED = ("click", "jinja2", "rich", "tomli")
 """The packages of the extra ``cli``."""

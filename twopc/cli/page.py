@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from twopc.cli.history import History
+from twopc.log.history import History
 from twopc.cli.timeline import Batch, Moment, Note, Written
 from twopc.phases import Phase
 

@@ -12,7 +12,7 @@ from typing import Any
 import twopc
 from twopc import Coordinator
 from twopc._bound_sink import CommitCall
-from twopc.cli.history import History
+from twopc.log.history import History
 from twopc.cli.verdicts import Judged, Verdict, judge
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed

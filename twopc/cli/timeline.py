@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from twopc.cli.history import History
+from twopc.log.history import History
 from twopc.log.entries import Decision, Entry
 from twopc.observers.json_lines import Line
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.commands.status import add_status
-from twopc.cli.history import read_history
+from twopc.log.history import read_history
 from twopc.cli.output import Document, Report
 from twopc.cli.page import render
 from twopc.cli.sinks_file import Redaction

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.exit_codes import ExitCode
-from twopc.cli.history import History, read_history
+from twopc.exit_codes import ExitCode
+from twopc.log.history import History, read_history
 from twopc.cli.output import Document, Report, batch_number, facts, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
