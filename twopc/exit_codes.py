@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     NO_ANSWER = 6
     OTHER = 70
     INTERRUPTED = 130
+    TERMINATED = 143
 
     @property
     def stays_stopped(self) -> bool:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from twopc.exit_codes import ExitCode, exit_code
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -24,6 +23,7 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc.exit_codes import ExitCode, exit_code
 from twopc.log.entries import opened, serialise
 from twopc.log.store import open_store
 

@@ -12,10 +12,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from twopc.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
 from twopc.cli.waiting import NoAnswer
 from twopc.errors import TwoPhaseCommitError
+from twopc.exit_codes import ExitCode, exit_code
 
 Document: TypeAlias = "dict[str, Any]"
 

@@ -59,7 +59,9 @@ def read_history(log: str | os.PathLike[str] | LogStore) -> History:
             if attempt == ATTEMPTS:
                 if isinstance(error, CorruptLog):
                     raise
-                raise ConfigurationError(f"the commit log at {store.url} changes while it is read. Try again.") from error
+                raise ConfigurationError(
+                    f"the commit log at {store.url} changes while it is read. Try again."
+                ) from error
         except OSError as error:
             raise ConfigurationError(
                 f"the commit log at {store.url} can't be read ({type(error).__name__}: {error.strerror or error})."

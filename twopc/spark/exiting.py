@@ -8,19 +8,22 @@ error of a backend's own class is known as the class of the core that it inherit
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc import errors
 from twopc.exit_codes import ExitCode, code_of
 from twopc.spark.stopping import stop
 
-_POLL_INTERVAL_S = 0.5
+_POLL_INTERVAL_S = 1
 
 _LINK = re.compile(rf"\b{re.escape(errors.CATALOG)}#([a-z]+)")
 
@@ -45,11 +48,15 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 @contextlib.contextmanager
-def exiting() -> Iterator[None]:
+def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
     """End the process with the exit code of an error that leaves the block, after its traceback.
 
-    Put the whole driver into the block: also wrong options, and errors before the query starts, have their codes. See
-    docs/cli.md for the table.
+    Put the whole driver into the block, so that wrong options and errors before the query starts have their codes, too.
+    See docs/operating.md for supervisors.
+
+    Args:
+        hold: for a supervisor that restarts a driver after any exit code. If the code asks for an operator, the process
+            does not end: it stops Spark, writes the reason to this file, and waits to be killed.
 
     Raises:
         SystemExit: instead of any other error.
@@ -59,17 +66,29 @@ def exiting() -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
         sys.excepthook(type(error), error, error.__traceback__)
-        advice = "an operator must act before the next start" if code.stays_stopped else "may be started again"
-        print(f"twopc: exit code {int(code)}: {advice}", file=sys.stderr, flush=True)
+        advice = "an operator must act before the next start" if code.stays_stopped else "it may be started again"
+        sys.stderr.write(f"twopc: exit code {int(code)}: {advice}\n")
+        if hold is not None and code.stays_stopped:
+            _wait_to_be_killed(Path(hold), f"twopc: held back from exit code {int(code)}: {error}\n")
         raise SystemExit(int(code)) from error
 
 
+def _wait_to_be_killed(file: Path, reason: str) -> None:
+    with contextlib.suppress(Exception):  # Spark may have ended already
+        if session := SparkSession.getActiveSession():
+            session.stop()  # its executors have nothing to do
+    file.write_text(reason, encoding="utf-8")
+    threading.Event().wait()
+
+
 def until_stopped(query: StreamingQuery) -> None:
-    """Wait until the query ends. On SIGTERM, stop it between two batches, like ``stop``.
+    """Wait until the query ends. On SIGTERM, stop it between two batches, like ``stop``, and end the process.
 
     Call it in the driver's main thread, as Python handles signals there.
 
     Raises:
+        SystemExit: with code 143, on SIGTERM. Not 0: a supervisor would take the query for complete when its machine is
+            drained.
         StreamingQueryException: the query has failed.
         TwoPhaseCommitError: like ``stop``.
     """
@@ -80,6 +99,6 @@ def until_stopped(query: StreamingQuery) -> None:
         while not query.awaitTermination(_POLL_INTERVAL_S):
             if asked.is_set():
                 stop(query)
-                return
+                raise SystemExit(int(ExitCode.TERMINATED))
     finally:
         signal.signal(signal.SIGTERM, before)

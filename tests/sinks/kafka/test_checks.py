@@ -33,7 +33,9 @@ def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_recor
     assert {TRIED, MARKERS, f"topic {topic.name!r}: existence"} <= of(CheckStatus.PASSED, findings).keys()
     logs = {f"topic {name!r}: replication" for name in (topic.name, "__transaction_state")}
     assert of(CheckStatus.WARNING, findings).keys() == logs
-    status_line = "replication   warning   1 replica: a lost broker takes acknowledged records with it; use 3, min.insync"
+    status_line = (
+        "replication   warning   1 replica: a lost broker takes acknowledged records with it; use 3, min.insync"
+    )
     assert any(status_line in str(finding) for finding in findings)
     assert of(CheckStatus.PASSED, findings)["clock of a broker"].startswith("0.0 s ")
     assert list(make_sink(topic).recover()) == []

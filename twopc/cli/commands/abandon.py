@@ -13,10 +13,10 @@ import click
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import ask, history_of, show
 from twopc.cli.commands.settling import ask_to_fence, draw, recover, recovery_of
-from twopc.log.history import History
 from twopc.cli.output import Report, say
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import OperatorRequired, Refused
+from twopc.log.history import History
 
 
 @click.command()

@@ -25,7 +25,9 @@ from twopc.exit_codes import ExitCode
     help="What the query's program passes to Spark: the result of foreach_batch, or the options of format('twopc').",
 )
 @parameters.sinks_file(required=False)
-@click.option("--log", metavar="URL", help="With --sinks: what the query is given as 'log', to check its place as well.")
+@click.option(
+    "--log", metavar="URL", help="With --sinks: what the query is given as 'log', to check its place as well."
+)
 @parameters.timeout_s
 @parameters.as_json
 def doctor(query: str | None, sinks_file: Path | None, log: str | None, timeout_s: float, as_json: bool) -> None:

@@ -9,9 +9,9 @@ import click
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.commands.settling import ask_to_fence, draw, recover, recovery_of
-from twopc.exit_codes import ExitCode
 from twopc.cli.output import Report
 from twopc.cli.sinks_file import Redaction
+from twopc.exit_codes import ExitCode
 
 
 @click.command()

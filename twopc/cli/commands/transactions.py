@@ -9,11 +9,11 @@ from rich.console import Console
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import history_of, show, waiting_for_targets
-from twopc.exit_codes import ExitCode
 from twopc.cli.output import Document, Report, say, verdicts_table
 from twopc.cli.recovery import Recovery
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
+from twopc.exit_codes import ExitCode
 
 
 @click.command()
