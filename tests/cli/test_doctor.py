@@ -192,3 +192,76 @@ def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
     assert [found for found in results(done, None) if found[1] == what] == ([(result, what)] if result else [])
     if result == "warning":
         assert "late on nfs4, mounted at /: it may show" in done.out
+
+
+# A query, as its own program builds it. -----------------------------------------------------------------------------
+
+JOB = """
+import twopc
+from twopc.spark import Output, foreach_batch
+
+FOLDER = {folder!r}
+OPTIONS = {{"sink": "files", "path": FOLDER + "/archive", "checkpointLocation": FOLDER + "/checkpoint"}}
+WRONG = {{**OPTIONS, "pathh": "x"}}
+NUMBER = 3
+
+
+def write():
+    archive = twopc.create_sink("files", {{"path": FOLDER + "/archive"}})
+    bad = twopc.create_sink("files", {{"path": FOLDER + "/bad"}})
+    return foreach_batch({{"archive": Output(archive, ["id"])}}, log=FOLDER + "/log", on_bad_record=bad)
+
+
+WRITER = write()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of a query, in the current folder."""
+    name = f"job_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(JOB.format(folder=str(tmp_path / "data")))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("name", ["write", "WRITER"])
+def test_a_query_is_checked_by_what_its_program_passes_to_foreach_batch(name: str, job: str, look: Any) -> None:
+    done = look("doctor", "--query", f"{job}:{name}", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert {row["sink"] for row in done.json["checks"]} == {None, "archive", "bad_records"}
+    assert list(done.json["checks"][0]) == ["sink", "check", "result", "detail", "advice"]
+    assert not Path("data").exists()
+
+
+def test_a_query_is_checked_by_the_options_of_its_format(job: str, look: Any) -> None:
+    done = look("doctor", "--query", f"{job}:OPTIONS")
+    assert done.code == 0, done.out + done.err
+    assert re.search(r"^sink +trial file in \S+/data/archive +passed$", done.out, re.MULTILINE)
+    assert re.search(r"^\(the log\) +commit log +passed +none yet", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("WRONG", "no option 'pathh'"),
+        ("NUMBER", "not by an object of class int"),
+        ("absent", "has no attribute 'absent'"),
+        ("", "--query takes MODULE:NAME"),
+    ],
+)
+def test_a_query_that_can_not_be_checked_is_refused(name: str, reason: str, job: str, look: Any) -> None:
+    done = look("doctor", "--query", f"{job}:{name}")
+    assert done.code == 3
+    assert reason in done.err
+
+
+def test_a_module_that_fails_is_refused_with_its_error(job: str, look: Any) -> None:
+    Path("broken_job.py").write_text("1 / 0")
+    done = look("doctor", "--query", "broken_job:write")
+    assert (done.code, "ZeroDivisionError: division by zero" in done.err) == (3, True)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--query", "a:b", "--sinks", "s.toml"), ("--query", "a:b", "--log", "x")])
+def test_a_query_or_a_file_is_given(arguments: tuple[str, ...], look: Any) -> None:
+    assert look("doctor", *arguments).code == 2

@@ -86,7 +86,7 @@ def test_a_driver_ends_with_the_code_of_its_error(
 
 @pytest.mark.spark
 @pytest.mark.parametrize("mode", MODES)
-def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_is_not_taken_for_complete(mode: str, tmp_path: Path) -> None:
+def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_does_not_end_with_zero(mode: str, tmp_path: Path) -> None:
     folder = folder_of_query(tmp_path, {})
     with driver({"scene": "exiting", "folder": str(folder), "mode": mode}, ENVIRONMENT) as process:
         # The time of a start of Spark on a busy machine.

@@ -25,7 +25,7 @@ def main() -> None:
     """Run the query until it fails or SIGTERM asks for its end."""
     from pyspark.sql import SparkSession
 
-    Path("/tmp/driver.pid").write_text(str(os.getpid()))  # for the SparkApplication's preStop
+    Path("/tmp/driver.pid").write_text(str(os.getpid()))  # noqa: S108  # for the SparkApplication's preStop
     with exiting(hold=os.environ.get("TWOPC_HOLD")):
         writer = write()
         doctor(writer).raise_for_failed()
