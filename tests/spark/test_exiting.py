@@ -103,14 +103,16 @@ def test_a_driver_that_is_to_be_held_waits_for_an_operator_and_says_why_in_a_fil
     error: str, holds: bool, tmp_path: Path
 ) -> None:
     file = tmp_path / "held"
+    file.write_text("by an earlier driver")
     program = (
         "from twopc import errors\nfrom twopc.spark import exiting\n"
         f"with exiting(hold={str(file)!r}):\n    raise errors.{error}('a newer driver goes on')\n"
     )
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: process.poll() is not None or (file.exists() and bool(file.read_text())))
+        wait_until(lambda: process.poll() is not None or (file.exists() and "exit code" in file.read_text()))
         assert process.poll() == (None if holds else ExitCode.NO_ANSWER)
+        assert file.exists() is holds
         assert not holds or file.read_text().startswith("twopc: held back from exit code 5: a newer driver goes on;")
     finally:
         process.kill()

@@ -61,6 +61,8 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
     Raises:
         SystemExit: instead of any other error.
     """
+    if hold is not None:
+        Path(hold).unlink(missing_ok=True)  # of an earlier driver
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
