@@ -33,6 +33,7 @@ from twopc.events import (
     TransactionCommitted,
     TransactionReplayed,
 )
+from twopc.exit_codes import ExitCode
 from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
 from twopc.log.entries import Entry
@@ -61,6 +62,7 @@ __all__ = [
     "Diagnosis",
     "Entry",
     "Event",
+    "ExitCode",
     "Fenced",
     "InDoubt",
     "LogMismatch",
