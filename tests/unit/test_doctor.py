@@ -61,5 +61,5 @@ def test_a_target_system_without_an_answer_is_worth_another_start_unless_somethi
 def test_the_querys_own_sinks_are_as_they_were() -> None:
     sink = Checked()
     sink.bind("orders", "0123456789ab")
-    twopc.doctor({"orders": sink})
+    assert twopc.doctor({"orders": sink}).failed == ()
     assert sink.transactional_ids.scope == "twopc.0123456789ab.orders."
