@@ -3,6 +3,7 @@
 from twopc.checks import CheckResult, CheckStatus
 from twopc.coordinator import Coordinator
 from twopc.datasets import Dataset
+from twopc.doctor import Diagnosis, doctor
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -32,6 +33,7 @@ from twopc.events import (
     TransactionCommitted,
     TransactionReplayed,
 )
+from twopc.exit_codes import ExitCode
 from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
 from twopc.log.entries import Entry
@@ -57,8 +59,10 @@ __all__ = [
     "Coordinator",
     "CorruptLog",
     "Dataset",
+    "Diagnosis",
     "Entry",
     "Event",
+    "ExitCode",
     "Fenced",
     "InDoubt",
     "LogMismatch",
@@ -88,6 +92,7 @@ __all__ = [
     "Vote",
     "WholeBatchSink",
     "create_sink",
+    "doctor",
     "hookimpl",
     "open_store",
     "register_observer",

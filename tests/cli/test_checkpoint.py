@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.conftest import Done
 from tests.unit.test_checkpoint_repair import Query
-from twopc.cli.exit_codes import ExitCode
+from twopc.exit_codes import ExitCode
 from twopc.log.entries import Decision, closed, decided, serialise
 from twopc.log.store import open_store
 from twopc.transactional_ids import Round

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from pathlib import Path
@@ -12,8 +13,8 @@ import pyarrow as pa
 import pytest
 
 from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
-from twopc.cli.commands.doctor import LOG_ID
 from twopc.cli.waiting import NoAnswer, Waiting
+from twopc.doctor import LOG_ID
 from twopc.errors import Retriable
 from twopc_files.sink import FileSink
 
@@ -25,7 +26,7 @@ def kafka_table(servers: str) -> str:
 
 
 def results(done: Any, sink: str | None) -> list[tuple[str, str]]:
-    return [(row["result"], row["what"]) for row in done.json["checks"] if row["sink"] == sink]
+    return [(row["result"], row["check"]) for row in done.json["checks"] if row["sink"] == sink]
 
 
 def test_what_works_passes_and_is_as_it_was(shop: Any, look: Any) -> None:
@@ -33,8 +34,8 @@ def test_what_works_passes_and_is_as_it_was(shop: Any, look: Any) -> None:
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert (done.code, done.err) == (0, "")
     assert {row["result"] for row in done.json["checks"]} == {"passed"}
-    assert ("passed", f"write, publish and remove a file in {shop.target}") in results(done, "archive")
-    assert ("passed", "commit log: none yet; the first start of the query creates it") in results(done, None)
+    assert ("passed", f"trial file in {shop.target}") in results(done, "archive")
+    assert ("passed", "commit log") in results(done, None)
     assert shop.snapshot() == before
     assert not shop.target.exists()
     assert not shop.log.exists()
@@ -47,8 +48,8 @@ def test_a_failed_check_is_shown_with_what_to_do_beside_all_that_passed(shop: An
     assert done.code == 4
     assert f"[Errno 20] Not a directory: '{wrong}" in done.out
     assert f"a commit log can't be kept at {shop.sinks / 'log'}" in done.out
-    assert f"write, publish and remove a file in {shop.target}" in done.out
-    assert done.out.rstrip().endswith("4 passed, 0 warned, 2 failed")
+    assert re.search(rf"^archive +trial file in {shop.target} +passed$", done.out, re.MULTILINE)
+    assert done.out.rstrip().endswith("4 passed, 0 warning, 2 failed")
 
 
 def test_the_next_run_removes_what_a_killed_one_left(shop: Any, look: Any) -> None:
@@ -68,7 +69,7 @@ def test_a_log_that_is_there_is_read_and_compared_with_the_sinks(shop: Any, look
     before = shop.snapshot()
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 0
-    assert "all entries can be read" in results(done, None)[-1][1]
+    assert re.fullmatch(r"\d+ entries of query shop", done.json["checks"][1]["detail"])
     assert shop.snapshot() == before
     min(shop.log.glob("*.json")).write_text("{}")
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
@@ -177,7 +178,7 @@ def test_a_wrong_option_is_refused(shop: Any, look: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("options", "result"), [("rw,vers=4.2", "warned"), ("rw,acdirmin=0,acdirmax=0", "passed"), (None, None)]
+    ("options", "result"), [("rw,vers=4.2", "warning"), ("rw,acdirmin=0,acdirmax=0", "passed"), (None, None)]
 )
 def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
     options: str | None, result: str | None, shop: Any, look: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,5 +190,78 @@ def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
     assert done.code == 0
     what = "visibility of new entries to other machines"
     assert [found for found in results(done, None) if found[1] == what] == ([(result, what)] if result else [])
-    if result == "warned":
-        assert "On nfs4, mounted at /, it may show" in done.out
+    if result == "warning":
+        assert "late on nfs4, mounted at /: it may show" in done.out
+
+
+# A query, as its own program builds it. -----------------------------------------------------------------------------
+
+JOB = """
+import twopc
+from twopc.spark import Output, foreach_batch
+
+FOLDER = {folder!r}
+OPTIONS = {{"sink": "files", "path": FOLDER + "/archive", "checkpointLocation": FOLDER + "/checkpoint"}}
+WRONG = {{**OPTIONS, "pathh": "x"}}
+NUMBER = 3
+
+
+def write():
+    archive = twopc.create_sink("files", {{"path": FOLDER + "/archive"}})
+    bad = twopc.create_sink("files", {{"path": FOLDER + "/bad"}})
+    return foreach_batch({{"archive": Output(archive, ["id"])}}, log=FOLDER + "/log", on_bad_record=bad)
+
+
+WRITER = write()
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The module of a query, in the current folder."""
+    name = f"job_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(JOB.format(folder=str(tmp_path / "data")))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+@pytest.mark.parametrize("name", ["write", "WRITER"])
+def test_a_query_is_checked_by_what_its_program_passes_to_foreach_batch(name: str, job: str, look: Any) -> None:
+    done = look("doctor", "--query", f"{job}:{name}", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert {row["sink"] for row in done.json["checks"]} == {None, "archive", "bad_records"}
+    assert list(done.json["checks"][0]) == ["sink", "check", "result", "detail", "advice"]
+    assert not Path("data").exists()
+
+
+def test_a_query_is_checked_by_the_options_of_its_format(job: str, look: Any) -> None:
+    done = look("doctor", "--query", f"{job}:OPTIONS")
+    assert done.code == 0, done.out + done.err
+    assert re.search(r"^sink +trial file in \S+/data/archive +passed$", done.out, re.MULTILINE)
+    assert re.search(r"^\(the log\) +commit log +passed +none yet", done.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("WRONG", "no option 'pathh'"),
+        ("NUMBER", "not by an object of class int"),
+        ("absent", "has no attribute 'absent'"),
+        ("", "--query takes MODULE:NAME"),
+    ],
+)
+def test_a_query_that_can_not_be_checked_is_refused(name: str, reason: str, job: str, look: Any) -> None:
+    done = look("doctor", "--query", f"{job}:{name}")
+    assert done.code == 3
+    assert reason in done.err
+
+
+def test_a_module_that_fails_is_refused_with_its_error(job: str, look: Any) -> None:
+    Path("broken_job.py").write_text("1 / 0")
+    done = look("doctor", "--query", "broken_job:write")
+    assert (done.code, "ZeroDivisionError: division by zero" in done.err) == (3, True)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--query", "a:b", "--sinks", "s.toml"), ("--query", "a:b", "--log", "x")])
+def test_a_query_or_a_file_is_given(arguments: tuple[str, ...], look: Any) -> None:
+    assert look("doctor", *arguments).code == 2

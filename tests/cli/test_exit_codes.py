@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -24,6 +23,7 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc.exit_codes import ExitCode, exit_code
 from twopc.log.entries import opened, serialise
 from twopc.log.store import open_store
 
@@ -40,7 +40,7 @@ from twopc.log.store import open_store
         (InDoubt("an append"), ExitCode.NO_ANSWER),
         (RoundAborted("its vote was no"), ExitCode.NO_ANSWER),
         (OSError("the disk"), ExitCode.NO_ANSWER),
-        (ZeroDivisionError("ours"), ExitCode.DEFECT),
+        (ZeroDivisionError("ours"), ExitCode.OTHER),
         (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",

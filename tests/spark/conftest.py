@@ -45,9 +45,9 @@ def rows(*ids: int, name: str = "a") -> Rows:
     return [{"id": number, "name": name} for number in ids]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for at most a minute."""
-    deadline = time.monotonic() + WAIT_S
+def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+    """Wait until something holds."""
+    deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -8,6 +8,7 @@
 - ``routed``: valid rows into Kafka, the others into files. ``kills`` as above.
 - ``data-source``: a query into Kafka by ``format("twopc")``. Every fault left in the folder ``faults`` kills the driver
   and its process group.
+- ``exiting``: a query into files, by ``foreach_batch`` or ``format("twopc")``, that ends with an exit code.
 - ``cluster``: two executors, each a process of its own. Three runs share one session, because executors take long to
   start. What was seen is written to ``seen.json``.
 """
@@ -32,7 +33,7 @@ from tests.support.kills import kill_all_of
 from tests.support.pages import ROOT
 from tests.support.spark_session import session, write_all
 from twopc.events import BatchFinished, Event, PhaseEntered, TransactionAborted, TransactionCommitted
-from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, TwoPhaseCommitDataSource, exiting, foreach_batch, until_stopped
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
@@ -195,6 +196,24 @@ def run_data_source(job: dict[str, Any]) -> None:
     write_distinct(spark, folder, job["options"])
 
 
+# A query that ends with an exit code. ------------------------------------------------------------------------------
+
+
+def run_exiting(job: dict[str, Any]) -> None:
+    folder = Path(job["folder"])
+    with exiting():
+        spark = session()
+        options = {"path": str(folder / "archive"), "format": "json", "faults": str(folder / "faults")}
+        log = str(folder / "log")
+        writer = spark.readStream.schema("value STRING").json(str(folder / "source")).writeStream
+        if job["mode"] == "foreach_batch":
+            writer = writer.foreachBatch(foreach_batch(twopc.create_sink("faulty-files", options), log=log))
+        else:
+            spark.dataSource.register(TwoPhaseCommitDataSource)
+            writer = writer.format("twopc").options(sink="faulty-files", log=log, **options)
+        until_stopped(writer.option("checkpointLocation", str(folder / "checkpoint")).start())
+
+
 # Two executors. ----------------------------------------------------------------------------------------------------
 
 
@@ -264,7 +283,13 @@ def run_cluster(job: dict[str, Any]) -> None:
     (folder / "seen.json").write_text(json.dumps(seen))
 
 
-SCENES = {"counts": run_counts, "routed": run_routed, "data-source": run_data_source, "cluster": run_cluster}
+SCENES = {
+    "counts": run_counts,
+    "routed": run_routed,
+    "data-source": run_data_source,
+    "exiting": run_exiting,
+    "cluster": run_cluster,
+}
 
 if __name__ == "__main__":
     given = json.loads(sys.argv[1])

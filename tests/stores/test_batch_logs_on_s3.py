@@ -19,5 +19,5 @@ def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(l
     with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):
         sink.open()
     assert bucket.objects() == []
-    found = [check for check in sink.check() if "logs of complete batches" in check.what]
+    found = [check for check in sink.check() if "logs of complete batches" in check.check]
     assert [check.result for check in found] == [CheckStatus.FAILED]

@@ -139,7 +139,7 @@ def test_the_doctor_tries_the_store_and_leaves_nothing(gcs_bucket: GcsBucket, tm
     command = [sys.executable, "-m", "twopc.cli", "doctor", "--sinks", str(sinks), "--log", gcs_bucket.url("log")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("5 passed, 0 warned, 0 failed\n")
+    assert done.stdout.endswith("5 passed, 0 warning, 0 failed\n")
     assert gcs_bucket.objects() == []
 
 

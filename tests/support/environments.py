@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tests.support.pages import ROOT
 from twopc_kafka_broker import SourceNotPublished, spark_kafka_jars
 
 INSTALL_AT_MOST_S = 600
+VENV_PACK = "venv-pack==0.2.0"
 _PROJECT = ("-e", ".[spark]", "-e", "plugins/kafka", "-e", "plugins/kafka-broker", "-e", "plugins/files", "psutil")
 
 
@@ -63,6 +65,28 @@ def made(folder: Path, uv: str, spark: str, python: str, *plugins: str) -> Envir
         _call(*installs, f"pyspark=={spark}", *_PROJECT, *(part for plugin in plugins for part in ("-e", plugin)))
         (folder / name / "done").touch()
     return Environment(str(executable), _jars(spark))
+
+
+def packed(folder: Path, uv: str, *modules: Path) -> Path:
+    """Return an archive of an environment with this project's wheels and ``modules``. Spark has its own PySpark.
+
+    Raises:
+        NotHere: a distribution is not available.
+    """
+    environment, archive = folder / "packed", folder / "packed.tar.gz"
+    shutil.rmtree(environment, ignore_errors=True)  # the wheels are of another state of the project
+    _call(sys.executable, "-m", "venv", "--without-pip", str(environment))
+    for project in (".", "plugins/kafka", "plugins/files"):
+        _call(uv, "build", "--quiet", "--wheel", "--out-dir", str(environment / "wheels"), project)
+    wheels = [str(wheel) for wheel in (environment / "wheels").glob("*.whl")]
+    needed = ("pyarrow>=18", "pandas>=2.2,<3", "psutil")
+    _call(uv, "pip", "install", "--quiet", "--python", str(environment / "bin" / "python"), *wheels, *needed)
+    [site_packages] = environment.glob("lib/python*/site-packages")
+    for module in modules:
+        copy = shutil.copytree if module.is_dir() else shutil.copy
+        copy(module, site_packages / module.name)
+    _call(uv, "tool", "run", "--from", VENV_PACK, "venv-pack", "-q", "-f", "-p", str(environment), "-o", str(archive))
+    return archive
 
 
 def _jars(spark: str) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.memory_log import MemoryLog
 from twopc import Coordinator, Participant, Round, Vote
-from twopc.cli.history import read_history
 from twopc.errors import CorruptLog, Fenced, LogMismatch
+from twopc.log.history import read_history
 from twopc.log.store import open_store
 from twopc.testing import MemorySink, MemoryTarget
 

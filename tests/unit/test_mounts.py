@@ -136,8 +136,8 @@ def test_a_coordinator_warns_once_of_a_log_that_may_be_late_and_goes_on(
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == (
         f"the commit log at {url} is on nfs4, mounted at {tmp_path}: it may show what other machines write there a"
-        " minute late. A driver that still runs on one of them could then roll back what a newer driver has decided."
-        " Mount NFS or SMB with actimeo=0, have all drivers on one machine, or keep the log at an object store"
+        " minute late, so a driver that still runs on one of them could roll back what a newer driver has decided;"
+        " mount NFS or SMB with actimeo=0, have all drivers on one machine, or keep the log at an object store"
     )
 
 

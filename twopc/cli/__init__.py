@@ -5,8 +5,8 @@ target systems before there is a query.
 module          what it does
 ==============  ===========================================================================
 commands        the commands, one module each
-history         reads a log, and changes nothing
 sinks_file      creates the sinks from the operator's file
+query_module    loads the sinks of a query from its own program
 verdicts        decides what becomes of each transaction; no I/O
 recovery        has the coordinator recover
 checkpoint      compares a checkpoint with its log, and repairs it
@@ -14,7 +14,6 @@ waiting         bounds the time of calls to target systems
 output          prints a command's document
 timeline        puts a history in order; no I/O
 page            draws the history as HTML
-exit_codes      exit codes for programs
 ==============  ===========================================================================
 """
 
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import sys
 
-from twopc.cli.exit_codes import ExitCode
+from twopc.exit_codes import ExitCode
 
 _NEEDED = ("click", "jinja2", "rich", "tomli")
 """The packages of the extra ``cli``."""

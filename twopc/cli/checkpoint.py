@@ -8,11 +8,11 @@ from typing import TypeAlias
 from twopc.checkpoint.comparison import UNCHANGED, Comparison, compare
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import Plan, mend, plan
-from twopc.cli.exit_codes import ExitCode
-from twopc.cli.history import ATTEMPTS, History, read_history
 from twopc.cli.output import Document, Report
 from twopc.errors import Refused
+from twopc.exit_codes import ExitCode
 from twopc.log.batch_identity import ABSENT
+from twopc.log.history import ATTEMPTS, History, read_history
 from twopc.transaction import JsonValue
 
 ASIDE = "twopc-put-aside"

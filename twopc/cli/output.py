@@ -12,10 +12,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from twopc.cli.exit_codes import ExitCode, exit_code
 from twopc.cli.verdicts import Verdict
 from twopc.cli.waiting import NoAnswer
 from twopc.errors import TwoPhaseCommitError
+from twopc.exit_codes import ExitCode, exit_code
 
 Document: TypeAlias = "dict[str, Any]"
 
@@ -38,7 +38,7 @@ class Report:
         """Add the error that ended the command."""
         self.code = exit_code(error, self.opened)
         message = str(error) or "interrupted"
-        if self.code is ExitCode.DEFECT:
+        if self.code is ExitCode.OTHER:
             message += " -- this is a defect of twopc or of a plugin, please report it"
         if self.opened and self.code is not ExitCode.OPERATOR_REQUIRED:
             message += " The log was opened before, which fenced older drivers; running the command again is safe."

@@ -10,8 +10,8 @@ from typing import Any
 
 import jinja2
 
-from twopc.cli.history import History
 from twopc.cli.timeline import Batch, Moment, Note, Written
+from twopc.log.history import History
 from twopc.phases import Phase
 
 SHOWN = 500

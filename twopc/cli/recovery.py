@@ -12,12 +12,12 @@ from typing import Any
 import twopc
 from twopc import Coordinator
 from twopc._bound_sink import CommitCall
-from twopc.cli.history import History
 from twopc.cli.verdicts import Judged, Verdict, judge
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import check_prefixes, opened
+from twopc.log.history import History
 from twopc.places import file_system
 from twopc.plugins import notify
 from twopc.recompute import is_recomputable

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from twopc.cli.history import History
 from twopc.log.entries import Decision, Entry
+from twopc.log.history import History
 from twopc.observers.json_lines import Line
 
 

@@ -90,7 +90,7 @@ class Waiting:
                 warning = f" The last warning of its client: {self._warning.text}." if self._warning.text else ""
                 raise NoAnswer(
                     f"no answer within {self._timeout_s:g} s while {self._for}.{warning} Check that the target system"
-                    " is up, and its options in the sinks file. Stopping here is as safe as a crash. Run the command"
+                    " is up, and that its options are right. Stopping here is as safe as a crash. Run the command"
                     " again, with a longer --timeout-s if the target system is only slow."
                 )
             self._say(f"{self._for}: {waited_s:.0f} s, {self._left_s - waited_s:.0f} s left")

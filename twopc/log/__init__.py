@@ -8,5 +8,6 @@ commit_log      appending, fencing, pruning
 store           where entries are stored: list, read, put-if-absent, delete
 batch_identity  what a batch read, compared when the batch comes again
 notices         what a coordinator waits for, in a file beside the log
+history         every kept entry, as an operator sees it
 ==============  ===========================================================================
 """

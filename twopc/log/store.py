@@ -207,13 +207,13 @@ class LocalStore:
 
     def check(self) -> Iterator[CheckResult]:
         self.try_put_if_absent()
-        yield CheckResult.passed(TRIED)
+        yield CheckResult.passed(PUT_IF_ABSENT, TRIED)
         if (mount := self.mount) is not None and mount.is_network:
-            what = "visibility of new entries to other machines"
+            check = "visibility of new entries to other machines"
             if mount.may_be_late:
-                yield CheckResult.warned(what, f"On {mount}, {LATE_LISTINGS}.")
+                yield CheckResult.warning(check, f"late on {mount}: {LATE_LISTINGS}", KEEP_LISTINGS_FRESH)
             else:
-                yield CheckResult.passed(what)
+                yield CheckResult.passed(check)
 
     @contextlib.contextmanager
     def _permitted(self, done: str) -> Iterator[None]:
@@ -288,7 +288,7 @@ class ObjectStore:
 
     def check(self) -> Iterator[CheckResult]:
         self.try_put_if_absent()
-        yield CheckResult.passed(TRIED)
+        yield CheckResult.passed(PUT_IF_ABSENT, TRIED)
 
     @contextlib.contextmanager
     def _usable(self) -> Iterator[None]:
@@ -334,12 +334,15 @@ ON_WHICH_DISK = (
     " (docs/stores.md)"
 )
 
-TRIED = "put-if-absent, tried with an entry that was removed again"
+PUT_IF_ABSENT = "put-if-absent"
+TRIED = "tried with an entry that was removed again"
 
 LATE_LISTINGS = (
-    "it may show what other machines write there a minute late. A driver that still runs on one of them could then roll"
-    " back what a newer driver has decided. Mount NFS or SMB with actimeo=0, have all drivers on one machine, or keep"
-    " the log at an object store"
+    "it may show what other machines write there a minute late, so a driver that still runs on one of them could roll"
+    " back what a newer driver has decided"
+)
+KEEP_LISTINGS_FRESH = (
+    "mount NFS or SMB with actimeo=0, have all drivers on one machine, or keep the log at an object store"
 )
 
 
@@ -349,7 +352,7 @@ def warn_of_late_listings(store: LogStore) -> None:
     Such a store is not refused. It is safe as long as no two machines have drivers at the same time.
     """
     if isinstance(store, LocalStore) and store.mount is not None and store.mount.may_be_late:
-        _warn_once(f"the commit log at {store.url} is on {store.mount}: {LATE_LISTINGS}")
+        _warn_once(f"the commit log at {store.url} is on {store.mount}: {LATE_LISTINGS}; {KEEP_LISTINGS_FRESH}")
 
 
 @functools.lru_cache(maxsize=256)

@@ -2,10 +2,22 @@
 
 from twopc.foreign import refuse_foreign_files
 from twopc.spark.data_source.source import TwoPhaseCommitDataSource
+from twopc.spark.doctor import doctor
+from twopc.spark.exiting import exit_code, exiting, until_stopped
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
 from twopc.spark.output import Output
 from twopc.spark.stopping import stop
 
-__all__ = ["ForeachBatch", "Output", "TwoPhaseCommitDataSource", "foreach_batch", "stop"]
+__all__ = [
+    "ForeachBatch",
+    "Output",
+    "TwoPhaseCommitDataSource",
+    "doctor",
+    "exit_code",
+    "exiting",
+    "foreach_batch",
+    "stop",
+    "until_stopped",
+]
 
 refuse_foreign_files()  # here too: the foreign package may have replaced twopc/__init__.py

@@ -164,6 +164,10 @@ class _Settings:
         return {name: sink for name, sink in given.items() if sink is not None}
 
     @property
+    def all_sinks(self) -> dict[str, TwoPhaseCommitSink[Any]]:
+        return {**self.sinks, **self.on_driver}
+
+    @property
     def hashed(self) -> list[str]:
         """The sinks whose records get hashes."""
         return [name for name, sink in self.sinks.items() if sink.may_time_out] if self.recompute else []
@@ -171,7 +175,7 @@ class _Settings:
     def coordinator(self, query_id: str, gives_up: Callable[[CallRetried], bool]) -> Coordinator:
         """Return the coordinator of a query's batches."""
         return Coordinator(
-            {**self.sinks, **self.on_driver},
+            self.all_sinks,
             self.log,
             owner=query_id,
             first_batch_id=self.first_batch_id,
@@ -313,6 +317,15 @@ class ForeachBatch:
     def last_progress(self) -> BatchFinished | None:
         """The metrics of the last successful batch, or None before the first."""
         return self._last_progress
+
+    @property
+    def _sinks(self) -> dict[str, TwoPhaseCommitSink[Any]]:
+        """All sinks by their names in the log."""
+        return self._settings.all_sinks
+
+    @property
+    def _log(self) -> str | os.PathLike[str] | LogStore:
+        return self._settings.log
 
     def _refuse_within_batch(self) -> None:
         """See ``Turn.refuse_within_batch``."""

@@ -23,22 +23,29 @@ _OF_AN_OPERATOR = ("CREATE TABLE", "CREATE OR REPLACE TABLE", "SET TBLPROPERTIES
 def checks(view: TableView, storage: Storage) -> Iterator[CheckResult]:
     """Yield what could lose records later, although a batch can be written."""
     yield _retention(view)
+    check = f"versions written by Spark, of the newest {_ENTRIES_LOOKED_AT}"
     if (found := _of_spark(view.version, storage)) is not None:
-        yield CheckResult.warned(f"version {found} of the table was written by Spark", _beside_spark(storage))
+        yield CheckResult.warning(
+            check,
+            f"version {found}. {_beside_spark(storage)} So Spark could replace a version of this sink, whose batch"
+            " would be lost",
+            "let Spark write to the table only while the query is stopped",
+        )
     else:
-        yield CheckResult.passed(f"none of the newest {_ENTRIES_LOOKED_AT} versions is one of Spark's writer")
+        yield CheckResult.passed(check, "none")
 
 
 def _retention(view: TableView) -> CheckResult:
     given = view.configuration.get(_RETENTION_OF_FILES, _DEFAULT_RETENTION)
     retention_s = seconds_of(given)
-    what = f"age at which VACUUM removes files: {given.removeprefix('interval ')}"
+    check, age = "age at which VACUUM removes files", given.removeprefix("interval ")
     if retention_s is not None and retention_s >= _LEAST_RETENTION_S:
-        return CheckResult.passed(what)
-    return CheckResult.warned(
-        what,
-        "Files of a decided batch are in no version of the table until its commit. If the query is down for longer"
-        f" than that, VACUUM removes them, and the batch is lost. Set {_RETENTION_OF_FILES} to 7 days or more.",
+        return CheckResult.passed(check, age)
+    return CheckResult.warning(
+        check,
+        f"{age}: the files of a decided batch are in no version of the table until its commit, so if the query is down"
+        " for longer, VACUUM removes them and the batch is lost",
+        f"set {_RETENTION_OF_FILES} to 7 days or more",
     )
 
 
@@ -58,13 +65,9 @@ def _of_spark(newest: int, storage: Storage) -> int | None:
 
 
 def _beside_spark(storage: Storage) -> str:
-    how = (
-        "On a disk it looks whether a version exists, and then renames its entry over it. Only writers in one Java"
-        " process take turns."
-        if storage.is_local
-        else "Its log stores for S3 do not ask the store to refuse a version that exists."
-    )
-    return (
-        f"{how} So Spark could replace a version of this sink, whose batch would be lost. Let Spark write to the table"
-        " only while the query is stopped."
-    )
+    if storage.is_local:
+        return (
+            "On a disk, Spark looks whether a version exists, and then renames its entry over it. Only writers in one"
+            " Java process take turns."
+        )
+    return "Spark's log stores for S3 do not ask the store to refuse a version that exists."

@@ -141,7 +141,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
 
     def check(self) -> Iterator[CheckResult]:
         view = self._looked_at()
-        yield CheckResult.passed(f"{self._name} exists, with the columns {', '.join(view.schema.names)}")
+        yield CheckResult.passed(f"{self._name}: existence", f"columns {', '.join(view.schema.names)}")
         yield CheckResult.of("put-if-absent in the table's store", self._require_put_if_absent)
         yield from checks(view, self._storage)
 

@@ -150,10 +150,10 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         return tuple(_BATCH_LOGS[name](fs, folder, owner) for name in self._batch_logs)
 
     def check(self) -> Iterator[CheckResult]:
-        yield CheckResult.of(f"write, publish and remove a file in {self._store.url}", self._try)
+        yield CheckResult.of(f"trial file in {self._store.url}", self._try)
         if self._batch_logs:
-            what = f"put-if-absent for the logs of complete batches ({', '.join(self._batch_logs)})"
-            yield CheckResult.of(what, self._try_logs)
+            check = f"put-if-absent for the logs of complete batches ({', '.join(self._batch_logs)})"
+            yield CheckResult.of(check, self._try_logs)
         yield from self._store.check()
 
     def _try(self) -> None:

@@ -25,22 +25,25 @@ _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
 def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterator[CheckResult]:
     """Yield the result of each check of a table that the sink supports."""
     metadata = table.metadata
-    yield CheckResult.passed(f"{options}: format version 2, columns {', '.join(metadata.schema().column_names)}")
-    yield CheckResult.of("requirements of commits, as the catalog checks them", lambda: require_honest(table, options))
-    yield CheckResult.of("create, list and remove a file of the table", lambda: _try_files(io, metadata.location))
-    kept = f"snapshots that the table keeps: {len(metadata.snapshots)}"
+    columns = ", ".join(metadata.schema().column_names)
+    yield CheckResult.passed(f"{options}: existence", f"format version 2, columns {columns}")
+    yield CheckResult.of("requirements of commits in the catalog", lambda: require_honest(table, options))
+    yield CheckResult.of("trial file of the table", lambda: _try_files(io, metadata.location))
+    check, kept = "snapshots that the table keeps", str(len(metadata.snapshots))
     if len(metadata.snapshots) > MANY_SNAPSHOTS:
-        yield CheckResult.warned(
-            kept,
-            "Each makes every commit a little slower. Run expire_snapshots regularly; it removes no visible record.",
+        yield CheckResult.warning(
+            check,
+            f"{kept}: each makes every commit a little slower",
+            "run expire_snapshots regularly; it removes no visible record",
         )
     else:
-        yield CheckResult.passed(kept)
-    deletes = f"{_DELETES_METADATA}={metadata.properties.get(_DELETES_METADATA, 'false')}"
-    if deletes.endswith("=true"):
-        yield CheckResult.passed(deletes)
+        yield CheckResult.passed(check, kept)
+    deletes = metadata.properties.get(_DELETES_METADATA, "false")
+    if deletes == "true":
+        yield CheckResult.passed(_DELETES_METADATA, deletes)
     else:
-        yield CheckResult.warned(deletes, "Each batch leaves a metadata file, and none is removed. Set it to true.")
+        left = f"{deletes}: each batch leaves a metadata file, and none is removed"
+        yield CheckResult.warning(_DELETES_METADATA, left, "set it to true")
 
 
 def _try_files(io: DurableFileIO, location: str) -> None:

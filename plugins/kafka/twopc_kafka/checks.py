@@ -13,7 +13,7 @@ from twopc.errors import OperatorRequired
 from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity
 from twopc_kafka.client import requests
 from twopc_kafka.client.control import Control
-from twopc_kafka.options import DEFAULTS, KafkaOptions
+from twopc_kafka.options import DEFAULTS, EXACTLY_ONCE, KafkaOptions
 
 TRANSACTION_LOG = "__transaction_state"
 
@@ -43,13 +43,15 @@ def of_sink(
         yield result
         is_usable &= result.result is not CheckStatus.FAILED
     if trial is None:
-        advice = "A crash can then duplicate or lose records. The right to write can't be tried without a transaction."
-        yield CheckResult.warned(f"'delivery' is {options().delivery!r}", advice)
+        yield CheckResult.warning(
+            "option 'delivery'",
+            f"{options().delivery}: a crash can duplicate or lose records, and the right to write can't be tried",
+            f"use {EXACTLY_ONCE!r}, unless a duplicate or a loss does no harm",
+        )
     elif is_usable:
         yield timeout(options())
         clocks: list[CheckResult] = []
-        what = "begin, write and roll back a transaction, tried without a record"
-        yield CheckResult.of(what, lambda: clocks.extend(trial()))
+        yield CheckResult.of("trial transaction", lambda: clocks.extend(trial()))
         yield from clocks[-1:]  # the trial may have been repeated
         yield replication(control, TRANSACTION_LOG)
     yield may_write_markers(control)
@@ -58,7 +60,7 @@ def of_sink(
 def _before_the_trial(
     control: Control, require_grants: Callable[[], None], of_target: Iterator[CheckResult]
 ) -> Iterator[CheckResult]:
-    yield CheckResult.of("transaction options granted by the brokers", require_grants)
+    yield CheckResult.of("transaction options", require_grants)
     yield version(control)
     yield from of_target
 
@@ -66,10 +68,11 @@ def _before_the_trial(
 def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
     """Check the topic of the sink's options, if they have one."""
     if topic is None:
-        advice = (
-            "Whether the topics exist and may be written to shows only when records are written. Create them first."
+        yield CheckResult.warning(
+            "topics of the column 'topic'",
+            "not known before records are written: a missing topic fails the batch",
+            "create the topics first",
         )
-        yield CheckResult.warned("records name their topics in the column 'topic'", advice)
         return
     exists = CheckResult.of(f"topic {topic!r}: existence", require_topic)
     yield exists
@@ -81,24 +84,28 @@ def of_topic(control: Control, topic: str | None, require_topic: Callable[[], No
 
 def replication(control: Control, topic: str) -> CheckResult:
     """Check that acknowledged records of a topic outlive the loss of a broker."""
-    what = f"topic {topic!r}: replication"
+    check = f"topic {topic!r}: replication"
     try:
         replicas, in_sync = control.run(_replication, control, topic)
     except OperatorRequired:
-        return CheckResult.warned(
-            what,
-            "It is hidden from this principal: grant DESCRIBE and DESCRIBE_CONFIGS on the topic, or check as another"
-            " with kafka-topics.sh --describe that it has three replicas and min.insync.replicas=2.",
+        return CheckResult.warning(
+            check,
+            "hidden from this principal",
+            "grant DESCRIBE and DESCRIBE_CONFIGS on the topic, or check as another principal with kafka-topics.sh"
+            " --describe that it has 3 replicas and min.insync.replicas=2",
         )
-    seen = f"replicas: {replicas}, min.insync.replicas: {in_sync}"
     if replicas == 1:
-        advice = f"{seen}: a broker that is lost takes acknowledged records with it. Use 3, min.insync.replicas=2."
-        return CheckResult.warned(what, advice)
+        return CheckResult.warning(
+            check, "1 replica: a lost broker takes acknowledged records with it", "use 3, min.insync.replicas=2"
+        )
+    seen = f"{replicas} replicas, min.insync.replicas={in_sync}"
     if in_sync == 1:
-        return CheckResult.warned(what, f"{seen}: one broker may have acknowledged alone. Set min.insync.replicas=2.")
+        return CheckResult.warning(
+            check, f"{seen}: one broker may have acknowledged alone", "set min.insync.replicas=2"
+        )
     if in_sync >= replicas:
-        return CheckResult.warned(what, f"{seen}: nothing can be written while a broker is down. Add a replica.")
-    return CheckResult.passed(f"{what} ({seen})")
+        return CheckResult.warning(check, f"{seen}: nothing can be written while a broker is down", "add a replica")
+    return CheckResult.passed(check, seen)
 
 
 async def _replication(control: Control, topic: str) -> tuple[int, int]:
@@ -111,26 +118,27 @@ async def _replication(control: Control, topic: str) -> tuple[int, int]:
 
 def leaders(control: Control, topic: str) -> CheckResult:
     """Check that every partition has a leader, without which it can't be written to."""
-    what = f"topic {topic!r}: partition leaders"
+    check = f"topic {topic!r}: partition leaders"
     away = sorted(f"{name}-{number}" for name, number in control.leaders.away(topic))
     if not away:
-        return CheckResult.passed(what)
-    return CheckResult.warned(
-        what,
-        f"{', '.join(away)} without a leader: a batch that writes there fails or waits, and transactions that hang"
-        " there stay unseen. Bring the brokers of its replicas back.",
+        return CheckResult.passed(check)
+    return CheckResult.warning(
+        check,
+        f"none for {', '.join(away)}: a batch that writes there fails or waits, and transactions that hang there stay"
+        " unseen",
+        "bring the brokers of its replicas back",
     )
 
 
 def may_write_markers(control: Control) -> CheckResult:
     """Check the right to write markers that Kafka leaves out. The brokers report it; a trial would change something."""
-    what = "right to repair missing markers (KAFKA-20734), as the brokers report it"
+    check = "right to write missing markers (KAFKA-20734)"
     if control.run(_may_alter, control):
-        return CheckResult.passed(what)
-    return CheckResult.warned(
-        what,
-        "This principal lacks ALTER on the cluster, so the query stops if Kafka ever leaves one out. Grant it then, if"
-        " only to the principal of 'twopc resolve'.",
+        return CheckResult.passed(check, "reported by the brokers, not tried")
+    return CheckResult.warning(
+        check,
+        "no ALTER on the cluster: the query stops if Kafka ever leaves a marker out",
+        "grant it then, if only to the principal of 'twopc resolve'",
     )
 
 
@@ -141,36 +149,39 @@ async def _may_alter(control: Control) -> bool:
 
 def timeout(options: KafkaOptions) -> CheckResult:
     """Check how long a decided batch may wait for its commit."""
+    check = "transaction timeout"
     if not options.has_timeout:
-        return CheckResult.passed("transaction timeout: none, so a decided batch may wait without limit (KIP-939)")
-    what = f"transaction timeout: a decided batch may wait {options.transaction_timeout_ms / 1000:g} s for its commit"
+        return CheckResult.passed(check, "none (KIP-939)")
+    timeout = f"{options.transaction_timeout_ms / 1000:g} s"
     if options.transaction_timeout_ms >= DEFAULTS["transaction.timeout.ms"]:
-        return CheckResult.passed(what)
-    return CheckResult.warned(
-        what,
-        "After that Kafka rolls it back, and the query stops. Raise 'transaction.timeout.ms' or the brokers'"
-        " transaction.max.timeout.ms, or set 'replay_copies'.",
+        return CheckResult.passed(check, timeout)
+    return CheckResult.warning(
+        check,
+        f"{timeout}: if a decided batch waits longer for its commit, Kafka rolls it back and the query stops",
+        "raise 'transaction.timeout.ms' or the brokers' transaction.max.timeout.ms, or set 'replay_copies'",
     )
 
 
 def version(control: Control) -> CheckResult:
     """Check that the brokers have the transactions of Kafka 4.0."""
-    what = f"Kafka {control.release}: transaction.version"
+    check = "transaction.version of the brokers"
     if control.end_txn_version >= EPOCH_BUMPING_END_TXN:
-        return CheckResult.passed(what)
-    return CheckResult.warned(
-        what,
-        "It is below 2, which fences late writes of an ended transaction. With Kafka 4.0 or later: kafka-features.sh"
-        " upgrade --feature transaction.version=2.",
+        return CheckResult.passed(check, f"2 or later, Kafka {control.release}")
+    return CheckResult.warning(
+        check,
+        f"below 2, Kafka {control.release}: late writes of an ended transaction are not fenced",
+        "with Kafka 4.0 or later, run kafka-features.sh upgrade --feature transaction.version=2",
     )
 
 
 def hanging(control: Control, topic: str) -> CheckResult:
     """Check that transactions that hang in a topic would be found."""
-    what = f"topic {topic!r}: detection of hanging transactions (KAFKA-20734)"
+    check = f"topic {topic!r}: detection of hanging transactions (KAFKA-20734)"
     if control.leaders.may_read(topic):
-        return CheckResult.passed(what)
-    return CheckResult.warned(what, "Grant this principal READ on the topic. Only metadata is read.")
+        return CheckResult.passed(check)
+    return CheckResult.warning(
+        check, "not possible: this principal lacks READ", "grant READ on the topic; only metadata is read"
+    )
 
 
 def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic: str) -> float:
@@ -210,12 +221,13 @@ def _codes(response: Any) -> list[int]:
 
 def clock(ahead_s: float) -> CheckResult:
     """Check a broker's clock, which is so many seconds ahead of this machine's."""
-    what = f"this machine's clock and that of a broker are {abs(ahead_s):.1f} s apart"
+    check = "clock of a broker"
+    seen = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
     if abs(ahead_s) <= LARGEST_SKEW_S:
-        return CheckResult.passed(what)
-    slow = "this machine's is slow" if ahead_s > 0 else "this machine's is fast"
-    return CheckResult.warned(
-        what,
-        f"Seen from the broker, {slow}. Timestamps in records and in the log are off by as much, and brokers refuse"
-        " records that are an hour ahead. Synchronize both machines with a time server.",
+        return CheckResult.passed(check, seen)
+    return CheckResult.warning(
+        check,
+        f"{seen}: timestamps in records and in the log are off by as much, and brokers refuse records that are an hour"
+        " ahead",
+        "synchronize both machines with a time server",
     )

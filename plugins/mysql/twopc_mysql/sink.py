@@ -208,7 +208,7 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"reading the definition of {self._options}") as connection:
             found = self._require_able(connection)
-            yield CheckResult.passed(f"server: {found['version']}, binlog_format {_binlog(found)}")
+            yield CheckResult.passed("server", f"{found['version']}, binlog_format {_binlog(found)}")
             self._require_transactional(connection, self._options.table)
             columns = self._table.columns(connection)
             names = [each.name for each in columns if not each.is_generated]
@@ -216,19 +216,18 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
             given = [each.name for each in columns if each.name in names and not each.is_auto_increment]
             keys = self._table.unique_keys(connection)
             check_upsert(by, {*given, *by} & {*names}, keys, columns, str(self._options))
-            yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(names)}")
+            yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(names)}")
             yield from self._check_durability(found)
             yield from self._check_upsert_key([key.columns for key in keys])
             yield from self._check_prepared(prepared(connection))
             has_markers = self._table.engine(connection, MARKERS) is not None
         if not has_markers:
-            yield CheckResult.passed(f"marker table {self._options.database}.{MARKERS}: the first start creates it")
-        yield CheckResult.of(
-            "write, prepare and roll back a transaction, tried without a row", lambda: self._try(names, has_markers)
-        )
+            markers = f"marker table {self._options.database}.{MARKERS}"
+            yield CheckResult.passed(markers, "none yet: the first start creates it")
+        yield CheckResult.of("trial transaction", lambda: self._try(names, has_markers))
 
     def _check_durability(self, found: Mapping[str, str]) -> Iterator[CheckResult]:
-        what = "durability of acknowledged commits"
+        check = "durability of acknowledged commits"
         weak: dict[str, tuple[str, ...]] = {
             "innodb_flush_log_at_trx_commit": ("0", "2"),
             "innodb_doublewrite": ("0", "OFF"),
@@ -236,23 +235,29 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         if found["log_bin"] == "1":
             weak["sync_binlog"] = tuple(filter("1".__ne__, [found["sync_binlog"]]))
         off = [f"{name}={found[name]}" for name, values in weak.items() if found[name] in values]
-        advice = f"with {', '.join(off)} a power failure can lose acknowledged commits: set each to 1"
-        yield CheckResult.warned(what, advice) if off else CheckResult.passed(what)
+        if off:
+            lost = f"{', '.join(off)}: a power failure can lose acknowledged commits"
+            yield CheckResult.warning(check, lost, "set each to 1")
+        else:
+            yield CheckResult.passed(check)
 
     def _check_upsert_key(self, keys: Sequence[frozenset[str | None]]) -> Iterator[CheckResult]:
         if self._options.upsert_by and keys[0] != frozenset(self._options.upsert_by):
-            yield CheckResult.warned(
-                f"key of 'upsert_by' in {self._options}",
-                "it is not the primary key. A prepared transaction then also locks the gap before each row that it"
-                " replaces, so tasks of one batch may wait for each other until 'lock_timeout_s'. Make it the primary"
-                " key, or write each batch from one partition.",
+            yield CheckResult.warning(
+                f"{self._options}: key of 'upsert_by'",
+                "not the primary key: a prepared transaction also locks the gap before each row that it replaces, so"
+                " tasks of one batch may wait for each other until 'lock_timeout_s'",
+                "make it the primary key, or write each batch from one partition",
             )
 
     def _check_prepared(self, names: Sequence[str]) -> Iterator[CheckResult]:
         own = sum(map(self.transactional_ids.owns_exact, names))
-        what = f"prepared transactions: {own} of this query, {len(names) - own} of other queries"
-        advice = "they hold their rows locked until their queries are started again; see XA RECOVER"
-        yield CheckResult.warned(what, advice) if names else CheckResult.passed(what)
+        check, seen = "prepared transactions", f"{own} of this query, {len(names) - own} of other queries"
+        if names:
+            held = f"{seen}: they hold their rows locked"
+            yield CheckResult.warning(check, held, "start their queries again, or list them with XA RECOVER")
+        else:
+            yield CheckResult.passed(check, "none")
 
     def _try(self, names: Sequence[str], has_markers: bool) -> None:
         """Prepare a transaction without a record and roll it back. Raises the same errors as a task's calls."""

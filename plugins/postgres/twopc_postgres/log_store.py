@@ -88,7 +88,7 @@ class PostgresLogStore:
         with self._asked() as connection:
             with connection.transaction(force_rollback=True):
                 self._try(connection)
-            yield CheckResult.passed("put-if-absent, tried in a transaction that was rolled back")
+            yield CheckResult.passed("put-if-absent", "tried in a transaction that was rolled back")
             yield tables.durability(connection)
             yield _replication(connection)
             tables.prove_current(connection)
@@ -143,20 +143,21 @@ class PostgresLogStore:
 
 
 def _replication(connection: Connection) -> CheckResult:
-    what = "synchronous replication"
+    check = "synchronous replication"
     synchronous, standbys = tables.synchronous_standbys(connection), tables.standbys(connection)
     if standbys and not synchronous:
-        return CheckResult.warned(
-            what,
-            f"The server waits for none of its {standbys} standbys, so a failover can take back what is decided."
-            " Records would then be lost or written twice. Set synchronous_standby_names.",
+        return CheckResult.warning(
+            check,
+            f"none, and {standbys} standbys: a failover can take back a decision, so that records are lost or written"
+            " twice",
+            "set synchronous_standby_names",
         )
     if tables.may_spare_a_standby(synchronous):
-        return CheckResult.warned(
-            what,
-            f"With synchronous_standby_names = {synchronous!r}, fewer standbys must acknowledge a commit than are"
-            " named. After a failover to one of them, another can acknowledge to the old server, and a driver that"
-            " still asks that server could roll back what a newer driver has decided. Fence the old server at each"
-            " failover, or let all that are named acknowledge.",
+        return CheckResult.warning(
+            check,
+            f"{synchronous!r} names more standbys than must acknowledge a commit: after a failover, another standby can"
+            " acknowledge to the old server, and a driver that still asks that server could roll back what a newer"
+            " driver has decided",
+            "fence the old server at each failover, or let all named standbys acknowledge",
         )
-    return CheckResult.passed(f"{what}: {synchronous or 'none, and no standby'}")
+    return CheckResult.passed(check, synchronous or "none, and no standby")

@@ -186,16 +186,14 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"reading the definition of {self._options}") as connection:
             self._require_prepared(connection)
-            yield CheckResult.passed(f"max_prepared_transactions: {tables.room_for_prepared(connection)}")
+            yield CheckResult.passed("max_prepared_transactions", str(tables.room_for_prepared(connection)))
             columns = self._columns(connection)
             names = [column.name for column in columns if not column.is_generated]
             unique = self._table.unique_indexes(connection)
             check_upsert(self._options.upsert_by, names, unique, str(self._options))
-            yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(names)}")
+            yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(names)}")
             yield tables.durability(connection)
-        yield CheckResult.of(
-            "write, prepare and roll back a transaction, tried without a row", lambda: self._try(names)
-        )
+        yield CheckResult.of("trial transaction", lambda: self._try(names))
 
     def _try(self, names: Sequence[str]) -> None:
         """Prepare an empty transaction and roll it back. Raises the same errors as a task's calls."""

@@ -219,13 +219,13 @@ def room_for_prepared(connection: Connection) -> int:
 
 def durability(connection: Connection) -> CheckResult:
     """Check that acknowledged commits survive a power failure."""
-    what = "durability of acknowledged commits"
+    check = "durability of acknowledged commits"
     ask = "SELECT {0}('fsync')::bool AND {0}('full_page_writes')::bool".format("pg_catalog.current_setting")
     [(is_durable,)] = connection.execute(ask)
     if is_durable:
-        return CheckResult.passed(what)
-    return CheckResult.warned(
-        what, "fsync or full_page_writes is off, so a power failure can lose acknowledged commits: set both on."
+        return CheckResult.passed(check)
+    return CheckResult.warning(
+        check, "fsync or full_page_writes is off: a power failure can lose acknowledged commits", "set both on"
     )
 
 

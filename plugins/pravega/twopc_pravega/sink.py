@@ -214,11 +214,9 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"looking for {self._options}"):
             self._require_stream()
-            yield CheckResult.passed(
-                f"{self._options}: segments {len(self._controller.segments(self._options.stream))}"
-            )
-        lease_s = self._options.lease_ms / 1000
-        yield CheckResult.of(f"begin and roll back a transaction with a lease of {lease_s:g} s", self._try)
+            segments = len(self._controller.segments(self._options.stream))
+            yield CheckResult.passed(f"{self._options}: existence", f"segments: {segments}")
+        yield CheckResult.of(f"trial transaction with a lease of {self._options.lease_ms / 1000:g} s", self._try)
 
     def _try(self) -> None:
         """Begin a transaction, which is not entered in a register, and roll it back."""

@@ -220,10 +220,10 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
             )
 
     def check(self) -> Iterator[CheckResult]:
-        yield CheckResult.passed(f"{self._options}: existence, columns {', '.join(self._columns())}")
+        yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(self._columns())}")
         with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
             columns = [*self._options.upsert_by] or self._tables.writable(connection)
-        yield CheckResult.of("the statement of a commit, tried without a row", lambda: self._try(columns))
+        yield CheckResult.of("trial of a commit's statement", lambda: self._try(columns))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Move the batch, and roll the database transaction back.

@@ -24,7 +24,7 @@ from tests.campaigns.spark.plans import PLANS
 from tests.campaigns.spark.standalone import Standalone
 from tests.campaigns.spark.ways import WAYS, Way
 from tests.campaigns.storm.query import end_jvm
-from tests.support.environments import NotHere, made, own
+from tests.support.environments import NotHere, made, own, packed
 from tests.support.postgres_server import PostgresServer
 from tests.support.progress_lines import ProgressLines
 from tests.support.spark_session import session
@@ -93,7 +93,11 @@ def main(arguments: Sequence[str]) -> int:
             bar = progress.add_task(name, total=sum(len(case.starts) + 1 for case in way.cases), found="")
             try:
                 used = made(folder / "environments", given.uv, way.spark, way.python) if way.spark else environment
-                outcomes[name] = prove(way, replace(bench, environment=used), lambda: progress.advance(bar))
+                own_bench = replace(bench, environment=used)
+                if way.is_packed:
+                    archive = packed(folder / "environments", given.uv, *Path(bench.backends).glob("twopc_faulty*"))
+                    own_bench = replace(own_bench, archive=str(archive))
+                outcomes[name] = prove(way, own_bench, lambda: progress.advance(bar))
             except (NotHere, JarsNotAvailable) as error:
                 outcomes[name] = {"absent": str(error)}
             progress.update(bar, found=", ".join(outcomes[name].get("told", ["absent"])))

@@ -16,7 +16,7 @@ import confluent_kafka
 
 from tests.campaigns.spark import refusing
 from tests.campaigns.spark.contents import Contents, compare
-from tests.campaigns.spark.job import FOREACH_BATCH, FORMAT_BATCH, Job
+from tests.campaigns.spark.job import FOREACH_BATCH, FORMAT_BATCH, UNPACKED, Job
 from tests.campaigns.spark.plans import PLANS, batches
 from tests.support.environments import Environment
 from tests.support.kills import bound, kill_all_of
@@ -67,6 +67,8 @@ class Bench:
     expected: Mapping[str, Contents]
     environment: Environment
     master: str = "local[2]"
+    archive: str = ""
+    backends: str = str(Path("tests/spark/backends").resolve())
 
     def run(self, case: Case, started: Callable[[], None]) -> Outcome:
         """Strike the query as its case specifies, let it finish, and compare. Call ``started`` after each start."""
@@ -122,7 +124,8 @@ class Bench:
             jars=self.environment.jars,
             master=self.master,
             classes=str(self.folder / "classes.jsa"),
-            backends=str(Path("tests/spark/backends").resolve()),
+            backends=self.backends,
+            archive=self.archive,
             conninfo=self.postgres.conninfo,
             settings=dict(case.settings),
         )
@@ -143,13 +146,14 @@ class Bench:
         return self._run(job, log) if ended == 1 and FAULT_OF_SPARK_4_1 in log.read_text()[before:] else ended
 
     def _run(self, job: Job, log: Path) -> int | str:
+        python = f"./{UNPACKED}/bin/python" if job.archive else self.environment.python
         with log.open("ab") as output:
             driver = subprocess.Popen(
                 bound(self.environment.python, "-m", "tests.campaigns.spark.driver", json.dumps(asdict(job))),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYSPARK_PYTHON": self.environment.python, "PYTHONPATH": job.backends},
+                env={**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": job.backends},
                 start_new_session=True,
             )
         try:

@@ -7,6 +7,7 @@ written.
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import platform
@@ -30,6 +31,7 @@ from tests.campaigns.spark.job import (
     FORMAT_STREAM,
     PIPELINE,
     TO_KAFKA,
+    UNPACKED,
     Job,
 )
 from tests.campaigns.spark.plans import BATCHES, IS_BAD, PLANS, SCHEMA
@@ -79,12 +81,32 @@ def settings(job: Job) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         # More than there are cores, so that small batches have fewer tasks than their state has partitions.
         "spark.sql.shuffle.partitions": "4",
-        "spark.python.daemon.module": DAEMON,
         "spark.executor.memory": "600m",
         "spark.eventLog.dir": job.events.as_uri(),
-        "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
+        **packages(job),
         **job.settings,
     }
+
+
+def packages(job: Job) -> dict[str, str]:
+    """Return the settings by which the executors find Python packages."""
+    if job.archive:
+        return {"spark.archives": f"{job.archive}#{UNPACKED}"}
+    return {
+        "spark.python.daemon.module": DAEMON,
+        "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
+    }
+
+
+def require_packed(spark: SparkSession) -> None:
+    """Raise unless the executors have twopc, the backends and their clients from the archive."""
+
+    def found(_: object) -> list[str]:
+        names = ("twopc", "twopc_kafka", "twopc_faulty", "pyarrow")
+        return [str(importlib.import_module(name).__file__) for name in names]
+
+    origins = spark.sparkContext.parallelize(range(2), 2).map(found).collect()
+    assert all(f"/{UNPACKED}/lib/" in file for files in origins for file in files), origins
 
 
 def java(job: Job) -> str:
@@ -190,6 +212,8 @@ def main() -> None:
         pipeline.run(job, settings_of(settings(job), jars=job.jars, java=java(job)))
         return
     spark = session(job.master, settings(job), jars=job.jars, java=java(job))
+    if job.archive:
+        require_packed(spark)
     spark.dataSource.register(TwoPhaseCommitDataSource)
     RUN[job.api](spark, job)
     spark.stop()

@@ -11,6 +11,8 @@ from tests.campaigns.spark.plans import PLANS
 FOREACH_BATCH, FORMAT_STREAM, FORMAT_BATCH = "foreach_batch", "format_stream", "format_batch"
 CONNECT, CONNECT_FOREACH_BATCH = "connect", "connect_foreach_batch"
 PIPELINE = "pipeline"
+UNPACKED = "environment"
+"""The folder in which an executor unpacks its archive."""
 FLOWS = ("first", "second")
 """The flows of the pipeline, into one sink."""
 
@@ -32,6 +34,7 @@ class Job:
         jars: the jars of the Kafka source, as a class path.
         classes: the path of an archive of the JVM's loaded classes, which may be missing.
         backends: the folder with ``twopc_faulty``.
+        archive: an archive with the executors' Python packages, or empty if they have the driver's.
         settings: additional settings of the Spark session.
     """
 
@@ -46,6 +49,7 @@ class Job:
     classes: str
     backends: str
     conninfo: str
+    archive: str = ""
     parallelism: int = 2
     strikes: Sequence[tuple[str, str, int]] = ()
     master: str = "local[2]"

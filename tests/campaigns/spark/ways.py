@@ -16,12 +16,14 @@ class Way:
     Attributes:
         spark, python: the versions of a separate environment; if both are empty, the campaign's own environment.
         on_cluster: whether to run on a master with two workers. Otherwise everything runs in the driver.
+        is_packed: whether the executors get Python packages only from an archive of an environment.
     """
 
     cases: Sequence[Case]
     spark: str = ""
     python: str = ""
     on_cluster: bool = False
+    is_packed: bool = False
 
 
 def _kills(*moments: tuple[str, int]) -> Sequence[Sequence[Strike]]:
@@ -134,6 +136,7 @@ WAYS: Mapping[str, Way] = {
         ],
         on_cluster=True,
     ),
+    "packed": Way([Case("enriched", _kills(("pre_commit", 0), ("commit", 2)))], on_cluster=True, is_packed=True),
     **{name: Way([Case(name, _PIPELINE)]) for name in ("aggregation", "join", "deduplication", "windowed_counts")},
     "totals": Way([Case("totals", _PIPELINE[:-1], settings=_ROCKSDB)]),
     "checkpoint_v2": Way(

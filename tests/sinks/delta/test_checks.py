@@ -11,7 +11,7 @@ from twopc.checks import CheckResult, CheckStatus
 
 
 def reported(place: Place, about: str) -> CheckResult:
-    [found] = [each for each in place.sink().check() if about in each.what]
+    [found] = [each for each in place.sink().check() if about in each.check]
     return found
 
 
@@ -25,9 +25,9 @@ def test_a_table_to_which_spark_writes_on_a_disk_is_reported(place: Place) -> No
     put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation="WRITE")
     place.append("newer")
     found = reported(place, "Spark")
-    assert found.result is CheckStatus.WARNED
-    assert found.what == "version 1 of the table was written by Spark"
-    assert "renames its entry over it" in found.advice
+    assert found.result is CheckStatus.WARNING
+    assert found.detail.startswith("version 1. ")
+    assert "renames its entry over it" in found.detail
 
 
 @pytest.mark.parametrize("operation", ["CREATE TABLE", "SET TBLPROPERTIES"])

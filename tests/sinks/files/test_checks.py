@@ -22,7 +22,7 @@ def examined(place: Any, result: CheckStatus, **options: str) -> list[CheckResul
 
 
 def test_every_store_passes_and_is_as_it_was(place: Any) -> None:
-    assert examined(place, CheckStatus.FAILED) == examined(place, CheckStatus.WARNED) == []
+    assert examined(place, CheckStatus.FAILED) == examined(place, CheckStatus.WARNING) == []
     assert place.files() == []
     place.pre_commit("a")
     staged = place.files()
@@ -51,14 +51,14 @@ def test_a_folder_that_can_not_be_made_fails_by_its_name(tmp_path: Path, make_si
     (tmp_path / "file").touch()
     [failed] = make_sink(path=str(tmp_path / "file" / "orders")).check()
     assert failed.result is CheckStatus.FAILED
-    assert f"{tmp_path}/file" in failed.advice
-    assert "'path'" in failed.advice
+    assert f"{tmp_path}/file" in failed.found
+    assert "'path'" in failed.found
 
 
 def test_a_bucket_that_is_not_there_fails(s3: Any) -> None:
     missing = type(s3)("s3://nobody-made-this-bucket/orders", s3.storage_options)
     [failed] = examined(missing, CheckStatus.FAILED)
-    assert "NoSuchBucket" in failed.advice
+    assert "NoSuchBucket" in failed.found
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_a_lifecycle_rule_that_would_take_decided_uploads_is_warned_of(rule: Any
     store: S3 = s3.store
     rules = [{"ID": "tidy", "Status": "Enabled", **rule, **days}]
     store.call("put_bucket_lifecycle_configuration", LifecycleConfiguration={"Rules": rules})
-    found = [finding for finding in s3.sink().check() if finding.what.startswith(LIFECYCLE)]
-    assert [finding.result for finding in found] == [CheckStatus.WARNED if warns else CheckStatus.PASSED]
+    found = [finding for finding in s3.sink().check() if finding.check.startswith(LIFECYCLE)]
+    assert [finding.result for finding in found] == [CheckStatus.WARNING if warns else CheckStatus.PASSED]
 
 
 def test_a_server_that_does_not_list_what_a_killed_writer_leaves_open_is_warned_of(
     s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [finding.result for finding in s3.sink().check() if finding.what.startswith(LISTED)] == [CheckStatus.PASSED]
+    assert [finding.result for finding in s3.sink().check() if finding.check.startswith(LISTED)] == [CheckStatus.PASSED]
     call, asked = S3.call, list[str]()
 
     def by_the_exact_key(store: S3, method: str, **arguments: Any) -> dict[str, Any]:  # as MinIO does
@@ -95,15 +95,15 @@ def test_a_server_that_does_not_list_what_a_killed_writer_leaves_open_is_warned_
         return answer
 
     monkeypatch.setattr(S3, "call", by_the_exact_key)
-    [warned] = examined(s3, CheckStatus.WARNED)
-    assert warned.what.startswith(LISTED)
-    assert "MINIO_API_STALE_UPLOADS_EXPIRY" in warned.advice
+    [warned] = examined(s3, CheckStatus.WARNING)
+    assert warned.check.startswith(LISTED)
+    assert "MINIO_API_STALE_UPLOADS_EXPIRY" in warned.found
     assert asked.count("create_multipart_upload") == asked.count("abort_multipart_upload")
 
 
 @pytest.mark.parametrize(
     ("errno_", "result"),
-    [(None, CheckStatus.PASSED), (errno.EACCES, CheckStatus.FAILED), (errno.ETIMEDOUT, CheckStatus.WARNED)],
+    [(None, CheckStatus.PASSED), (errno.EACCES, CheckStatus.FAILED), (errno.ETIMEDOUT, CheckStatus.WARNING)],
     ids=["shown", "refused", "no answer"],
 )
 def test_an_object_of_the_folder_that_may_not_be_looked_at_fails(
@@ -118,11 +118,11 @@ def test_an_object_of_the_folder_that_may_not_be_looked_at_fails(
         return call(store, method, **arguments)
 
     monkeypatch.setattr(S3, "call", refusing)
-    [found] = [finding for finding in s3.sink().check() if finding.what.startswith(SHOWN)]
+    [found] = [finding for finding in s3.sink().check() if finding.check.startswith(SHOWN)]
     assert found.result is result
-    assert ("s3:GetObject" in found.advice) is (result is CheckStatus.FAILED)
+    assert ("s3:GetObject" in found.found) is (result is CheckStatus.FAILED)
 
 
 def test_a_store_that_can_keep_no_log_of_complete_batches_fails(renaming: Any) -> None:
     [failed] = examined(renaming, CheckStatus.FAILED, batch_logs="manifest")
-    assert "leave the log out of 'batch_logs'" in failed.advice
+    assert "leave the log out of 'batch_logs'" in failed.found

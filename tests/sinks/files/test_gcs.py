@@ -387,7 +387,7 @@ def test_the_check_finds_that_objects_may_not_be_removed(proxied: Place, proxy: 
     proxy.disturb_all("DELETE", FORBIDDEN)
     [check] = proxied.sink().check()
     assert check.result is CheckStatus.FAILED
-    assert "writer@project" in check.advice
+    assert "writer@project" in check.found
 
 
 def test_a_check_leaves_nothing(gcs: Place) -> None:

@@ -322,13 +322,13 @@ def test_doctor_warns_of_many_snapshots_and_of_metadata_that_is_kept(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place.sink().commit_batch(0, place.decided(["a"]))
-    warned = [each.what for each in place.sink().check() if each.result is not CheckStatus.PASSED]
-    assert warned == ["write.metadata.delete-after-commit.enabled=false"]
+    warned = [each.check for each in place.sink().check() if each.result is not CheckStatus.PASSED]
+    assert warned == ["write.metadata.delete-after-commit.enabled"]
     monkeypatch.setattr(checks, "MANY_SNAPSHOTS", 0)
     place.create(properties={"write.metadata.delete-after-commit.enabled": "true"})
     place.sink().commit_batch(0, place.decided(["a"]))
     before = place.files()
     [warning] = [each for each in place.sink().check() if each.result is not CheckStatus.PASSED]
-    assert warning.what == "snapshots that the table keeps: 2"
-    assert "expire_snapshots" in warning.advice
+    assert (warning.check, warning.detail[:2]) == ("snapshots that the table keeps", "2:")
+    assert "expire_snapshots" in warning.found
     assert place.files() == before

@@ -212,9 +212,9 @@ def test_the_doctor_warns_of_a_partition_without_a_leader(brokers: TwoBrokers, m
     topic = brokers.create_topic([1, 2])
     sink = make(topic)
     what = f"topic {topic!r}: partition leaders"
-    assert {f.what: f.result for f in sink.check()}[what] is CheckStatus.PASSED
+    assert {f.check: f.result for f in sink.check()}[what] is CheckStatus.PASSED
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
-    [found] = [f for f in sink.check() if f.what == what]
-    assert found.result is CheckStatus.WARNED
-    assert f"{topic}-1" in found.advice
+    [found] = [f for f in sink.check() if f.check == what]
+    assert found.result is CheckStatus.WARNING
+    assert f"{topic}-1" in found.found

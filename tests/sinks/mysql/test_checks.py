@@ -23,11 +23,11 @@ def examined(place: Place, **options: Any) -> list[CheckResult]:
 
 
 def failed(found: list[CheckResult]) -> list[str]:
-    return [each.advice for each in found if each.result is CheckStatus.FAILED]
+    return [each.found for each in found if each.result is CheckStatus.FAILED]
 
 
 def warned(found: list[CheckResult], what: str) -> list[str]:
-    return [each.advice for each in found if each.result is CheckStatus.WARNED and what in each.what]
+    return [each.found for each in found if each.result is CheckStatus.WARNING and what in each.check]
 
 
 @pytest.mark.parametrize("upsert_by", ["", "id"])
@@ -35,7 +35,7 @@ def test_a_table_passes_and_the_server_is_as_it_was(upsert_by: str, place: Place
     place.create("id INT PRIMARY KEY, value TEXT NOT NULL, two INT AS (2) STORED")
     found = examined(place, upsert_by=upsert_by)
     assert failed(found) == []
-    assert "the first start creates it" in " ".join(each.what for each in found)
+    assert "the first start creates it" in " ".join(each.detail for each in found)
     tables = place.ask("SELECT table_name FROM information_schema.tables WHERE table_schema = %s", place.database)
     assert tables == [("orders",)]  # and no marker table
     assert place.prepared() == []
@@ -84,7 +84,7 @@ def test_a_key_whose_gaps_are_locked_is_warned_of(place: Place) -> None:
 
 def test_transactions_that_hold_rows_are_counted(place: Place) -> None:
     place.pre_commit(["a"])
-    [advice] = warned(examined(place), "0 of this query, 1 of other queries")
+    [advice] = warned(examined(place), "prepared transactions")
     assert "hold their rows locked" in advice
 
 
@@ -96,4 +96,4 @@ def test_a_server_that_may_lose_acknowledged_commits_is_warned_of() -> None:
         place.ask("SET GLOBAL sync_binlog = 1, GLOBAL innodb_flush_log_at_trx_commit = 1")
         found = examined(place)
         assert warned(found, "") == []
-        assert "binlog_format MIXED" in found[0].what
+        assert "binlog_format MIXED" in found[0].detail

@@ -25,7 +25,7 @@ def examined(place: Place, **options: Any) -> list[CheckResult]:
 
 
 def failed(findings: list[CheckResult]) -> list[str]:
-    return [finding.advice for finding in findings if finding.result is CheckStatus.FAILED]
+    return [finding.found for finding in findings if finding.result is CheckStatus.FAILED]
 
 
 @pytest.mark.parametrize("upsert_by", ["", "id"])
@@ -75,5 +75,5 @@ def test_a_server_that_prepares_nothing_or_loses_what_it_acknowledged_is_told() 
         sink = PostgresSink({"conninfo": server.conninfo, "table": "orders"})
         sink.bind("orders", "doctor")
         [warned] = [finding for finding in sink.check() if finding.result is not CheckStatus.PASSED]
-        assert (warned.result, "set both on" in warned.advice) == (CheckStatus.WARNED, True)
+        assert (warned.result, "set both on" in warned.found) == (CheckStatus.WARNING, True)
         sink.close()

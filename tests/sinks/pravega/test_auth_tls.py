@@ -119,7 +119,7 @@ def test_a_user_who_may_write_commits_over_tls(place: Place) -> None:
     sink.commit(committable)
     sink.complete(0, [committable])
     assert sorted(place.values()) == ["a", "b"]
-    assert all(not result.advice for result in sink.check())
+    assert all(not result.found for result in sink.check())
 
 
 @pytest.mark.parametrize("other", [{"password": "wrong"}, {"username": "nobody"}, {"username": "reader"}])

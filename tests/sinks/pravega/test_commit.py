@@ -92,7 +92,7 @@ def test_a_lease_that_the_controller_does_not_grant_is_refused_by_its_option(pla
         sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition=0))
     assert refused.value.option == "lease_s"
     [_, failed] = sink.check()
-    assert "lease_s" in failed.advice
+    assert "lease_s" in failed.found
 
 
 def test_a_transaction_that_the_controller_does_not_know_has_an_unknown_outcome(place: Place) -> None:

@@ -105,7 +105,7 @@ def test_an_examination_names_the_columns_and_creates_no_table(place: Place) -> 
     sink.bind("orders", "doctor")
     findings = list(sink.check())
     assert [finding.result for finding in findings] == [CheckStatus.PASSED] * 2
-    assert "columns value" in findings[0].what
+    assert "columns value" in findings[0].detail
     with pytest.raises(Exception, match=r"twopc_transactions"):
         place.ask("SELECT * FROM twopc_transactions")
 

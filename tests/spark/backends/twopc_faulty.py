@@ -3,7 +3,7 @@
 The option ``faults`` is a folder. A file in it that is named for a step is a fault, which happens once at that step.
 Its text is one of:
 
-- ``raise``: raise an error
+- ``raise <class>``: raise an error of ``twopc.errors``; without a class, a ``RuntimeError``
 - ``die``: kill the process
 - ``kill <process group>``: kill that group and the process
 - ``lose``: kill the executor that runs the task, and the process
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import twopc
+from twopc import errors
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.store import open_store
 from twopc_files.sink import FileSink
@@ -56,7 +57,7 @@ class Faults:
             return  # there is no fault, or another task has taken it
         what, _, whom = fault.partition(" ")
         if what == "raise":
-            raise RuntimeError(f"a fault at {step}")
+            raise getattr(errors, whom, RuntimeError)(f"a fault at {step}")
         if what == "touch":
             Path(whom).touch()
             return

@@ -41,7 +41,7 @@ def cli() -> None:
     LOG is the URL or path that the query was given as 'log'.
 
     Exit codes: 0 fine, 1 something is in doubt or needs repair, 2 wrong usage, 3 refused and nothing changed, 4 an
-    operator must decide, 5 fenced by a newer driver, 6 a target system did not answer.
+    operator must decide, 5 fenced by a newer driver, 6 a target system did not answer, 70 any other error.
     """
 
 

@@ -13,10 +13,10 @@ import click
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import ask, history_of, show
 from twopc.cli.commands.settling import ask_to_fence, draw, recover, recovery_of
-from twopc.cli.history import History
 from twopc.cli.output import Report, say
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import OperatorRequired, Refused
+from twopc.log.history import History
 
 
 @click.command()
@@ -33,7 +33,7 @@ from twopc.errors import OperatorRequired, Refused
     is_flag=True,
     help="Give up also what could be committed if the cause in the error was removed, or computed again.",
 )
-@parameters.sinks_file
+@parameters.sinks_file()
 @parameters.replay_copies
 @click.option("--by", metavar="WHO", help="The name that the log keeps.  [default: user@host]")
 @parameters.yes

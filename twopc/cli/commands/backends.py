@@ -9,10 +9,10 @@ from rich.console import Console
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.exit_codes import ExitCode
 from twopc.cli.output import Document, Report, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import ConfigurationError
+from twopc.exit_codes import ExitCode
 from twopc.plugins import sink_class
 from twopc.registry import BACKENDS
 

@@ -10,9 +10,9 @@ from rich.console import Console
 from twopc.cli.checkpoint import Repair
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import ask, show
-from twopc.cli.exit_codes import ExitCode
 from twopc.cli.output import Document, Report, batch_number, facts, table
 from twopc.cli.sinks_file import Redaction
+from twopc.exit_codes import ExitCode
 
 _checkpoint = click.argument("checkpoint")
 

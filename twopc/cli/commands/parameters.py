@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -11,14 +12,6 @@ TIMEOUT_S = 60.0
 
 log = click.argument("log")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
-sinks_file = click.option(
-    "--sinks",
-    "sinks_file",
-    required=True,
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="TOML, one table per sink of the query: backend and options. ${NAME} comes from the environment.",
-)
 timeout_s = click.option(
     "--timeout-s",
     type=click.FloatRange(min=0, min_open=True),
@@ -31,3 +24,15 @@ replay_copies = click.option(
     "--replay-copies", metavar="URL", help="What the query was given as 'replay_copies', if it was given one."
 )
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def sinks_file(*, required: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return the option ``--sinks``."""
+    return click.option(
+        "--sinks",
+        "sinks_file",
+        required=required,
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="TOML, one table per sink of the query: backend and options. ${NAME} comes from the environment.",
+    )

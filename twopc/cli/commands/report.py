@@ -12,12 +12,12 @@ from rich.text import Text
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.commands.status import add_status
-from twopc.cli.history import read_history
 from twopc.cli.output import Document, Report
 from twopc.cli.page import render
 from twopc.cli.sinks_file import Redaction
 from twopc.cli.timeline import timeline
 from twopc.errors import ConfigurationError
+from twopc.log.history import read_history
 from twopc.observers.json_lines import Line, read_lines
 
 

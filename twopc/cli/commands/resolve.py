@@ -9,14 +9,14 @@ import click
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.commands.settling import ask_to_fence, draw, recover, recovery_of
-from twopc.cli.exit_codes import ExitCode
 from twopc.cli.output import Report
 from twopc.cli.sinks_file import Redaction
+from twopc.exit_codes import ExitCode
 
 
 @click.command()
 @parameters.log
-@parameters.sinks_file
+@parameters.sinks_file()
 @parameters.replay_copies
 @click.option(
     "--orphans", is_flag=True, help="Only roll back transactions that no driver can decide any more; fence no driver."

@@ -11,12 +11,12 @@ import click
 from rich.console import Console
 
 import twopc
-from twopc.cli.exit_codes import exit_code
-from twopc.cli.history import History, read_history
 from twopc.cli.output import Document, Report, say
 from twopc.cli.sinks_file import Redaction
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.errors import Refused
+from twopc.exit_codes import exit_code
+from twopc.log.history import History, read_history
 
 
 def show(

@@ -10,11 +10,11 @@ from rich.console import Console
 
 import twopc
 from twopc.cli.commands.running import ask, history_of, waiting_for_targets
-from twopc.cli.history import History
 from twopc.cli.output import Document, Report, record_count, say, table, verdicts_table
 from twopc.cli.recovery import Recovery, Work
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.cli.waiting import Waiting
+from twopc.log.history import History
 
 
 @contextlib.contextmanager

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.exit_codes import ExitCode
-from twopc.cli.history import History, read_history
 from twopc.cli.output import Document, Report, batch_number, facts, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
+from twopc.exit_codes import ExitCode
 from twopc.log.entries import Decision
+from twopc.log.history import History, read_history
 
 WATCH_S = 1.0
 """Between two reads of a log, which has at most 33 entries."""

@@ -9,17 +9,17 @@ from rich.console import Console
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import history_of, show, waiting_for_targets
-from twopc.cli.exit_codes import ExitCode
 from twopc.cli.output import Document, Report, say, verdicts_table
 from twopc.cli.recovery import Recovery
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
+from twopc.exit_codes import ExitCode
 
 
 @click.command()
 @parameters.log
 @click.option("--sink", required=True, metavar="NAME", help="The sink's name in the query and in FILE.")
-@parameters.sinks_file
+@parameters.sinks_file()
 @parameters.timeout_s
 @parameters.as_json
 def transactions(log: str, sink: str, sinks_file: Path, timeout_s: float, as_json: bool) -> None:

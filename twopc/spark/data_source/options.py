@@ -93,8 +93,27 @@ def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
     return _target(values, sinks_own, values["log"], BATCH_OWNER), values.get("batch_id")
 
 
-def _parsed(owner: str, options: Mapping[str, str], needed: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the values of our options, of which ``needed`` is needed here, and the sink's own options."""
+def target_to_check(options: Mapping[str, Any]) -> tuple[str, dict[str, str], str | None]:
+    """Return the backend, its own options and the place of the log, of a writer that may not have been started yet.
+
+    Args:
+        options: as the driver gives them to Spark, which passes names in lower case and values as text.
+
+    The place is None where Spark will choose the checkpoint: in a pipeline. Raises like ``stream_target``.
+    """
+    given = {name.lower(): _as_spark_passes(value) for name, value in options.items() if value is not None}
+    values, sinks_own = _parsed(_OWNER, given)
+    checkpoint = values.get("checkpointLocation")
+    log = values.get("log", checkpoint and f"{url(checkpoint)}/{_LOG_FOLDER}")
+    return values["sink"], sinks_own, log
+
+
+def _as_spark_passes(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _parsed(owner: str, options: Mapping[str, str], needed: str = "") -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of our options, of which ``needed`` is needed too, and the sink's own options."""
     spelled = {option.name.lower(): option.name for option in OPTIONS}
     given = {spelled.get(name, name): value for name, value in options.items()}
     declared = [replace(option, needed=option.needed or option.name == needed) for option in OPTIONS]

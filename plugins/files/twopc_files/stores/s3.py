@@ -45,7 +45,7 @@ PARTS_OF_ONE_SIZE = 1000
 
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
-_GRANT = "Grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
+_GRANT = "grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
 """S3's reply to a HEAD has no body that could name the missing right."""
 
 # S3 wants each part's checksums repeated if the bucket or the option s3_additional_kwargs asks for checksums.
@@ -105,7 +105,7 @@ class S3:
     def _lists_open_uploads(self) -> CheckResult:
         """Check whether the sweep can find the uploads that killed writers leave. MinIO lists an upload only for its
         exact key, or, without any key, the uploads in its memory since its start."""
-        what = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
+        check = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
         key = self._key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}.probe")
         try:
             upload = self.call("create_multipart_upload", Key=key)["UploadId"]
@@ -114,39 +114,40 @@ class S3:
             finally:
                 self.call("abort_multipart_upload", Key=key, UploadId=upload)
         except OSError as error:
-            return CheckResult.warned(what, f"The check failed: {error}.")
+            return _not_known(check, error)
         if any(found["UploadId"] == upload for found in listed):
-            return CheckResult.passed(what)
-        return CheckResult.warned(
-            what,
-            "The server lists uploads only by their exact keys, as MinIO does. No reader sees the uploads of killed"
-            " writers, and no sweep finds them: they take up the server's disk until it removes them. MinIO removes"
-            " every upload older than MINIO_API_STALE_UPLOADS_EXPIRY, 24 hours by default, including a decided"
-            " batch whose query was down for that long. Set it to more than any outage lasts, such as"
-            f" {FEWEST_DAYS * 24}h, and leave room for uploads of that age.",
+            return CheckResult.passed(check)
+        return CheckResult.warning(
+            check,
+            "uploads are listed only by their exact keys, as by MinIO: no sweep finds those of killed writers, which"
+            " take up the server's disk, and MinIO removes every upload older than MINIO_API_STALE_UPLOADS_EXPIRY (24"
+            " hours by default), including a decided batch whose query was down for that long",
+            f"set that to more than any outage lasts, such as {FEWEST_DAYS * 24}h, and leave room for uploads of that"
+            " age",
         )
 
     def _keeps_open_uploads(self) -> CheckResult:
-        what = f"lifecycle rules of bucket {self.bucket!r} for open uploads"
+        check = f"lifecycle rules of bucket {self.bucket!r} for open uploads"
         try:
             rules = self.call("get_bucket_lifecycle_configuration")["Rules"]
         except FileNotFoundError:
             rules = []
         except OSError as error:
-            advice = (
-                f"They can't be read: {error}. Grant s3:GetLifecycleConfiguration; or make sure that no rule with"
-                f" {_ENDS_UPLOADS} has fewer than {FEWEST_DAYS} days."
+            return CheckResult.warning(
+                check,
+                f"not readable: {error}",
+                f"grant s3:GetLifecycleConfiguration, or make sure that no rule with {_ENDS_UPLOADS} has fewer than"
+                f" {FEWEST_DAYS} days",
             )
-            return CheckResult.warned(what, advice)
         days = [rule[_ENDS_UPLOADS]["DaysAfterInitiation"] for rule in rules if self._ends_uploads(rule)]
         if min(days, default=FEWEST_DAYS) < FEWEST_DAYS:
-            advice = (
-                f"A rule deletes incomplete uploads after {min(days)} day{'s' if min(days) > 1 else ''}. If the query"
-                " is down for longer than that, a decided batch is lost. Raise DaysAfterInitiation of"
-                f" {_ENDS_UPLOADS} to more days than any outage lasts."
+            return CheckResult.warning(
+                check,
+                f"a rule deletes incomplete uploads after {min(days)} day{'s' if min(days) > 1 else ''}: if the query"
+                " is down for longer, a decided batch is lost",
+                f"raise DaysAfterInitiation of {_ENDS_UPLOADS} to more days than any outage lasts",
             )
-            return CheckResult.warned(what, advice)
-        return CheckResult.passed(what)
+        return CheckResult.passed(check)
 
     def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
         """Whether ``rule`` removes open uploads of this folder, or of a part of it."""
@@ -156,16 +157,17 @@ class S3:
     def _shows_objects(self) -> Iterator[CheckResult]:
         """Look at one object of the folder, as a commit looks at the object that it has published. Yields nothing for a
         folder without objects: there S3 answers 404 with or without s3:GetObject."""
-        what = f"metadata of an object in {self.url}"
+        check = f"metadata of an object in {self.url}"
         try:
             for listed in self.call("list_objects_v2", Prefix=self._key(""), MaxKeys=1).get("Contents", ()):
                 self._head(listed["Key"])
-                yield CheckResult.passed(what)
+                yield CheckResult.passed(check)
         except PermissionError as error:
-            advice = f"S3 refuses it: {error}. A commit looks at the object that it has published. {_GRANT}."
-            yield CheckResult.failed(what, advice)
+            yield CheckResult.failed(
+                check, f"refused: {error}. A commit looks at the object that it has published", _GRANT
+            )
         except OSError as error:
-            yield CheckResult.warned(what, f"The check failed: {error}.")
+            yield _not_known(check, error)
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
@@ -268,7 +270,7 @@ class S3:
         except FileNotFoundError:
             return None
         except PermissionError as error:
-            raise OSError(errno.EACCES, f"{error.strerror}. {_GRANT}") from error
+            raise OSError(errno.EACCES, f"{error.strerror}; {_GRANT}") from error
 
     def _head(self, key: str) -> dict[str, Any]:
         return self.call("head_object", Key=key)
@@ -316,6 +318,10 @@ class S3File(FileOfParts):
     def discard(self) -> None:
         self._buffer.clear()
         self._store.discard(self.handle)
+
+
+def _not_known(check: str, error: OSError) -> CheckResult:
+    return CheckResult.warning(check, f"not known: {error}", "repeat the check")
 
 
 def _mark(target: Mapping[str, Any]) -> str | None:

@@ -169,7 +169,7 @@ def coordinator(sink: Any, name: str, wait: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("needed", "result"), [("1", CheckStatus.WARNED), ("2", CheckStatus.PASSED), ("3", CheckStatus.WARNED)]
+    ("needed", "result"), [("1", CheckStatus.WARNING), ("2", CheckStatus.PASSED), ("3", CheckStatus.WARNING)]
 )
 def test_three_replicas_of_which_two_acknowledge_outlive_a_broker_and_others_are_warned_of(
     needed: str, result: CheckStatus, brokers: ThreeBrokers

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import os
 from dataclasses import dataclass
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
 from twopc.log.entries import Entry, parse
 from twopc.log.notices import Notice
-from twopc.log.store import LogStore, entry_name, open_store
+from twopc.log.store import LogStore, entry_name, store_of
 
 ATTEMPTS = 5
 """A running driver may append and prune between the listing and the reads. Then the log is read once more."""
@@ -43,14 +44,14 @@ class History:
         return next(e.written_at for e in self.entries if any(d.batch_id == batch_id for d in e.unresolved))
 
 
-def read_history(url: str) -> History:
-    """Read every entry of the log at ``url``.
+def read_history(log: str | os.PathLike[str] | LogStore) -> History:
+    """Read every entry of the log at a path or URL, or in a store.
 
     Raises:
         ConfigurationError: the place has no log, or can't be read.
         CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
     """
-    store = open_store(url)
+    store = store_of(log)
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _read(store)
@@ -58,10 +59,12 @@ def read_history(url: str) -> History:
             if attempt == ATTEMPTS:
                 if isinstance(error, CorruptLog):
                     raise
-                raise ConfigurationError(f"the commit log at {url} changes while it is read. Try again.") from error
+                raise ConfigurationError(
+                    f"the commit log at {store.url} changes while it is read. Try again."
+                ) from error
         except OSError as error:
             raise ConfigurationError(
-                f"the commit log at {url} can't be read ({type(error).__name__}: {error.strerror or error})."
+                f"the commit log at {store.url} can't be read ({type(error).__name__}: {error.strerror or error})."
                 " Name the place that the query was given as 'log', and run this as a user who may read it."
                 " Nothing was changed."
             ) from error

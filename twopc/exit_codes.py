@@ -1,4 +1,4 @@
-"""Exit codes: one for each thing that the caller must do differently."""
+"""Exit codes of the command ``twopc`` and of drivers: one for each thing that the caller must do differently."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ class ExitCode(IntEnum):
     OPERATOR_REQUIRED = 4
     FENCED = 5
     NO_ANSWER = 6
-    DEFECT = 70
+    OTHER = 70
     INTERRUPTED = 130
+    TERMINATED = 143
+
+    @property
+    def stays_stopped(self) -> bool:
+        """Whether a supervisor must leave the driver stopped: a restart would fail in the same way, or fence a newer
+        driver. It may restart the driver after any other code, also one that is not in this table."""
+        return self in (ExitCode.REFUSED, ExitCode.OPERATOR_REQUIRED, ExitCode.FENCED)
 
 
 _CODES: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
@@ -30,8 +37,14 @@ _CODES: tuple[tuple[tuple[type[BaseException], ...], ExitCode], ...] = (
 )
 
 
+def code_of(kind: type[BaseException]) -> ExitCode:
+    """Return the code of an error of this class."""
+    return next((code for kinds, code in _CODES if issubclass(kind, kinds)), ExitCode.OTHER)
+
+
 def exit_code(error: BaseException, opened: bool) -> ExitCode:
-    """Return the code of ``error``. ``opened``: whether the log was opened, so that something has changed."""
+    """Return the code of an error that ends a command. ``opened``: whether the log was opened, so that something has
+    changed."""
     if isinstance(error, CorruptLog) and not opened:
         return ExitCode.REFUSED
-    return next((code for kinds, code in _CODES if isinstance(error, kinds)), ExitCode.DEFECT)
+    return code_of(type(error))

@@ -1,0 +1,165 @@
+"""How a driver ends: its exit code tells a supervisor whether to start it again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.spark.conftest import wait_until
+from tests.spark.driver import BACKENDS, driver
+from twopc import errors
+from twopc.exit_codes import ExitCode
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
+from twopc.spark import exit_code, exiting
+
+MODES = ("foreach_batch", "format")
+
+EVERY_CODE = {
+    "TwoPhaseCommitError": ExitCode.OTHER,
+    "Retriable": ExitCode.NO_ANSWER,
+    "RoundAborted": ExitCode.NO_ANSWER,
+    "InDoubt": ExitCode.NO_ANSWER,
+    "Fenced": ExitCode.FENCED,
+    "Refused": ExitCode.REFUSED,
+    "ConfigurationError": ExitCode.REFUSED,
+    "SchemaMismatch": ExitCode.REFUSED,
+    "RecordRefused": ExitCode.REFUSED,
+    "LogMismatch": ExitCode.REFUSED,
+    "PoolExhausted": ExitCode.REFUSED,
+    "OperatorRequired": ExitCode.OPERATOR_REQUIRED,
+    "TransactionLost": ExitCode.OPERATOR_REQUIRED,
+    "OutcomeUnknown": ExitCode.OPERATOR_REQUIRED,
+    "CorruptLog": ExitCode.OPERATOR_REQUIRED,
+}
+
+
+class OfABackend(errors.TransactionLost):
+    """An error that only the process that raised it may know."""
+
+
+class Spark(Exception):
+    """PySpark's error: text, with tracebacks in it."""
+
+
+def folder_of_query(tmp_path: Path, faults: dict[str, str]) -> Path:
+    for name in ("source", "faults"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "source" / "0.json").write_text('{"value": "a"}\n')
+    for step, fault in faults.items():
+        (tmp_path / "faults" / step).write_text(fault)
+    return tmp_path
+
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join((str(BACKENDS), os.environ.get("PYTHONPATH", "")))}
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("step", "fault", "code"),
+    [
+        ("seal", "raise ConfigurationError", ExitCode.REFUSED),
+        ("pre_commit", "raise RecordRefused", ExitCode.REFUSED),  # in a task
+        ("commit", "raise TransactionLost", ExitCode.OPERATOR_REQUIRED),
+        ("seal", "fence {log}", ExitCode.FENCED),
+        ("seal", "raise RoundAborted", ExitCode.NO_ANSWER),
+        ("complete", "raise", ExitCode.OTHER),
+    ],
+)
+def test_a_driver_ends_with_the_code_of_its_error(
+    step: str, fault: str, code: ExitCode, mode: str, tmp_path: Path
+) -> None:
+    folder = folder_of_query(tmp_path, {step: fault.format(log=tmp_path / "log")})
+    with driver({"scene": "exiting", "folder": str(folder), "mode": mode}, ENVIRONMENT) as process:
+        assert process.wait(timeout=200) == code, (folder / "driver.log").read_text()
+    said = (folder / "driver.log").read_text()
+    assert f"twopc: exit code {int(code)}: " in said
+    assert ("an operator must act" in said) is (code in (3, 4, 5))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("mode", MODES)
+def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_does_not_end_with_zero(mode: str, tmp_path: Path) -> None:
+    folder = folder_of_query(tmp_path, {})
+    with driver({"scene": "exiting", "folder": str(folder), "mode": mode}, ENVIRONMENT) as process:
+        # The time of a start of Spark on a busy machine.
+        wait_until(lambda: process.poll() is not None or any((folder / "archive").glob("*.json")), timeout_s=200)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=100) == ExitCode.TERMINATED, (folder / "driver.log").read_text()
+    tail = read_tail(open_store(str(folder / "log")))
+    assert tail is not None
+    assert (tail[1].kind, tail[1].decided) == ("close", 0)
+
+
+@pytest.mark.parametrize(("error", "holds"), [("Fenced", True), ("Retriable", False)])
+def test_a_driver_that_is_to_be_held_waits_for_an_operator_and_says_why_in_a_file(
+    error: str, holds: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "held"
+    file.write_text("by an earlier driver")
+    program = (
+        "from twopc import errors\nfrom twopc.spark import exiting\n"
+        f"with exiting(hold={str(file)!r}):\n    raise errors.{error}('a newer driver goes on')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: process.poll() is not None or (file.exists() and "exit code" in file.read_text()))
+        assert process.poll() == (None if holds else ExitCode.NO_ANSWER)
+        assert file.exists() is holds
+        assert not holds or file.read_text().startswith("twopc: held back from exit code 5: a newer driver goes on;")
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(("kind", "code"), EVERY_CODE.items())
+def test_each_error_is_found_itself_as_a_cause_and_in_a_traceback(kind: str, code: ExitCode) -> None:
+    error: Exception = getattr(errors, kind)("what happened")
+    assert exit_code(error) is code
+    wrapped = RuntimeError("the query failed")
+    wrapped.__cause__ = error
+    assert exit_code(wrapped) is code
+    text = f"[STREAM_FAILED] terminated: Traceback\n  File ...\ntwopc.errors.{kind}: {error}\n\n\tat java.lang"
+    assert exit_code(Spark(text)) is code
+
+
+def test_each_class_of_errors_has_its_code() -> None:
+    found = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert set(EVERY_CODE) == found
+
+
+def test_the_error_that_ended_a_query_counts_and_not_those_that_caused_it() -> None:
+    cause, last = errors.TransactionLost("rolled back"), errors.RoundAborted("the round failed")
+    chained = f"{cause}\n\nThe above exception was the direct cause of the following exception:\n\n{last}"
+    assert exit_code(Spark(chained)) is ExitCode.NO_ANSWER
+
+
+def test_an_error_of_a_backends_own_class_has_the_code_of_its_base() -> None:
+    assert exit_code(OfABackend("gone")) is ExitCode.OPERATOR_REQUIRED
+    assert exit_code(Spark(f"twopc_x.OfABackend: {OfABackend('gone')}\n")) is ExitCode.OPERATOR_REQUIRED
+
+
+def test_any_other_error_may_be_restarted() -> None:
+    assert exit_code(Spark("Job aborted due to stage failure")) is ExitCode.OTHER
+    assert exit_code(Spark("twopc.errors.Refused: no")) is ExitCode.OTHER
+    assert exit_code(OSError("the disk")) is ExitCode.NO_ANSWER
+    assert exit_code(KeyboardInterrupt()) is ExitCode.INTERRUPTED
+
+
+def test_the_traceback_is_printed_and_a_programs_own_exit_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended, exiting():
+        raise errors.Fenced("a newer driver goes on")
+    assert ended.value.code == 5
+    assert "twopc.errors.Fenced: a newer driver goes on; see" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended, exiting():
+        raise SystemExit(12)
+    assert ended.value.code == 12
+    with exiting():
+        pass

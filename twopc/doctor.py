@@ -1,0 +1,123 @@
+"""``doctor``: every check of a query's sinks and of its commit log, before the first batch.
+
+The command ``twopc doctor`` runs the same checks, one by one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from twopc.checks import CheckResult, CheckStatus
+from twopc.errors import ConfigurationError, Retriable
+from twopc.log.entries import check_prefixes
+from twopc.log.history import read_history
+from twopc.log.store import CheckedLogStore, LogStore, store_of
+from twopc.plugins import distribution_of
+from twopc.sink import TwoPhaseCommitSink
+
+LOG_ID = "doctor"
+"""Takes the place of a log's id, twelve hexadecimal digits, in the names of the transactions that are tried. It is
+constant, so that the next run finds what a killed one left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The results of all checks. Its text has one status line per check.
+
+    Attributes:
+        results: of the commit log first, then of each sink.
+    """
+
+    results: tuple[CheckResult, ...]
+
+    @property
+    def failed(self) -> tuple[CheckResult, ...]:
+        """The checks that failed: the query would stop."""
+        return tuple(result for result in self.results if result.result is CheckStatus.FAILED)
+
+    def raise_for_failed(self) -> None:
+        """Return if no check has failed. Warnings raise nothing.
+
+        Raises:
+            Retriable: each failed check only got no answer. It may pass later.
+            ConfigurationError: a check failed for another reason.
+        """
+        if self.failed:
+            kind = Retriable if all(result.may_pass_later for result in self.failed) else ConfigurationError
+            raise kind("\n".join(["the query was not started, because checks failed:", *map(str, self.failed)]))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.results))
+
+
+def doctor(
+    sinks: TwoPhaseCommitSink[Any] | Mapping[str, TwoPhaseCommitSink[Any]],
+    log: str | os.PathLike[str] | LogStore | None = None,
+) -> Diagnosis:
+    """Check what a query will need, before its first batch. Nothing stays behind, and no reader sees what is tried.
+
+    Args:
+        sinks: as for ``Coordinator``; one sink is named ``sink``. The checks run on copies.
+        log: the commit log's place, to check it too, or None.
+
+    Call it while no other ``doctor`` checks the same target systems. It takes as long as the sinks' clients wait for a
+    target system that does not answer.
+
+    Raises:
+        ConfigurationError: there can't be a log at ``log``. Everything else is a result.
+    """
+    named = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
+    return Diagnosis(tuple(result for _, checks in checks_of(named, log) for result in checks))
+
+
+def checks_of(
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]], log: str | os.PathLike[str] | LogStore | None
+) -> Iterator[tuple[str | None, Iterator[CheckResult]]]:
+    """Yield the sink's name, or None for the log, and its checks, which run as they are asked for."""
+    if log is not None:
+        yield None, _checks_of_log(log, sinks)
+    for name, sink in sinks.items():
+        checks = _checks_of_sink(sink.unbound(), name)
+        yield name, (replace(result, sink=name) for result in checks)
+
+
+def _checks_of_log(
+    log: str | os.PathLike[str] | LogStore, sinks: Mapping[str, TwoPhaseCommitSink[Any]]
+) -> Iterator[CheckResult]:
+    """Check the place of the commit log, and the log if there is one."""
+    check = "commit log"
+    try:
+        store = store_of(log)
+        if isinstance(store, CheckedLogStore):
+            yield from store.check()
+        if not store.slots():
+            yield CheckResult.passed(check, "none yet; the first start of the query creates it")
+            return
+        history = read_history(store)
+        check_prefixes(history.tail, {name: sink.prefix for name, sink in sinks.items()})
+        yield CheckResult.passed(check, f"{len(history.entries)} entries of query {history.tail.owner}")
+    except Exception as error:  # noqa: BLE001  # whatever a plugin raises
+        yield CheckResult.failed_by(check, error)
+
+
+def _checks_of_sink(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[CheckResult]:
+    """Check one sink. A failed connection ends the checks."""
+    yield CheckResult.passed("backend", distribution_of(type(sink)))
+    try:
+        sink.bind(name, LOG_ID)
+        listing = CheckResult.of("list of open transactions", lambda: _sweep(sink))
+        yield listing
+        if listing.result is CheckStatus.PASSED:
+            yield from sink.check()
+    except Exception as error:  # noqa: BLE001  # whatever a plugin raises
+        yield CheckResult.failed_by("remaining checks", error)
+    finally:
+        sink.close()
+
+
+def _sweep(sink: TwoPhaseCommitSink[Any]) -> None:
+    for left in sink.recover():
+        sink.abort(left)

@@ -1,0 +1,48 @@
+"""``doctor`` for a query, from what its driver passes to Spark, so that nobody writes the options twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from twopc.doctor import Diagnosis
+from twopc.doctor import doctor as diagnosis
+from twopc.errors import ConfigurationError
+from twopc.log.store import LogStore
+from twopc.plugins import create_sink
+from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.data_source.options import target_to_check
+from twopc.spark.data_source.round import SINK
+from twopc.spark.foreach_batch import ForeachBatch
+
+
+def doctor(writer: ForeachBatch | Mapping[str, Any]) -> Diagnosis:
+    """Check what a query will need, before it starts: see ``twopc.doctor``.
+
+    Args:
+        writer: what ``foreach_batch`` returned; or the options of a ``format("twopc")`` writer, as a dictionary.
+
+    Raises:
+        ConfigurationError: an option is missing or wrong.
+    """
+    return diagnosis(*sinks_and_log(writer))
+
+
+def sinks_and_log(
+    writer: object,
+) -> tuple[Mapping[str, TwoPhaseCommitSink[Any]], str | os.PathLike[str] | LogStore | None]:
+    """Return the sinks of ``writer`` by name, and the place of its log, or None where Spark will choose the checkpoint.
+
+    Raises:
+        ConfigurationError: an option is missing or wrong, or ``writer`` is something else.
+    """
+    if isinstance(writer, ForeachBatch):
+        return writer._sinks, writer._log  # noqa: SLF001  # not for users
+    if isinstance(writer, Mapping):
+        backend, own, log = target_to_check(writer)
+        return {SINK: create_sink(backend, own)}, log
+    raise ConfigurationError(
+        "a query is checked by what foreach_batch returned, or by the options of its format('twopc') writer as a"
+        f" dictionary, not by an object of class {type(writer).__name__}"
+    )

@@ -1,0 +1,106 @@
+"""How a driver ends: with an exit code by which a supervisor restarts it, or leaves it stopped for an operator.
+
+PySpark passes on only the text of an error that ended a query, with the tracebacks of the Python processes in it. Every
+error of twopc ends its own text with a link to its class's section of the catalog, and is recognized by that. So an
+error of a backend's own class is known as the class of the core that it inherits from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from twopc import errors
+from twopc.exit_codes import ExitCode, code_of
+from twopc.spark.stopping import stop
+
+_POLL_INTERVAL_S = 1
+
+_LINK = re.compile(rf"\b{re.escape(errors.CATALOG)}#([a-z]+)")
+
+_KINDS = {
+    kind.__name__.lower(): kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.TwoPhaseCommitError)
+}
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Return the exit code for a driver that ends with ``error``: one of twopc, or what Spark raised for it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, errors.TwoPhaseCommitError):
+            return code_of(type(seen))
+        # The traceback of an error ends with the error itself, after those that caused it.
+        for kind in _LINK.findall(str(seen))[-1:]:
+            return code_of(_KINDS.get(kind, type(seen)))
+        seen = seen.__cause__
+    return code_of(type(error))
+
+
+@contextlib.contextmanager
+def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
+    """End the process with the exit code of an error that leaves the block, after its traceback.
+
+    Put the whole driver into the block, so that wrong options and errors before the query starts have their codes, too.
+    See docs/operating.md for supervisors.
+
+    Args:
+        hold: for a supervisor that restarts a driver after any exit code. If the code asks for an operator, the process
+            does not end: it stops Spark, writes the reason to this file, and waits to be killed.
+
+    Raises:
+        SystemExit: instead of any other error.
+    """
+    if hold is not None:
+        Path(hold).unlink(missing_ok=True)  # of an earlier driver
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+        advice = "an operator must act before the next start" if code.stays_stopped else "it may be started again"
+        sys.stderr.write(f"twopc: exit code {int(code)}: {advice}\n")
+        if hold is not None and code.stays_stopped:
+            _wait_to_be_killed(Path(hold), f"twopc: held back from exit code {int(code)}: {error}\n")
+        raise SystemExit(int(code)) from error
+
+
+def _wait_to_be_killed(file: Path, reason: str) -> None:
+    with contextlib.suppress(Exception):  # Spark may have ended already
+        if session := SparkSession.getActiveSession():
+            session.stop()  # its executors have nothing to do
+    file.write_text(reason, encoding="utf-8")
+    threading.Event().wait()
+
+
+def until_stopped(query: StreamingQuery) -> None:
+    """Wait until the query ends. On SIGTERM, stop it between two batches, like ``stop``, and end the process.
+
+    Call it in the driver's main thread, as Python handles signals there.
+
+    Raises:
+        SystemExit: with code 143, on SIGTERM. Not 0: a supervisor would take the query for complete when its machine is
+            drained.
+        StreamingQueryException: the query has failed.
+        TwoPhaseCommitError: like ``stop``.
+    """
+    asked = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        # Not in the handler: it may interrupt a call into Java, whose connection serves one call at a time.
+        while not query.awaitTermination(_POLL_INTERVAL_S):
+            if asked.is_set():
+                stop(query)
+                raise SystemExit(int(ExitCode.TERMINATED))
+    finally:
+        signal.signal(signal.SIGTERM, before)
