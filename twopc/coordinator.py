@@ -475,7 +475,8 @@ class Coordinator:
         for sink in sinks:
             what = f"batch {batch_id} is committed; its completion in sink {_name(sink)!r}"
             with located(sink=_name(sink), batch_id=batch_id):
-                self._until_answered(what, sink.complete, batch_id, sink.pending[batch_id])
+                pending = sink.pending[batch_id]
+                self._until_answered(what, sink.complete, batch_id, pending, decided_batch_id=batch_id)
             sink.pending.settle(batch_id)
 
     def _attempt_commits(self, work: Work, batch_id: int, recovered: bool) -> Work:
@@ -495,7 +496,9 @@ class Coordinator:
             what = f"batch {batch_id} is decided; {call}"
             among = f"batch {batch_id} is decided; commits of {self._sinks[call.sink].transactional_ids.scope}"
             try:
-                until_answered(what, call.commit, tell=self._tell, waits=self._waits, among=among)
+                until_answered(
+                    what, call.commit, tell=self._tell, waits=self._waits, among=among, decided_batch_id=batch_id
+                )
                 self._tell_committed(call, batch_id, recovered)
             except Exception as error:  # noqa: BLE001  # raised below, when all attempts have ended
                 return error
@@ -589,7 +592,9 @@ class Coordinator:
         for name, committable in ((name, committable) for name, of_sink in lost.items() for committable in of_sink):
             what = f"batch {batch_id} is decided; writing {committable.transaction_id} again"
             with located(sink=name, batch_id=batch_id, transaction_id=committable.transaction_id):
-                replacement = self._until_answered(what, write_again, self._sinks[name], committable, round)
+                replacement = self._until_answered(
+                    what, write_again, self._sinks[name], committable, round, decided_batch_id=batch_id
+                )
             replaced[name][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
         return self._amend(batch_id, replaced)
@@ -772,8 +777,17 @@ class Coordinator:
         call: Callable[..., ResultT],
         *arguments: object,
         patience_s: float | None = None,
+        decided_batch_id: int | None = None,
     ) -> ResultT:
-        return until_answered(what, call, *arguments, tell=self._tell, patience_s=patience_s, waits=self._waits)
+        return until_answered(
+            what,
+            call,
+            *arguments,
+            tell=self._tell,
+            patience_s=patience_s,
+            waits=self._waits,
+            decided_batch_id=decided_batch_id,
+        )
 
     def _until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Repeat a call like ``_until_answered``, with a limit before the log's first decision: nothing depends on the
