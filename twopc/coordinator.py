@@ -57,7 +57,7 @@ from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
 from twopc.log.store import LogStore, store_of
-from twopc.metrics import Metrics
+from twopc.metrics import NO_OPENING, Metrics, Opening
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
@@ -176,6 +176,11 @@ class Coordinator:
         return self._waits.longest_s
 
     @property
+    def opening(self) -> Opening:
+        """What ``recover`` took, for the ``run`` of a coordinator in another process."""
+        return self._metrics.opening
+
+    @property
     def next_batch_id(self) -> int:
         """The first batch that the log has not decided: where a loop without Spark begins after a restart.
 
@@ -201,6 +206,7 @@ class Coordinator:
         reads: JsonValue = None,
         follows: JsonValue = None,
         began_s: float | None = None,
+        opening: Opening = NO_OPENING,
         recompute: Recompute | None = None,
         left_out: Callable[[], LeftOut] = LeftOut,
     ) -> BatchFinished:
@@ -216,6 +222,8 @@ class Coordinator:
             follows: what the previous batch read according to the checkpoint. A new batch begins where that one ends.
                 In a dictionary, top-level keys that ``follows`` lacks are not compared.
             began_s: an earlier reading of this machine's ``time.perf_counter``, if participants began before this call.
+            opening: the ``opening`` of the coordinator that opened the incarnation for this batch, if this one resumed
+                it. For the metrics.
             recompute: has participants write partitions of this batch again, each only to the sinks that have lost it,
                 and returns their votes. Called for transactions that a target system has rolled back after their
                 decision, if they were written with hashes (``Participant.write``). If the records are not the same,
@@ -229,7 +237,7 @@ class Coordinator:
             TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
         """
         with self._alone(f"batch {batch_id}", waits=False, batch_id=batch_id):
-            self._metrics = Metrics()
+            self._metrics = Metrics(opening)
             if self._phase is Phase.CLOSED:
                 self._open()
             if recognize(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):

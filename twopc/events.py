@@ -88,7 +88,7 @@ class BatchPart:
         sink: the sink's name.
         records: how many records.
         datasets: what they went to. None if the sink does not name it.
-        schema: the schema with which the sink was last validated on the coordinator. None if that was on other
+        schema: the schema with which the sink was last validated for the coordinator. None if that was on other
             processes alone, or before a restart.
     """
 

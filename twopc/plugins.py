@@ -82,6 +82,11 @@ def unregister_observer(observer: object) -> None:
     _observers[:] = [entry for entry in _observers if entry[0] is not observer]
 
 
+def has_observers() -> bool:
+    """Whether ``notify`` would report to anybody."""
+    return bool(_observers)
+
+
 def notify(event: Event, at: datetime | None = None) -> None:
     """Report ``event``, which happened ``at`` that time or just now, to every observer. An observer's exception is
     logged: it must not decide the fate of a batch."""

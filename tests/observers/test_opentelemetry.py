@@ -78,7 +78,11 @@ def test_a_failed_run_is_a_span_with_its_error(run: Any, exporter: InMemorySpanE
         run(7)
     [_, failed] = spans(exporter, "twopc batch")
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "LogMismatch")
-    assert dict(failed.attributes or {}) == {"twopc.owner": "orders", "twopc.batch_id": 7}
+    assert dict(failed.attributes or {}) == {
+        "twopc.owner": "orders",
+        "twopc.batch_id": 7,
+        "error.type": "LogMismatch",
+    }
     assert [event.name for event in failed.events] == ["exception"]
     phases = [span.name for span in exporter.get_finished_spans() if span.parent]
     assert phases[-1] == "twopc recovering"

@@ -107,6 +107,10 @@ class OpenFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def lines_before(self) -> list[bytes]:
+        """Return the lines before ``offset`` again."""
+        return os.pread(self._descriptor, self.offset, 0).splitlines()
+
     def beginning(self, size: int) -> bytes:
         """Return its first bytes."""
         return os.pread(self._descriptor, size, 0)

@@ -10,12 +10,13 @@ while they write.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -36,6 +37,9 @@ RETRIES_APART_S = 5.0
 _BEGINNING_BYTES = 512
 """By which a file is recognized: its first line has a time in milliseconds."""
 
+forwarded_here: set[Path] = set()
+"""The files whose events this process gives to its observers. None of these may write them there again."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -52,10 +56,10 @@ class JsonLinesObserver:
     """
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
-        self._path = Path(path)
+        self._path = Path(path).resolve()
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # phase two reports from several threads
-        self._waiting: dict[tuple[object, ...], list[Event]] = {}
+        self._waiting: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
         self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
         self._is_failing = False
 
@@ -66,29 +70,32 @@ class JsonLinesObserver:
         with self._lock:
             group = group_of(event)
             if group is None:
-                self._flush(at)
+                self._flush()
                 self._append([event], at)
                 return
             events = self._waiting.setdefault(group, [])
-            events.append(event)
+            events.append((event, at))
             is_due = isinstance(event, CallRetried) and time.monotonic() - self._retried_s >= RETRIES_APART_S
             if is_due or len(events) >= EVENTS_PER_LINE:
-                self._flush(at)
+                self._flush()
 
-    def close(self, at: datetime) -> None:
+    def close(self) -> None:
         """Write the events that wait for more of their kind. They are also written with the next event of another."""
         with self._lock:
-            self._flush(at)
+            self._flush()
 
-    def _flush(self, at: datetime) -> None:
+    def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}
         for events in waiting.values():
-            if isinstance(events[0], CallRetried):
+            last, at = events[-1]
+            if isinstance(last, CallRetried):
                 self._retried_s = time.monotonic()
-            self._append(events, at)
+            self._append([event for event, _ in events], at)
 
     def _append(self, events: list[Event], at: datetime) -> None:
         try:
+            if self._path in forwarded_here:
+                raise OSError(errno.EINVAL, "this process forwards the file's events. Give the observer another file")
             append(self._path, encoded(events, at), self._max_bytes)
             self._is_failing = False
         except OSError as error:
@@ -120,14 +127,20 @@ class EventReader:
     def __init__(self, path: str | Path, position: Position | None = None) -> None:
         self._path = Path(path)
         self._files: list[OpenFile] = []
-        self._find()
-        self._skip_to(position)
+        self._begins_at = position
 
     @property
     def position(self) -> Position | None:
         """How far this reader is; None if it has read nothing yet."""
         begun = [file for file in self._files if file.offset]
         return _position(begun[-1], begun[-1].offset) if begun else None
+
+    def read_before(self) -> Iterator[Recorded]:
+        """Yield again what this reader has skipped and read, as far as it is still there."""
+        self._find()
+        for file in self._files:
+            for line in file.lines_before():
+                yield from decoded(line) or ()
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.
@@ -150,26 +163,30 @@ class EventReader:
 
     def _find(self) -> list[OpenFile]:
         """Open the files that were not read before. Return those that were and have no name any more."""
-        # In this order: one that is moved aside in between is found twice and not missed.
-        found = [file for path in (self._path, older(self._path)) if (file := self._opened(path))]
-        new = [file for file in reversed(found) if file not in self._files]
+        found: list[OpenFile] = []
+        for path in (self._path, older(self._path)):  # in this order one that is moved aside meanwhile is not missed
+            if (file := self._opened(path, [*self._files, *found])) and file not in found:
+                found.append(file)
         gone = [file for file in self._files if file not in found]
-        self._files += dict.fromkeys(new)
+        self._files += [file for file in reversed(found) if file not in self._files]
+        if self._begins_at and self._files:
+            self._skip_to(self._begins_at)
+            self._begins_at = None
         return gone
 
-    def _opened(self, path: Path) -> OpenFile | None:
-        """Return the file that has this name now, if any: the open one if it is open already."""
+    def _opened(self, path: Path, known: Sequence[OpenFile]) -> OpenFile | None:
+        """Return the file that has this name now, if any: one of those that are ``known`` if it is among them."""
         try:
             status = path.stat()
-            known = next((file for file in self._files if os.path.samestat(file.status, status)), None)
-            return known or OpenFile(path)
+            same = (file for file in known if os.path.samestat(file.status, status))
+            return next(same, None) or OpenFile(path)
         except FileNotFoundError:
             return None
 
-    def _skip_to(self, position: Position | None) -> None:
+    def _skip_to(self, position: Position) -> None:
         """Skip what is before ``position``, if one of the files has it."""
         for number, file in enumerate(self._files):
-            if position and file.size >= position.offset and _position(file, position.offset) == position:
+            if file.size >= position.offset and _position(file, position.offset) == position:
                 file.offset = position.offset
                 for before in self._files[:number]:
                     before.offset = before.size
