@@ -219,7 +219,8 @@ class Rounds:
         """
         with spooled(self.events):
             if None in messages:  # else 'finish' has reported why the batch failed
-                self._failed(batch_id, RoundAborted("a task of the batch failed, or the query was stopped"), {})
+                failure = f"a task of batch {batch_id} failed, or the query was stopped while it ran."
+                self._failed(batch_id, RoundAborted(failure, batch_id=batch_id), {})
             incarnations = {message.incarnation for message in messages if message is not None}
             incarnations |= set() if opened is None else {opened}
             if incarnations:
