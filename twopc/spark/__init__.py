@@ -5,10 +5,12 @@ from twopc.spark.data_source.source import TwoPhaseCommitDataSource
 from twopc.spark.doctor import doctor
 from twopc.spark.exiting import exit_code, exiting, until_stopped
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
+from twopc.spark.forwarding import EventForwarder, forward_events
 from twopc.spark.output import Output
 from twopc.spark.stopping import stop
 
 __all__ = [
+    "EventForwarder",
     "ForeachBatch",
     "Output",
     "TwoPhaseCommitDataSource",
@@ -16,6 +18,7 @@ __all__ = [
     "exit_code",
     "exiting",
     "foreach_batch",
+    "forward_events",
     "stop",
     "until_stopped",
 ]
