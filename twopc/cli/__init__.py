@@ -6,6 +6,8 @@ module          what it does
 ==============  ===========================================================================
 commands        the commands, one module each
 history         reads a log, and changes nothing
+readings        reads logs again and again, each on a thread of its own
+exporter        serves what they hold as metrics of Prometheus
 sinks_file      creates the sinks from the operator's file
 verdicts        decides what becomes of each transaction; no I/O
 recovery        has the coordinator recover

@@ -16,7 +16,7 @@ from rich.text import Text
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.exit_codes import ExitCode
-from twopc.cli.history import History, read_history
+from twopc.cli.history import FollowedLog, History
 from twopc.cli.output import Document, Report, batch_number, facts, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
@@ -36,9 +36,10 @@ def status(log: str, watch: bool, as_json: bool) -> None:
         raise click.UsageError("--watch draws on a terminal: call status again and again instead")
 
     def run(report: Report, _: Redaction) -> None:
-        add_status(read_history(log), report)
+        followed = FollowedLog(log)
+        add_status(followed.read(), report)
         if watch:
-            _watch(report, lambda: add_status(read_history(log), report))
+            _watch(report, lambda: add_status(followed.read(), report))
 
     show(log, as_json, _draw, run)
 

@@ -1,0 +1,86 @@
+"""What logs hold, as metrics of Prometheus, through its client library (extra ``prometheus``), which also serves them.
+
+A scrape reads no log. It gets the newest reading of each (``twopc.cli.readings``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from twopc.cli.readings import WatchedLog
+from twopc.errors import ConfigurationError
+
+
+def serve(host: str, port: int, registry: CollectorRegistry) -> int:
+    """Serve ``registry`` on daemon threads. Return the port; 0 takes a free one.
+
+    Raises:
+        ConfigurationError: nothing can be served there.
+    """
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"metrics can't be served at {host}:{port}: {error.strerror or error}. Name another --port or --host."
+        ) from error
+    return int(server.server_port)
+
+
+class LogsCollector(Collector):
+    """The metrics of logs that docs/monitoring.md lists."""
+
+    def __init__(self, logs: Sequence[WatchedLog]) -> None:
+        self._logs = logs
+
+    def collect(self) -> Iterable[Metric]:
+        families = {name: GaugeMetricFamily(name, meaning, labels=labels) for name, meaning, labels in METRICS}
+        for log in self._logs:
+            for name, labels, value in _samples(log):
+                families[name].add_metric(labels, value)
+        return families.values()
+
+
+METRICS = (
+    ("twopc_log_up", "Whether the newest reading of the log has succeeded.", ["log"]),
+    ("twopc_log_read_timestamp_seconds", "When the newest successful reading began.", ["log"]),
+    ("twopc_log_entries", "Entries that the log keeps; 0: no query has begun a log there.", ["log"]),
+    ("twopc_log_bytes", "Size of these entries.", ["log", "owner"]),
+    ("twopc_log_batch_id", "The newest decided batch; absent before the first.", ["log", "owner"]),
+    ("twopc_log_incarnation", "The incarnation that wrote the newest entry.", ["log", "owner"]),
+    ("twopc_log_last_entry_timestamp_seconds", "When it was written, by the writer's clock.", ["log", "owner"]),
+    ("twopc_log_clean_stop", "Whether the newest coordinator has stopped cleanly.", ["log", "owner"]),
+    ("twopc_log_unanswered_seconds", "How long a call has had no answer, from a minute on; else 0.", ["log", "owner"]),
+    ("twopc_oldest_in_doubt_seconds", "How long the oldest batch in doubt has been so; 0 if none.", ["log", "owner"]),
+    ("twopc_usual_in_doubt_seconds", "How long a batch usually is in doubt in the log.", ["log", "owner"]),
+    ("twopc_in_doubt_transactions", "Decided, and not known to be committed.", ["log", "owner", "sink"]),
+    ("twopc_abandoned_transactions", "Decided, and given up by operators.", ["log", "owner", "sink"]),
+)
+
+
+def _samples(log: WatchedLog) -> Iterator[tuple[str, list[str], float]]:
+    reading = log.reading
+    yield "twopc_log_up", [log.name], log.is_up
+    if reading is None:
+        return
+    yield "twopc_log_read_timestamp_seconds", [log.name], reading.at_s
+    yield "twopc_log_entries", [log.name], reading.query.entries if reading.query else 0
+    if reading.query is None:
+        return
+    query = reading.query
+    of_query = [log.name, query.owner]
+    yield "twopc_log_bytes", of_query, query.bytes
+    if query.batch_id is not None:
+        yield "twopc_log_batch_id", of_query, query.batch_id
+    yield "twopc_log_incarnation", of_query, query.incarnation
+    yield "twopc_log_last_entry_timestamp_seconds", of_query, query.last_entry_s
+    yield "twopc_log_clean_stop", of_query, query.is_clean
+    yield "twopc_log_unanswered_seconds", of_query, query.unanswered_s
+    yield "twopc_oldest_in_doubt_seconds", of_query, query.oldest_in_doubt_s
+    yield "twopc_usual_in_doubt_seconds", of_query, query.usual_in_doubt_s
+    for sink in query.in_doubt:  # every sink of the query, so that no series ends when its batch is committed
+        yield "twopc_in_doubt_transactions", [*of_query, sink], query.in_doubt[sink]
+        yield "twopc_abandoned_transactions", [*of_query, sink], query.abandoned[sink]
