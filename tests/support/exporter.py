@@ -79,6 +79,16 @@ class Exporter:
             assert time.monotonic() < deadline, f"{name}{labels} is {seen}, not {value}"
             time.sleep(0.02)
 
+    def hear(self, text: str) -> str:
+        """Return what the command says, from now to a line that has ``text``."""
+        assert self.process.stderr is not None
+        said = ""
+        while text not in said:
+            line = self.process.stderr.readline()
+            assert line, said
+            said += line
+        return said
+
     def interrupt(self) -> tuple[int, str]:
         """Send Ctrl-C. Return the exit code, and the rest of what the command has said."""
         self.process.send_signal(signal.SIGINT)

@@ -6,12 +6,14 @@ A scrape reads no log. It gets the newest reading of each (``twopc.cli.readings`
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from twopc.cli.readings import WatchedLog
+from twopc.cli.sink_readings import WatchedSink
 from twopc.errors import ConfigurationError
 
 
@@ -31,16 +33,18 @@ def serve(host: str, port: int, registry: CollectorRegistry) -> int:
 
 
 class LogsCollector(Collector):
-    """The metrics of logs that docs/monitoring.md lists."""
+    """The metrics of logs and sinks that docs/monitoring.md lists."""
 
-    def __init__(self, logs: Sequence[WatchedLog]) -> None:
+    def __init__(self, logs: Sequence[WatchedLog], sinks: Sequence[WatchedSink] = ()) -> None:
         self._logs = logs
+        self._sinks = sinks
 
     def collect(self) -> Iterable[Metric]:
         families = {name: GaugeMetricFamily(name, meaning, labels=labels) for name, meaning, labels in METRICS}
-        for log in self._logs:
-            for name, labels, value in _samples(log):
-                families[name].add_metric(labels, value)
+        of_logs = (sample for log in self._logs for sample in _samples(log))
+        of_sinks = (sample for sink in self._sinks for sample in _samples_of_sink(sink))
+        for name, labels, value in chain(of_logs, of_sinks):
+            families[name].add_metric(labels, value)
         return families.values()
 
 
@@ -58,6 +62,12 @@ METRICS = (
     ("twopc_usual_in_doubt_seconds", "How long a batch usually is in doubt in the log.", ["log", "owner"]),
     ("twopc_in_doubt_transactions", "Decided, and not known to be committed.", ["log", "owner", "sink"]),
     ("twopc_abandoned_transactions", "Decided, and given up by operators.", ["log", "owner", "sink"]),
+    # With a sinks file.
+    ("twopc_sink_up", "Whether the newest reading of the sink has succeeded.", ["log", "sink"]),
+    ("twopc_open_transactions", "Open in the target system.", ["log", "owner", "sink"]),
+    ("twopc_oldest_transaction_seconds", "Age of the oldest of them; 0 if none.", ["log", "owner", "sink"]),
+    ("twopc_transaction_timeout_seconds", "At which age it is rolled back, if ever.", ["log", "owner", "sink"]),
+    ("twopc_held_back_seconds", "How long readers are held back at one place; 0 if not.", ["log", "owner", "sink"]),
 )
 
 
@@ -84,3 +94,20 @@ def _samples(log: WatchedLog) -> Iterator[tuple[str, list[str], float]]:
     for sink in query.in_doubt:  # every sink of the query, so that no series ends when its batch is committed
         yield "twopc_in_doubt_transactions", [*of_query, sink], query.in_doubt[sink]
         yield "twopc_abandoned_transactions", [*of_query, sink], query.abandoned[sink]
+
+
+def _samples_of_sink(sink: WatchedSink) -> Iterator[tuple[str, list[str], float]]:
+    reading = sink.reading
+    if not sink.waits:
+        yield "twopc_sink_up", [sink.log.name, sink.sink], sink.is_up
+    if reading is None:
+        return
+    of_sink = [sink.log.name, reading.owner, sink.sink]
+    yield "twopc_open_transactions", of_sink, reading.open.count
+    for name, seconds in (
+        ("twopc_oldest_transaction_seconds", reading.open.oldest_s),
+        ("twopc_transaction_timeout_seconds", reading.open.timeout_s),
+        ("twopc_held_back_seconds", reading.held_back_s),
+    ):
+        if seconds is not None:
+            yield name, of_sink, seconds

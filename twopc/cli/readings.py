@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,8 @@ class QueryState:
     """What a log holds about its query.
 
     Attributes:
+        log_id: the log's name in transactional ids.
+        prefixes: sink → the prefix of its transactional ids.
         batch_id: the newest decided batch; None before the first.
         entries: how many the log keeps.
         bytes: the size of these entries.
@@ -32,6 +35,8 @@ class QueryState:
     """
 
     owner: str
+    log_id: str
+    prefixes: Mapping[str, str]
     batch_id: int | None
     incarnation: int
     entries: int
@@ -53,6 +58,8 @@ class QueryState:
         sinks = sorted({*tail.prefixes, *(name for each in (*decided, *given_up) for name in each)})
         return cls(
             owner=tail.owner,
+            log_id=tail.log_id,
+            prefixes=tail.prefixes,
             batch_id=tail.decided,
             incarnation=tail.incarnation,
             entries=len(history.entries),
@@ -80,7 +87,53 @@ class Reading:
     query: QueryState | None
 
 
-class WatchedLog:
+class Watched(ABC):
+    """What is read again and again, on a thread of its own.
+
+    Attributes:
+        name: what it is, in what operators read. It holds no secret.
+        is_up: whether the newest reading has succeeded.
+        problem: why it has failed; None if it has not.
+    """
+
+    name: str
+    is_up = False
+    problem: str | None = None
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read once."""
+
+    @abstractmethod
+    def _found(self) -> str:
+        """Return what the newest reading has found, in a few words."""
+
+    def read(self) -> None:
+        """Read once. An error is kept as ``problem``, beside the reading before."""
+        try:
+            self._read()
+            self.is_up, self.problem = True, None
+        except Exception as error:  # noqa: BLE001  # whatever it is, it may be readable soon
+            self.is_up, self.problem = False, f"{type(error).__name__}: {error}"
+
+    def follow(self, interval_s: float, say: Callable[[str], None]) -> None:
+        """Read again and again, on a daemon thread. ``say``: is given a line when something becomes readable, or no
+        longer is."""
+
+        def run() -> None:
+            said: str | None = None
+            while True:
+                self.read()
+                found = self._found() if self.problem is None else f"can't be read: {self.problem}"
+                if (line := f"{self.name}: {found}") != said:
+                    say(line)
+                    said = line
+                time.sleep(interval_s)
+
+        threading.Thread(target=run, name=f"twopc-reads-{self.name}", daemon=True).start()
+
+
+class WatchedLog(Watched):
     """A log, and its newest reading.
 
     Args:
@@ -88,9 +141,7 @@ class WatchedLog:
         clock: seconds since the epoch.
 
     Attributes:
-        name: the log's URL, which holds no secret.
         reading: the newest successful reading; None before the first.
-        problem: why the newest reading has failed; None if it has not.
 
     Raises:
         ConfigurationError: like ``twopc.log.store.open_store``.
@@ -102,51 +153,20 @@ class WatchedLog:
         self._doubt = _Doubt()
         self.name = self._followed.store.url
         self.reading: Reading | None = None
-        self.problem: str | None = None
 
-    @property
-    def is_up(self) -> bool:
-        """Whether the newest reading has succeeded."""
-        return self.reading is not None and self.problem is None
-
-    def read(self) -> None:
-        """Read the log once. An error is kept as ``problem``, beside the reading before."""
+    def _read(self) -> None:
         at_s = self._clock()
-        try:
-            self.reading = self._read(at_s)
-            self.problem = None
-        except Exception as error:  # noqa: BLE001  # whatever it is, the log may be readable soon
-            self.problem = f"{type(error).__name__}: {error}"
-
-    def _read(self, at_s: float) -> Reading:
         try:
             history = self._followed.read()
         except NoLog:
             self._doubt.note(None, at_s)
-            return Reading(at_s, None)
-        return Reading(at_s, QueryState.of(history, self._doubt.note(history, at_s)))
+            self.reading = Reading(at_s, None)
+        else:
+            self.reading = Reading(at_s, QueryState.of(history, self._doubt.note(history, at_s)))
 
-    def follow(self, interval_s: float, say: Callable[[str], None]) -> None:
-        """Read the log again and again, on a daemon thread. ``say``: is given a line when the log becomes readable, or
-        no longer is."""
-
-        def run() -> None:
-            said: str | None = None
-            while True:
-                self.read()
-                if (line := self._line()) != said:
-                    say(line)
-                    said = line
-                time.sleep(interval_s)
-
-        threading.Thread(target=run, name=f"twopc-reads-{self.name}", daemon=True).start()
-
-    def _line(self) -> str:
-        if self.problem is not None:
-            return f"{self.name}: can't be read: {self.problem}"
-        if self.reading is None or self.reading.query is None:
-            return f"{self.name}: no log is there yet"
-        return f"{self.name}: the log of query {self.reading.query.owner}"
+    def _found(self) -> str:
+        query = self.reading.query if self.reading else None
+        return f"the log of query {query.owner}" if query else "no log is there yet"
 
 
 class _Doubt:

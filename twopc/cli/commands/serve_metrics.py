@@ -7,13 +7,15 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from twopc.cli.commands.running import show
 from twopc.cli.output import Report, say
 from twopc.cli.readings import WatchedLog
-from twopc.cli.sinks_file import Redaction
+from twopc.cli.sink_readings import WatchedSink
+from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
 
 PORT = 9465
@@ -25,6 +27,13 @@ INTERVAL_S = 15.0
 
 @click.command("serve-metrics")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@click.option(
+    "--sinks",
+    "sinks_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The sinks of the query of a single LOG: also serve what they have open, and for how long.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(
     "--port",
@@ -42,16 +51,17 @@ INTERVAL_S = 15.0
     metavar="SECONDS",
     help="How long to wait between two readings of a log.",
 )
-def serve_metrics(logs: tuple[str, ...], host: str, port: int, interval_s: float) -> None:
-    """Serve metrics of any number of logs to Prometheus. Reads only the logs, and changes nothing."""
+def serve_metrics(logs: tuple[str, ...], sinks_file: Path | None, host: str, port: int, interval_s: float) -> None:
+    """Serve metrics of any number of logs to Prometheus. Changes nothing."""
 
     def run(_: Report, redact: Redaction) -> None:
         watched = _watched(logs)
-        served_at = _serve(host, port, watched)
+        sinks = _sinks(sinks_file, watched, redact) if sinks_file else []
+        served_at = _serve(host, port, watched, sinks)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
         say(f"serving http://{host}:{served_at}/metrics: {len(watched)} logs, read every {interval_s:g} s")
-        for log in watched:
-            log.follow(interval_s, lambda line: say(redact(line)))
+        for each in (*watched, *sinks):
+            each.follow(interval_s, lambda line: say(redact(line)))
         threading.Event().wait()
 
     show(None, False, lambda *_: None, run)
@@ -66,7 +76,14 @@ def _watched(logs: Sequence[str]) -> list[WatchedLog]:
     return watched
 
 
-def _serve(host: str, port: int, logs: Sequence[WatchedLog]) -> int:
+def _sinks(path: Path, logs: Sequence[WatchedLog], redact: Redaction) -> list[WatchedSink]:
+    """Raises ConfigurationError if it can't be known whose sinks they are, or like ``read_sinks``."""
+    if len(logs) > 1:
+        raise ConfigurationError(f"--sinks has the sinks of one query, and {len(logs)} LOGs are given: give one LOG")
+    return [WatchedSink(name, sink, logs[0]) for name, sink in read_sinks(path, redact).items()]
+
+
+def _serve(host: str, port: int, logs: Sequence[WatchedLog], sinks: Sequence[WatchedSink]) -> int:
     try:
         from prometheus_client import CollectorRegistry
 
@@ -76,5 +93,5 @@ def _serve(host: str, port: int, logs: Sequence[WatchedLog]) -> int:
             f"serve-metrics needs {error.name}: pip install 'twopc-core[cli,prometheus]'"
         ) from error
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LogsCollector(logs))
+    registry.register(LogsCollector(logs, sinks))
     return serve(host, port, registry)
