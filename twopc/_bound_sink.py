@@ -124,6 +124,10 @@ class BoundSink(ABC):
             self.validate(schema)
             self._validated = schema
 
+    def assume_valid(self, schema: pa.Schema) -> None:
+        """Take ``schema`` for one that the sink accepts: another process has asked it."""
+        self._validated = schema
+
     def sealed(self, committables: Sequence[Committable], began_s: float) -> tuple[Committable, ...]:
         """Return ``committables`` with the handles that ``seal`` gives them. Phase one began at ``began_s`` of
         ``time.perf_counter``.

@@ -57,7 +57,7 @@ from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
 from twopc.log.store import LogStore, store_of
-from twopc.metrics import Metrics
+from twopc.metrics import NO_OPENING, Metrics, Opening
 from twopc.participant import Vote
 from twopc.phases import Phase, advance
 from twopc.places import refuse_within_outputs
@@ -176,6 +176,11 @@ class Coordinator:
         return self._waits.longest_s
 
     @property
+    def opening(self) -> Opening:
+        """What ``recover`` took, for the ``run`` of a coordinator in another process."""
+        return self._metrics.opening
+
+    @property
     def next_batch_id(self) -> int:
         """The first batch that the log has not decided: where a loop without Spark begins after a restart.
 
@@ -201,6 +206,7 @@ class Coordinator:
         reads: JsonValue = None,
         follows: JsonValue = None,
         began_s: float | None = None,
+        opening: Opening = NO_OPENING,
         recompute: Recompute | None = None,
         left_out: Callable[[], LeftOut] = LeftOut,
     ) -> BatchFinished:
@@ -216,6 +222,8 @@ class Coordinator:
             follows: what the previous batch read according to the checkpoint. A new batch begins where that one ends.
                 In a dictionary, top-level keys that ``follows`` lacks are not compared.
             began_s: an earlier reading of this machine's ``time.perf_counter``, if participants began before this call.
+            opening: the ``opening`` of the coordinator that opened the incarnation for this batch, if this one resumed
+                it. For the metrics.
             recompute: has participants write partitions of this batch again, each only to the sinks that have lost it,
                 and returns their votes. Called for transactions that a target system has rolled back after their
                 decision, if they were written with hashes (``Participant.write``). If the records are not the same,
@@ -229,7 +237,7 @@ class Coordinator:
             TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
         """
         with self._alone(f"batch {batch_id}", waits=False, batch_id=batch_id):
-            self._metrics = Metrics()
+            self._metrics = Metrics(opening)
             if self._phase is Phase.CLOSED:
                 self._open()
             if recognize(batch_id, reads, self._log.tail, self._first_batch_id, self._store, follows):
@@ -475,7 +483,8 @@ class Coordinator:
         for sink in sinks:
             what = f"batch {batch_id} is committed; its completion in sink {_name(sink)!r}"
             with located(sink=_name(sink), batch_id=batch_id):
-                self._until_answered(what, sink.complete, batch_id, sink.pending[batch_id])
+                pending = sink.pending[batch_id]
+                self._until_answered(what, sink.complete, batch_id, pending, decided_batch_id=batch_id)
             sink.pending.settle(batch_id)
 
     def _attempt_commits(self, work: Work, batch_id: int, recovered: bool) -> Work:
@@ -495,7 +504,9 @@ class Coordinator:
             what = f"batch {batch_id} is decided; {call}"
             among = f"batch {batch_id} is decided; commits of {self._sinks[call.sink].transactional_ids.scope}"
             try:
-                until_answered(what, call.commit, tell=self._tell, waits=self._waits, among=among)
+                until_answered(
+                    what, call.commit, tell=self._tell, waits=self._waits, among=among, decided_batch_id=batch_id
+                )
                 self._tell_committed(call, batch_id, recovered)
             except Exception as error:  # noqa: BLE001  # raised below, when all attempts have ended
                 return error
@@ -589,7 +600,9 @@ class Coordinator:
         for name, committable in ((name, committable) for name, of_sink in lost.items() for committable in of_sink):
             what = f"batch {batch_id} is decided; writing {committable.transaction_id} again"
             with located(sink=name, batch_id=batch_id, transaction_id=committable.transaction_id):
-                replacement = self._until_answered(what, write_again, self._sinks[name], committable, round)
+                replacement = self._until_answered(
+                    what, write_again, self._sinks[name], committable, round, decided_batch_id=batch_id
+                )
             replaced[name][committable.transaction_id] = replacement
             self._tell(TransactionReplayed(name, batch_id, committable, replacement, self._owner))
         return self._amend(batch_id, replaced)
@@ -772,8 +785,17 @@ class Coordinator:
         call: Callable[..., ResultT],
         *arguments: object,
         patience_s: float | None = None,
+        decided_batch_id: int | None = None,
     ) -> ResultT:
-        return until_answered(what, call, *arguments, tell=self._tell, patience_s=patience_s, waits=self._waits)
+        return until_answered(
+            what,
+            call,
+            *arguments,
+            tell=self._tell,
+            patience_s=patience_s,
+            waits=self._waits,
+            decided_batch_id=decided_batch_id,
+        )
 
     def _until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Repeat a call like ``_until_answered``, with a limit before the log's first decision: nothing depends on the

@@ -64,7 +64,8 @@ class TransactionAborted:
 @dataclass(frozen=True, slots=True)
 class CallRetried:
     """A target system could not answer and is asked again: ``attempt`` calls in ``waited_s`` seconds so far, the next
-    in ``wait_s`` seconds. ``owner`` is None for a call outside a coordinator, such as a participant's."""
+    in ``wait_s`` seconds. ``owner`` is None for a call outside a coordinator, such as a participant's. The call commits
+    or completes the decided batch ``decided_batch_id``, or does something else if that is None."""
 
     what: str
     attempt: int
@@ -72,6 +73,7 @@ class CallRetried:
     reason: str
     waited_s: float = 0.0
     owner: str | None = None
+    decided_batch_id: int | None = None
 
     @property
     def needs_operator(self) -> bool:
@@ -86,7 +88,7 @@ class BatchPart:
         sink: the sink's name.
         records: how many records.
         datasets: what they went to. None if the sink does not name it.
-        schema: the schema with which the sink was last validated on the coordinator. None if that was on other
+        schema: the schema with which the sink was last validated for the coordinator. None if that was on other
             processes alone, or before a restart.
     """
 
@@ -123,7 +125,7 @@ class LeftOut:
     """What of a batch was left out of its transactions, by the participants' count.
 
     Attributes:
-        unrouted: rows that went to no sink, as the condition of each output was false or null for them.
+        unrouted: records that went to no sink, as the condition of each output was false or null for them.
         bad_records: records that a sink refused, and that another sink got instead.
     """
 
@@ -163,7 +165,7 @@ class BatchFinished:
         ]
         phases = [f"{phase} {spent_ms:.0f} ms" for phase, spent_ms in self.phases_ms.items()]
         if self.unrouted:
-            written.append(f"{self.unrouted} rows to no sink")
+            written.append(f"{self.unrouted} records to no sink")
         if self.bad_records:
             written.append(f"{self.bad_records} bad records")
         what = "; ".join(written) or "committed before, nothing written"
@@ -176,7 +178,8 @@ class BatchFailed:
     """A run of a batch failed, and the coordinator has closed. One event per failed run, even of a fenced coordinator.
 
     Attributes:
-        error: the exception that ``Coordinator.run`` raises.
+        error: the exception that ``Coordinator.run`` raises. If the event was forwarded from a file, one whose class
+            has the same name.
         phases_ms: the time in each phase that the run entered, by the phase's name. The last one failed.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -35,6 +36,9 @@ def twopc_log_store() -> Callable[..., LogStore]:  # type: ignore[empty-body]
 
 
 @hookspec
-def twopc_event(event: Event) -> None:
+def twopc_event(event: Event, at: datetime) -> None:
     """Receive an event. Called on the coordinator's own thread or one of phase two's, so it must return quickly. An
-    exception is logged and changes nothing."""
+    exception is logged and changes nothing.
+
+    ``at`` is when it happened, with a time zone: some time ago if the event was forwarded from a file. An
+    implementation may leave the argument out."""

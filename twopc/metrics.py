@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from twopc.events import BatchFinished, CallRetried, Event, LeftOut, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.transaction import Committable
 
 
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the opening of an incarnation took, as part of the batch for which it was opened.
+
+    Attributes:
+        phases_ms: the time in its phases, by name, in order.
+        retries: see ``BatchFinished``.
+        recovered: the same.
+    """
+
+    phases_ms: tuple[tuple[str, float], ...] = ()
+    retries: int = 0
+    recovered: int = 0
+
+
+NO_OPENING = Opening()
+
+
 class Metrics:
-    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end.
+    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end. ``opening`` is
+    what another process has done for the batch before.
 
     Attributes:
         phases_ms: the time in each phase that the batch has left, by the phase's name.
     """
 
-    def __init__(self) -> None:
-        self.phases_ms: dict[str, float] = {}
-        self._retries = 0
-        self._recovered = 0
+    def __init__(self, opening: Opening = NO_OPENING) -> None:
+        self.phases_ms = dict(opening.phases_ms)
+        self._retries = opening.retries
+        self._recovered = opening.recovered
         self._since_s = 0.0
         self._lock = threading.Lock()  # phase two reports from several threads
 
@@ -29,6 +49,11 @@ class Metrics:
         if phase not in (Phase.CLOSED, Phase.IDLE):
             self.phases_ms[phase.value] = (now_s - self._since_s) * 1000
         self._since_s = now_s
+
+    @property
+    def opening(self) -> Opening:
+        """What was counted so far, for the process that runs the batch."""
+        return Opening(tuple(self.phases_ms.items()), self._retries, self._recovered)
 
     def count(self, event: Event) -> None:
         with self._lock:

@@ -112,6 +112,16 @@ def place(values: str = "path or URL", example: str = "/data/orders or s3://buck
     )
 
 
+def local_file(example: str) -> Kind:
+    """A file on the machine's own disks, as an absolute path or its ``file:`` URL."""
+
+    def read(given: Any) -> str:
+        path = re.sub("^file:(//)?(?=/)", "", place().read(given))
+        return path if path.startswith("/") and not path.endswith("/") else _refuse()
+
+    return Kind("path", f"the absolute path of a local file, such as {example}", read)
+
+
 def whole_number(least: int | None = None, most: int | None = None, values: str = "whole number") -> Kind:
     """A whole number within bounds. ``values`` may name its unit."""
 

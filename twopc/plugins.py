@@ -6,6 +6,7 @@ import functools
 import logging
 import re
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -81,10 +82,17 @@ def unregister_observer(observer: object) -> None:
     _observers[:] = [entry for entry in _observers if entry[0] is not observer]
 
 
-def notify(event: Event) -> None:
-    """Report ``event`` to every observer. An observer's exception is logged: it must not decide the fate of a batch."""
+def has_observers() -> bool:
+    """Whether ``notify`` would report to anybody."""
+    return bool(_observers)
+
+
+def notify(event: Event, at: datetime | None = None) -> None:
+    """Report ``event``, which happened ``at`` that time or just now, to every observer. An observer's exception is
+    logged: it must not decide the fate of a batch."""
+    at = datetime.now(timezone.utc) if at is None else at
     for observer, manager in tuple(_observers):
         try:
-            manager.hook.twopc_event(event=event)
+            manager.hook.twopc_event(event=event, at=at)
         except Exception:
             logger.exception("observer %r failed on %s", observer, event)

@@ -35,11 +35,13 @@ def until_answered(
     patience_s: float | None = None,
     waits: Waits | None = None,
     among: str | None = None,
+    decided_batch_id: int | None = None,
 ) -> ResultT:
     """Call until no ``Retriable`` is raised, and return the result. ``what`` names the call to an operator.
 
     Without ``patience_s`` there is no limit: only the target system's definite answer ends a decided transaction.
     ``waits`` holds the other calls of the same caller. Calls with the same name in ``among`` are logged together.
+    ``decided_batch_id`` is the decided batch that the call commits or completes, for observers.
 
     Raises:
         Retriable: no answer came for ``patience_s``, or until ``waits.given_up`` was set.
@@ -51,7 +53,9 @@ def until_answered(
         error = state.outcome and state.outcome.exception()
         reason = error.message if isinstance(error, Retriable) else ""
         waited_s = state.seconds_since_start or 0.0
-        event = CallRetried(what, state.attempt_number, state.upcoming_sleep, reason, waited_s, waits.owner)
+        event = CallRetried(
+            what, state.attempt_number, state.upcoming_sleep, reason, waited_s, waits.owner, decided_batch_id
+        )
         waits.log(among or what, event)
         tell(event)
         if error and ended.is_set():  # 'tell' may have set it

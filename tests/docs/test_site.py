@@ -35,6 +35,7 @@ EXPORTING = (
     "twopc_sql",
 )
 OBSERVERS = (
+    "twopc.observers.json_lines.EventReader",
     "twopc.observers.json_lines.JsonLinesObserver",
     "twopc.observers.openlineage.OpenLineageObserver",
     "twopc.observers.opentelemetry.OpenTelemetryObserver",

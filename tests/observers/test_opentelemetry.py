@@ -1,18 +1,26 @@
-"""The spans that OpenTelemetry's SDK exports."""
+"""The spans and metrics that OpenTelemetry's SDK exports."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, Metric
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import StatusCode
+from opentelemetry.trace import NoOpTracerProvider, StatusCode
 
 from twopc.errors import LogMismatch
+from twopc.events import BatchFinished
+from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS
 from twopc.observers.opentelemetry import OpenTelemetryObserver
+from twopc.plugins import notify
 
 
 @pytest.fixture
@@ -24,8 +32,29 @@ def provider() -> TracerProvider:
 def exporter(provider: TracerProvider, observe: Any) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    observe(OpenTelemetryObserver(provider))
+    observe(OpenTelemetryObserver(provider, NoOpMeterProvider()))
     return exporter
+
+
+@pytest.fixture
+def metrics(observe: Any) -> Callable[[], dict[str, Metric]]:
+    """Each metric by its name, as a reader of the SDK collects it."""
+    reader = InMemoryMetricReader()
+    observe(OpenTelemetryObserver(NoOpTracerProvider(), MeterProvider([reader])))
+
+    def collect() -> dict[str, Metric]:
+        collected = reader.get_metrics_data()
+        assert collected is not None
+        [of_resource] = collected.resource_metrics
+        [of_scope] = of_resource.scope_metrics
+        return {metric.name: metric for metric in of_scope.metrics}
+
+    return collect
+
+
+def values(metric: Metric) -> dict[tuple[Any, ...], Any]:
+    """The points of a metric by the values of their attributes."""
+    return {tuple((point.attributes or {}).values()): point for point in metric.data.data_points}
 
 
 def spans(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
@@ -78,7 +107,11 @@ def test_a_failed_run_is_a_span_with_its_error(run: Any, exporter: InMemorySpanE
         run(7)
     [_, failed] = spans(exporter, "twopc batch")
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "LogMismatch")
-    assert dict(failed.attributes or {}) == {"twopc.owner": "orders", "twopc.batch_id": 7}
+    assert dict(failed.attributes or {}) == {
+        "twopc.owner": "orders",
+        "twopc.batch_id": 7,
+        "error.type": "LogMismatch",
+    }
     assert [event.name for event in failed.events] == ["exception"]
     phases = [span.name for span in exporter.get_finished_spans() if span.parent]
     assert phases[-1] == "twopc recovering"
@@ -92,3 +125,50 @@ def test_batches_are_below_the_span_in_which_they_are_run(
     [batch] = spans(exporter, "twopc batch")
     assert batch.parent is not None
     assert batch.parent.span_id == nightly.get_span_context().span_id
+
+
+# Metrics. ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_metrics_are_those_of_prometheus_with_units_and_names_of_opentelemetry(run: Any, metrics: Any) -> None:
+    run(0, leaves_open=True)
+    run(0, 1)
+    with pytest.raises(LogMismatch):
+        run(7)
+    found = metrics()
+    assert {name: metric.unit for name, metric in found.items()} == {
+        f"twopc.{each.opentelemetry}": each.unit
+        for each in INSTRUMENTS
+        if each.opentelemetry != "replayed_transactions"  # none was
+    }
+    assert {unit for metric in found.values() for unit in [metric.unit]} == {
+        *("s", "By", "1", "{record}", "{batch}", "{transaction}", "{call}")
+    }
+    [records] = values(found["twopc.records"]).items()
+    assert (records[0], records[1].value) == (("orders", "archive"), 6)
+    assert dict(records[1].attributes) == {"twopc.owner": "orders", "twopc.sink": "archive"}
+    [failed] = found["twopc.failed_batches"].data.data_points
+    assert (dict(failed.attributes), failed.value) == ({"twopc.owner": "orders", "error.type": "LogMismatch"}, 1)
+
+
+def test_times_are_in_seconds_with_buckets_for_them(run: Any, metrics: Any) -> None:
+    started = time.perf_counter()
+    run(0, 1)
+    took_s = time.perf_counter() - started
+    found = metrics()
+    [batch] = found["twopc.batch.duration"].data.data_points
+    assert batch.explicit_bounds == BUCKETS_S
+    assert (batch.count, 0 < batch.sum < took_s) == (2, True)
+    phases = values(found["twopc.phase.duration"])
+    assert batch.sum == pytest.approx(sum(point.sum for point in phases.values()))
+    assert phases["orders", "deciding"].count == 2
+
+
+def test_a_forwarded_batch_has_the_time_at_which_it_finished(exporter: InMemorySpanExporter, metrics: Any) -> None:
+    at = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
+    notify(BatchFinished(7, False, {}, {}, {}, {"deciding": 2000.0}, 0, 0, "orders"), at)
+    [batch] = spans(exporter, "twopc batch")
+    assert batch.end_time == 1_795_780_800_005_000_000
+    assert batch.start_time == batch.end_time - 2_000_000_000
+    [finished] = metrics()["twopc.batch.finish_time"].data.data_points
+    assert finished.value == at.timestamp()

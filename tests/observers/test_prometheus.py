@@ -12,8 +12,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
+from twopc import Committable
 from twopc.errors import LogMismatch
+from twopc.events import CallRetried, TransactionAborted
+from twopc.observers import _instruments
+from twopc.observers._instruments import INSTRUMENTS
 from twopc.observers.prometheus import PrometheusObserver
+from twopc.plugins import notify
 
 Scrape = Callable[[], dict[str, float]]
 
@@ -58,6 +63,9 @@ def test_times_of_phases_are_in_seconds(run: Any, scrape: Scrape) -> None:
         labels = f'{{owner="orders",phase="{phase}"}}'
         assert samples[f"twopc_phase_duration_seconds_count{labels}"] == times
         assert 0 < samples[f"twopc_phase_duration_seconds_sum{labels}"] < took_s
+    phases_s = [value for name, value in samples.items() if name.startswith("twopc_phase_duration_seconds_sum")]
+    assert samples['twopc_batch_duration_seconds_count{owner="orders"}'] == 2
+    assert samples['twopc_batch_duration_seconds_sum{owner="orders"}'] == pytest.approx(sum(phases_s))
 
 
 def test_retries_rollbacks_and_recoveries_are_counted(run: Any, scrape: Scrape) -> None:
@@ -65,8 +73,9 @@ def test_retries_rollbacks_and_recoveries_are_counted(run: Any, scrape: Scrape) 
     run(0)
     samples = scrape()
     assert samples['twopc_retries_total{owner="orders"}'] == 2
+    assert samples['twopc_commit_retries_total{owner="orders"}'] == 2  # after the decision, and at recovery
     assert samples['twopc_aborted_transactions_total{owner="orders",sink="archive"}'] == 1
-    assert samples['twopc_recovered_transactions_total{owner="orders"}'] == 1
+    assert samples['twopc_recovered_transactions_total{owner="orders",sink="archive"}'] == 1
     assert samples['twopc_batches_total{already_decided="true",owner="orders"}'] == 1
 
 
@@ -78,9 +87,31 @@ def test_failed_runs_are_counted_by_their_error(run: Any, scrape: Scrape) -> Non
     assert scrape()['twopc_failed_batches_total{error="LogMismatch",owner="orders"}'] == 2
 
 
-def test_the_page_lists_every_metric() -> None:
+def test_calls_that_commit_nothing_are_no_retried_commits(scrape: Scrape) -> None:
+    notify(CallRetried("seal", 1, 0.1, "away", 0.0, "orders"))
+    samples = scrape()
+    assert samples['twopc_retries_total{owner="orders"}'] == 1
+    assert 'twopc_commit_retries_total{owner="orders"}' not in samples
+
+
+def test_a_label_has_a_bounded_number_of_values(scrape: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_instruments, "VALUES_PER_LABEL", 3)
+    for number in range(10):
+        notify(TransactionAborted("archive", Committable("t", {}), False, f"query-{number}"))
+    notify(TransactionAborted("archive", Committable("t", {}), False, "query-0"))
+    aborted = {name: value for name, value in scrape().items() if name.startswith("twopc_aborted_transactions_total")}
+    assert aborted == {
+        'twopc_aborted_transactions_total{owner="query-0",sink="archive"}': 2,
+        'twopc_aborted_transactions_total{owner="query-1",sink="archive"}': 1,
+        'twopc_aborted_transactions_total{owner="query-2",sink="archive"}': 1,
+        'twopc_aborted_transactions_total{owner="other",sink="archive"}': 7,
+    }
+
+
+def test_the_page_lists_every_metric_of_both_systems() -> None:
     document = (Path(__file__).parents[2] / "docs" / "monitoring.md").read_text(encoding="utf-8")
-    registry = CollectorRegistry()
-    PrometheusObserver(registry)
-    kept = {metric.name + ("_total" if metric.type == "counter" else "") for metric in registry.collect()}
-    assert set(re.findall(r"^\| `(twopc_[a-z_]+)`", document, re.MULTILINE)) == kept
+    listed = re.findall(r"^\| `(twopc_[a-z_]+)` \| ([`a-z_, ]+) \|", document, re.MULTILINE)
+    labels = {f"twopc_{each.prometheus}": ", ".join(f"`{label}`" for label in each.labels) for each in INSTRUMENTS}
+    assert dict(listed) == labels
+    rows = re.findall(r"^\| `twopc\.([a-z._]+)` \| (\w+) \| `(\S+)` \| `twopc_(\w+)` \|$", document, re.MULTILINE)
+    assert rows == [(each.opentelemetry, each.kind.value, each.unit, each.prometheus) for each in INSTRUMENTS]

@@ -96,7 +96,7 @@ def test_votes_of_two_rounds_are_never_one_decision(rounds: Rounds, task: Any) -
         rounds.finish(0, older + newer)
     with pytest.raises(Fenced):
         rounds.finish(0, older)
-    rounds.recover(older)  # does not touch the newer round's files
+    rounds.recover(0, older)  # does not touch the newer round's files
     assert staged(rounds) == 1
     rounds.finish(0, newer)
     assert archived(rounds) == 1

@@ -75,7 +75,7 @@ def test_rows_that_go_nowhere_are_counted_and_null_counts_as_false(routed: Route
     writer = routed.writer(odd=routed.to("odd", "id % 2 = 1"), small=routed.to("small", "id < 2"))
     routed.pipeline.run(writer, lambda source: source.repartition(3))
     assert [event.unrouted for event in events if isinstance(event, BatchFinished)] == [3, 1]
-    assert "1 rows to no sink" in str(writer.last_progress)
+    assert "1 records to no sink" in str(writer.last_progress)
 
 
 def test_a_task_without_a_row_for_an_output_begins_no_transaction_there(routed: Routed) -> None:

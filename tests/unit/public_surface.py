@@ -15,12 +15,10 @@ from types import ModuleType
 from typing import Any
 
 import click
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 
 from tests.support.pages import DOCS
 from twopc.cli.commands import cli
-from twopc.observers.prometheus import PrometheusObserver
+from twopc.observers._instruments import INSTRUMENTS
 from twopc.options import Option
 
 PUBLIC = (
@@ -102,12 +100,11 @@ def _option(option: Option | str) -> tuple[str, str]:
 
 
 def _metrics() -> Iterator[str]:
-    registry = CollectorRegistry()
-    observer = PrometheusObserver(registry)
-    metrics = [each for each in vars(observer).values() if isinstance(each, MetricWrapperBase)]
-    for metric in sorted(metrics, key=lambda each: each._name):
-        suffix = "_total" if metric._type == "counter" else ""
-        yield f"metric {metric._name}{suffix}: {metric._type} of {', '.join(metric._labelnames)}"
+    """The metrics of Prometheus, and the instruments of OpenTelemetry."""
+    for metric in sorted(INSTRUMENTS, key=lambda each: each.prometheus):
+        yield f"metric twopc_{metric.prometheus}: {metric.kind.value} of {', '.join(metric.labels)}"
+    for metric in sorted(INSTRUMENTS, key=lambda each: each.opentelemetry):
+        yield f"instrument twopc.{metric.opentelemetry}: {metric.kind.value} in {metric.unit}"
 
 
 def _names(module: ModuleType) -> list[str]:

@@ -49,6 +49,8 @@ WITHOUT_IO = (
     "twopc.cli.verdicts",
     "twopc.log.batch_identity",
     "twopc.log.entries",
+    "twopc.observers._event_lines",
+    "twopc.observers._instruments",
     "twopc.phases",
     "twopc_files.outcomes",
     "twopc_kafka.answers",

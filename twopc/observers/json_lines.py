@@ -1,42 +1,204 @@
-"""A file with one line of JSON per batch: the times of its phases, which the log does not keep, and failed runs."""
+"""Events in a local file, one line of JSON each: written by ``JsonLinesObserver`` in any number of processes, and read
+while they write.
+
+    reader = EventReader("/var/log/orders.events.jsonl")
+    while True:
+        for recorded in reader.read():
+            print(recorded.at, recorded.event)
+        time.sleep(1)
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+import errno
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from twopc.events import BatchFailed, BatchFinished, Event
+from twopc.events import BatchFinished, CallRetried, Event, TransactionCommitted
 from twopc.hookspecs import hookimpl
-from twopc.phases import Phase
+from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decoded, encoded, group_of
+from twopc.observers._rotating_file import OpenFile, append, older
 
-_A_CENTURY_MS = 3.2e12
-"""No phase takes as long, and what is larger may be too large to calculate with."""
+__all__ = ["EventReader", "JsonLinesObserver", "Line", "Position", "Recorded", "read_lines"]
+
+MAX_BYTES = 16 << 20
+"""About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
+
+RETRIES_APART_S = 5.0
+"""Calls that are retried share a line for so long: an outage must not push everything else out of the file."""
+
+_BEGINNING_BYTES = 512
+"""By which a file is recognized: its first line has a time in milliseconds."""
+
+forwarded_here: set[Path] = set()
+"""The files whose events this process gives to its observers. None of these may write them there again."""
+
+logger = logging.getLogger(__name__)
 
 
 class JsonLinesObserver:
-    """Appends to the local file ``path``, about 500 bytes per batch. Several queries may share it."""
+    """Appends each event to a local file, except the commits of a batch's own transactions, which ``BatchFinished``
+    counts. A batch takes about 2.5 kB.
 
-    def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+    Several processes may write to one file, about several queries. A line is in the file when the call returns. What
+    can't be written is dropped, which is logged once until a line is written again: no batch fails by it.
+
+    Args:
+        path: the file. Its folder must be there.
+        max_bytes: a file of this size is moved to the same name with ``.1``, in place of the one before.
+    """
+
+    def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._path = Path(path).resolve()
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()  # phase two reports from several threads
+        self._waiting: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
+        self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
+        self._is_failing = False
 
     @hookimpl
-    def twopc_event(self, event: Event) -> None:
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        match event:
-            case BatchFinished():
-                self._append({"finished_at": now, **asdict(event)})
-            case BatchFailed(batch_id, error, phases_ms, owner):
-                kind = type(error).__name__
-                failed = {"batch_id": batch_id, "error": kind, "message": str(error), "phases_ms": phases_ms}
-                self._append({"failed_at": now, **failed, "owner": owner})
+    def twopc_event(self, event: Event, at: datetime) -> None:
+        if isinstance(event, TransactionCommitted) and not event.recovered:
+            return
+        with self._lock:
+            group = group_of(event)
+            if group is None:
+                self._flush()
+                self._append([event], at)
+                return
+            events = self._waiting.setdefault(group, [])
+            events.append((event, at))
+            is_due = isinstance(event, CallRetried) and time.monotonic() - self._retried_s >= RETRIES_APART_S
+            if is_due or len(events) >= EVENTS_PER_LINE:
+                self._flush()
 
-    def _append(self, line: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    def close(self) -> None:
+        """Write the events that wait for more of their kind. They are also written with the next event of another."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for events in waiting.values():
+            last, at = events[-1]
+            if isinstance(last, CallRetried):
+                self._retried_s = time.monotonic()
+            self._append([event for event, _ in events], at)
+
+    def _append(self, events: list[Event], at: datetime) -> None:
+        try:
+            if self._path in forwarded_here:
+                raise OSError(errno.EINVAL, "this process forwards the file's events. Give the observer another file")
+            append(self._path, encoded(events, at), self._max_bytes)
+            self._is_failing = False
+        except OSError as error:
+            if not self._is_failing:
+                text = "events can't be written to %s, which is not logged again until they can: %s"
+                logger.warning(text, self._path, error.strerror or error)
+            self._is_failing = True
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a file was read: ``offset`` bytes of the one whose first bytes have this digest."""
+
+    beginning: str
+    offset: int
+
+
+class EventReader:
+    """Reads the events of a file while it is written, from the oldest on, also when it was moved aside.
+
+    A line that can't be read is skipped. A file that is deleted is read from the beginning when it is there again.
+
+    Args:
+        path: the file. It need not be there yet.
+        position: where another reader of the file has stopped, to go on from there. If no file has that place any more,
+            what there is is read from the beginning.
+    """
+
+    def __init__(self, path: str | Path, position: Position | None = None) -> None:
+        self._path = Path(path)
+        self._files: list[OpenFile] = []
+        self._begins_at = position
+
+    @property
+    def position(self) -> Position | None:
+        """How far this reader is; None if it has read nothing yet."""
+        begun = [file for file in self._files if file.offset]
+        return _position(begun[-1], begun[-1].offset) if begun else None
+
+    def read_before(self) -> Iterator[Recorded]:
+        """Yield again what this reader has skipped and read, as far as it is still there."""
+        self._find()
+        for file in self._files:
+            for line in file.lines_before():
+                yield from decoded(line) or ()
+
+    def read(self) -> Iterator[Recorded]:
+        """Yield the events that were written since the last call, oldest first.
+
+        Raises:
+            OSError: the file can't be read.
+        """
+        gone = self._find()
+        for file in tuple(self._files):
+            for line in file.lines():
+                yield from decoded(line) or ()
+        for file in gone:  # nothing is written to it any more but what another process has already begun
+            self._files.remove(file)
+            file.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        while self._files:
+            self._files.pop().close()
+
+    def _find(self) -> list[OpenFile]:
+        """Open the files that were not read before. Return those that were and have no name any more."""
+        found: list[OpenFile] = []
+        for path in (self._path, older(self._path)):  # in this order one that is moved aside meanwhile is not missed
+            if (file := self._opened(path, [*self._files, *found])) and file not in found:
+                found.append(file)
+        gone = [file for file in self._files if file not in found]
+        self._files += [file for file in reversed(found) if file not in self._files]
+        if self._begins_at and self._files:
+            self._skip_to(self._begins_at)
+            self._begins_at = None
+        return gone
+
+    def _opened(self, path: Path, known: Sequence[OpenFile]) -> OpenFile | None:
+        """Return the file that has this name now, if any: one of those that are ``known`` if it is among them."""
+        try:
+            status = path.stat()
+            same = (file for file in known if os.path.samestat(file.status, status))
+            return next(same, None) or OpenFile(path)
+        except FileNotFoundError:
+            return None
+
+    def _skip_to(self, position: Position) -> None:
+        """Skip what is before ``position``, if one of the files has it."""
+        for number, file in enumerate(self._files):
+            if file.size >= position.offset and _position(file, position.offset) == position:
+                file.offset = position.offset
+                for before in self._files[:number]:
+                    before.offset = before.size
+                return
+
+
+def _position(file: OpenFile, offset: int) -> Position:
+    beginning = file.beginning(min(offset, _BEGINNING_BYTES))
+    return Position(hashlib.sha256(beginning).hexdigest(), offset)
+
+
+# For a report. --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,44 +211,20 @@ class Line:
 
 def read_lines(path: Path, owner: str) -> Iterator[Line | None]:
     """Yield the finished batches of the query ``owner``, oldest first, and None for a line that can't be read, such as
-    a truncated one."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for text in file:
-            value = _parsed(text)
-            if "failed_at" in value:
-                continue
-            line = _line(value)
-            if line is None or line.batch.owner == owner:
-                yield line
+    a truncated one.
 
-
-def _parsed(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _line(value: dict[str, Any]) -> Line | None:
-    """Return the line only if every value is of its type: who can write the file must not be able to stop a reader."""
-    try:
-        finished_at = value.pop("finished_at")
-        return Line(finished_at, BatchFinished(**value)) if _is_sound(finished_at, **value) else None
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _is_sound(finished_at: object, owner: object, phases_ms: dict[str, Any], **others: Any) -> bool:
-    by_sink = [others[name] for name in ("records", "bytes", "transactions")]
-    counts = [others.get(name, 0) for name in ("unrouted", "bad_records")]
-    counts += [others[name] for name in ("batch_id", "retries", "recovered")]
-    counts += [count for of_sink in by_sink for count in of_sink.values()]
-    return (
-        isinstance(finished_at, str)
-        and isinstance(owner, str)
-        and by_sink[0].keys() == by_sink[1].keys() == by_sink[2].keys()
-        and all(type(count) is int and count >= 0 for count in counts)
-        and phases_ms.keys() <= {phase.value for phase in Phase}
-        and all(isinstance(ms, (int, float)) and 0 <= ms < _A_CENTURY_MS for ms in phases_ms.values())
-    )
+    Raises:
+        OSError: the file can't be read.
+    """
+    files = [OpenFile(path)]
+    if older(path).exists():
+        files.insert(0, OpenFile(older(path)))
+    for file in files:
+        for text in filter(None, file.lines()):
+            recorded = decoded(text)
+            if recorded is None:
+                yield None
+            for each in recorded or ():
+                if isinstance(each.event, BatchFinished) and each.event.owner == owner:
+                    yield Line(each.at.isoformat(timespec="milliseconds"), each.event)
+        file.close()

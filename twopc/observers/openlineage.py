@@ -10,7 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_URL, uuid5
@@ -111,9 +111,9 @@ class OpenLineageObserver:
         return self._outbox.dropped
 
     @hookimpl
-    def twopc_event(self, event: Event) -> None:
+    def twopc_event(self, event: Event, at: datetime) -> None:
         if isinstance(event, BatchCommitted):
-            self._outbox.put((datetime.now(timezone.utc), event))
+            self._outbox.put((at, event))
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later events

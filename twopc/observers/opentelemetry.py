@@ -1,33 +1,60 @@
-"""Spans for OpenTelemetry, through its API (extra ``opentelemetry``): a batch, and its phases as children."""
+"""Spans and metrics for OpenTelemetry, through its API (extra ``opentelemetry``).
+
+Attributes that only twopc has begin with ``twopc.``. Of the semantic conventions, those that are stable are kept:
+``error.type`` (in version 1.45.0).
+"""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 
-from opentelemetry import trace
-from opentelemetry.util.types import AttributeValue
+from opentelemetry import metrics, trace
+from opentelemetry.metrics import Meter
+from opentelemetry.util.types import Attributes, AttributeValue
 
 from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.hookspecs import hookimpl
+from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, Measured, measured
 
 _NS_IN_MS = 1_000_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+_ERROR = "error.type"
 
 
 class OpenTelemetryObserver:
-    """Makes the spans of a batch when its run ends, as children of the span that is current where it was run.
+    """Makes the spans of a batch when its run ends, as children of the span that is current where it was run, and keeps
+    the metrics that docs/monitoring.md lists.
 
-    Their times are those of the metrics, counted back from the end: the gap between two phases is microseconds. A
-    failed run ends with its exception and the status ERROR. ``provider``: None for the global one.
+    The times of spans are those of the batch's metrics, counted back from the end: the gap between two phases is
+    microseconds. A failed run ends with its exception and the status ERROR.
+
+    Args:
+        provider: None for the global one.
+        meter_provider: the same for metrics.
     """
 
-    def __init__(self, provider: trace.TracerProvider | None = None) -> None:
+    def __init__(
+        self, provider: trace.TracerProvider | None = None, meter_provider: metrics.MeterProvider | None = None
+    ) -> None:
         self._tracer = trace.get_tracer("twopc", version("twopc-core"), provider)
+        meter = metrics.get_meter("twopc", version("twopc-core"), meter_provider)
+        self._labels = BoundedLabels()
+        self._instruments = {instrument: _instrument(meter, instrument) for instrument in INSTRUMENTS}
 
     @hookimpl
-    def twopc_event(self, event: Event) -> None:
+    def twopc_event(self, event: Event, at: datetime) -> None:
+        for one in measured(event, at):
+            self._record(one)
         if isinstance(event, BatchFinished | BatchFailed):
-            self._trace(event, time.time_ns())
+            self._trace(event, (at - _EPOCH) // timedelta(microseconds=1) * 1000)
+
+    def _record(self, one: Measured) -> None:
+        names = (_ERROR if label == "error" else f"twopc.{label}" for label in one.instrument.labels)
+        attributes = dict(zip(names, self._labels.of(one), strict=True))
+        self._instruments[one.instrument](one.value, attributes)
 
     def _trace(self, batch: BatchFinished | BatchFailed, end_ns: int) -> None:
         phases_ns = {phase: int(spent_ms * _NS_IN_MS) for phase, spent_ms in batch.phases_ms.items()}
@@ -44,10 +71,22 @@ class OpenTelemetryObserver:
         span.end(end_ns)
 
 
+def _instrument(meter: Meter, instrument: Instrument) -> Callable[[float, Attributes], None]:
+    """Return what records a value with its attributes."""
+    name, unit, meaning = f"twopc.{instrument.opentelemetry}", instrument.unit, instrument.meaning
+    match instrument.kind:
+        case Kind.COUNTER:
+            return meter.create_counter(name, unit, meaning).add
+        case Kind.GAUGE:
+            return meter.create_gauge(name, unit, meaning).set
+        case Kind.HISTOGRAM:
+            return meter.create_histogram(name, unit, meaning, explicit_bucket_boundaries_advisory=BUCKETS_S).record
+
+
 def _attributes(batch: BatchFinished | BatchFailed) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {"twopc.owner": batch.owner, "twopc.batch_id": batch.batch_id}
     if isinstance(batch, BatchFailed):
-        return attributes
+        return {**attributes, _ERROR: type(batch.error).__name__}
     attributes |= {
         "twopc.already_decided": batch.already_decided,
         "twopc.retries": batch.retries,

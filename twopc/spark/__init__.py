@@ -3,9 +3,18 @@
 from twopc.foreign import refuse_foreign_files
 from twopc.spark.data_source.source import TwoPhaseCommitDataSource
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
+from twopc.spark.forwarding import EventForwarder, forward_events
 from twopc.spark.output import Output
 from twopc.spark.stopping import stop
 
-__all__ = ["ForeachBatch", "Output", "TwoPhaseCommitDataSource", "foreach_batch", "stop"]
+__all__ = [
+    "EventForwarder",
+    "ForeachBatch",
+    "Output",
+    "TwoPhaseCommitDataSource",
+    "foreach_batch",
+    "forward_events",
+    "stop",
+]
 
 refuse_foreign_files()  # here too: the foreign package may have replaced twopc/__init__.py

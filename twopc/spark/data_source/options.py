@@ -9,7 +9,7 @@ from typing import Any
 from twopc.checkpoint.folder import CheckpointFolder, url
 from twopc.coordinator import START_TIMEOUT_S
 from twopc.errors import ConfigurationError
-from twopc.options import Option, parse, place, text, whole_number
+from twopc.options import Option, local_file, parse, place, text, whole_number
 from twopc.spark.data_source.flow import Flow
 from twopc.spark.data_source.round import Rounds
 
@@ -24,6 +24,12 @@ _QUERY_NAME = "queryname"
 _OWNER = "format('twopc')"
 
 _PASSED_ON = "and the sink's own"
+
+EVENTS = Option(
+    "events",
+    local_file("/var/log/twopc/orders.events.jsonl"),
+    "a file on the driver's machine, to which its processes append their events for `twopc.spark.forward_events`",
+)
 
 OPTIONS = (
     Option(
@@ -64,6 +70,7 @@ OPTIONS = (
         "how many seconds to wait for a target system before the log's first decision",
         default=START_TIMEOUT_S,
     ),
+    EVENTS,
     Option("batch_id", whole_number(least=0), "for batch writes: the number of this one, by which it can be repeated"),
 )
 """All others are the sink's own."""
@@ -115,4 +122,5 @@ def _target(values: Mapping[str, Any], sinks_own: Mapping[str, str], log: str, o
         replay_copies=url(values["replay_copies"]) if "replay_copies" in values else None,
         first_batch_id=values["first_batch_id"],
         start_timeout_s=values["start_timeout_s"],
+        events=values.get("events"),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +20,18 @@ from pyspark.sql.datasource import WriterCommitMessage
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
-from twopc.errors import LogMismatch
+from twopc.errors import LogMismatch, RoundAborted
+from twopc.events import BatchFailed
 from twopc.log.batch_identity import recognize
 from twopc.log.commit_log import CommitLog
 from twopc.log.store import open_store
+from twopc.metrics import NO_OPENING, Opening
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs
-from twopc.plugins import create_sink
+from twopc.plugins import create_sink, notify
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
+from twopc.spark.data_source.spool import spooled
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.worker import spare_garbage_collection
 from twopc.transaction import JsonValue
@@ -48,11 +51,13 @@ class Incarnation:
         log_id: the log's id, which distinguishes it from a log that took its place.
         number: the incarnation's number in the log.
         began_s: the driver's ``time.perf_counter`` before any task began.
+        opening: what opening it took, for the metrics of the batch.
     """
 
     log_id: str
     number: int
     began_s: float
+    opening: Opening = NO_OPENING
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Rounds:
         checkpoint: the URL of the query's checkpoint folder, or None for batch writes.
         flow: the flow that the query runs, if it is one of a pipeline.
         start_timeout_s: see ``Coordinator``.
+        events: the path of the file for events, or None.
     """
 
     backend: str
@@ -140,6 +146,7 @@ class Rounds:
     checkpoint: str | None = None
     flow: Flow | None = None
     start_timeout_s: float = START_TIMEOUT_S
+    events: str | None = None
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
@@ -152,6 +159,10 @@ class Rounds:
                 full refresh of the flow.
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
+        with spooled(self.events):
+            return self._open(schema, batch_id)
+
+    def _open(self, schema: pa.Schema, batch_id: int | None) -> PhaseOne:
         reads = follows = None
         if self.checkpoint is not None:
             checkpoint = CheckpointFolder(self.checkpoint)
@@ -161,43 +172,61 @@ class Rounds:
         if self.checkpoint is not None:
             refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
             refuse_within_checkpoint(self.log, self.checkpoint)
+        if self.events is not None:
+            refuse_within_outputs("the events file", self.events, {SINK: sink})
         if self.flow is not None and batch_id == 0:
             self.flow.refuse_full_refresh(self.log, self.owner)
         coordinator = self._coordinator(sink)
         try:
             coordinator.validate({SINK: schema})
             tail = coordinator.recover()
+            if batch_id is None:
+                batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
+            is_decided = recognize(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
+        except Exception as error:
+            self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
+            raise
         finally:
             sink.close()
-        if batch_id is None:
-            batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-        is_decided = recognize(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
         spare_garbage_collection()
-        incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter())
+        incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
         return PhaseOne(PickledSinks.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
 
-    def finish(self, batch_id: int, messages: Sequence[TaskVote]) -> None:
-        """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``."""
+    def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
+        """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
+
+        ``schema`` is the one with which ``open`` was called, for observers.
+        """
         [incarnation] = {message.incarnation for message in messages}
-        with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
+        sink = create_sink(self.backend, self.options)
+        if schema is not None:
+            sink.assume_valid(schema)
+        with spooled(self.events), self._coordinator(sink) as coordinator:
             coordinator.resume(incarnation.log_id, incarnation.number)
             votes = [message.vote for message in messages]
             reads = next((message.reads for message in messages if message.reads is not None), None)
-            coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=incarnation.began_s)
+            began_s, opening = incarnation.began_s, incarnation.opening
+            coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=began_s, opening=opening)
         # Leaving the block has closed the log: Spark does not notify a data source when its query ends.
         spare_garbage_collection()
 
-    def recover(self, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
+    def recover(self, batch_id: int, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
         """Roll back a round that failed, or finish one that was decided before it failed.
 
         A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new
         incarnation first establishes whether it did. If no message has the incarnation, recovery is left to the next
         start: opening an incarnation here could fence a newer driver.
         """
-        incarnations = {message.incarnation for message in messages if message is not None}
-        incarnations |= set() if opened is None else {opened}
-        if not incarnations:
-            return
+        with spooled(self.events):
+            if None in messages:  # else 'finish' has reported why the batch failed
+                failure = f"a task of batch {batch_id} failed, or the query was stopped while it ran."
+                self._failed(batch_id, RoundAborted(failure, batch_id=batch_id), {})
+            incarnations = {message.incarnation for message in messages if message is not None}
+            incarnations |= set() if opened is None else {opened}
+            if incarnations:
+                self._recover(incarnations)
+
+    def _recover(self, incarnations: Collection[Incarnation]) -> None:
         try:
             for incarnation in incarnations:
                 # Raises Fenced if the log belongs to a newer driver now.
@@ -206,6 +235,11 @@ class Rounds:
                 coordinator.recover()
         except Exception as error:  # noqa: BLE001  # Spark would report this error instead of why the round failed
             logger.warning("cleanup after the failed batch is left to the next start: %s", error)
+
+    def _failed(self, batch_id: int | None, error: Exception, phases_ms: dict[str, float]) -> None:
+        """Report a run of a batch that has failed outside of ``Coordinator.run``."""
+        if batch_id is not None:
+            notify(BatchFailed(batch_id, error, phases_ms, self.owner))
 
     def _coordinator(self, sink: TwoPhaseCommitSink[Any]) -> Coordinator:
         return Coordinator(

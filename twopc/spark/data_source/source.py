@@ -49,7 +49,7 @@ class TwoPhaseCommitDataSource(DataSource):
     """The data source ``twopc``. Register it once per session: ``spark.dataSource.register(TwoPhaseCommitDataSource)``.
 
     Options: ``sink``, the backend's entry-point name; ``log``, by default in the checkpoint folder; ``replay_copies``;
-    ``first_batch_id``; for batch writes ``batch_id``. All others are the sink's own. See ``docs/spark.md``.
+    ``first_batch_id``; ``events``; for batch writes ``batch_id``. All others are the sink's own. See ``docs/spark.md``.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -78,7 +78,7 @@ class TwoPhaseCommitDataSource(DataSource):
         rounds, batch_id = batch_target(self.options)
         if batch_id is None:
             logger.warning("a batch write without 'batch_id' is written again when it is repeated")
-        return BatchWriter(rounds, rounds.open(arrow_schema(schema), batch_id))
+        return BatchWriter(rounds, rounds.open(arrow_schema(schema), batch_id), schema)
 
 
 # Spark 4.1 and later pass Arrow batches to writers with this base class.
@@ -107,27 +107,28 @@ class StreamWriter(_StreamWriter):  # type: ignore[misc]  # a base class by vers
         return self._phase_one.write(int(batch_id), batches)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
-        self._rounds.finish(batchId, messages)
+        self._rounds.finish(batchId, messages, arrow_schema(self._schema))
 
-    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: ARG002, N803  # the same
-        self._rounds.recover(messages)
+    def abort(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  # the same
+        self._rounds.recover(batchId, messages)
 
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes one batch write."""
 
-    def __init__(self, rounds: Rounds, phase_one: PhaseOne) -> None:
+    def __init__(self, rounds: Rounds, phase_one: PhaseOne, schema: StructType) -> None:
         self._rounds = rounds
         self._phase_one = phase_one
+        self._schema = schema
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskVote:
         return self._phase_one.write(self._phase_one.batch_id, iterator)
 
     def commit(self, messages: Sequence[Any]) -> None:
-        self._rounds.finish(self._phase_one.batch_id, messages)
+        self._rounds.finish(self._phase_one.batch_id, messages, arrow_schema(self._schema))
 
     def abort(self, messages: Sequence[Any]) -> None:
-        self._rounds.recover(messages, self._phase_one.incarnation)
+        self._rounds.recover(self._phase_one.batch_id, messages, self._phase_one.incarnation)
 
 
 def record_batches(rows: Iterable[Row], schema: StructType) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,390 @@
+"""The file of events: what is written, by whom, and what a reader finds in it, whatever happens to the file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import twopc
+from twopc.datasets import Dataset
+from twopc.errors import LogMismatch
+from twopc.events import (
+    BatchCommitted,
+    BatchFailed,
+    BatchFinished,
+    BatchPart,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionCommitted,
+    TransactionReplayed,
+)
+from twopc.observers import _rotating_file
+from twopc.observers.json_lines import EventReader, JsonLinesObserver, read_lines
+from twopc.phases import Phase
+
+AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
+FINISHED = BatchFinished(7, False, {"a": 3}, {"a": 24}, {"a": 1}, {"committing": 1.5}, 2, 1, "orders", 4, 5)
+COMMITTABLE = twopc.Committable("t-1", {"pid": 5}, 3, None, 24)
+SCHEMA = pa.schema([("id", pa.int64()), ("place", pa.struct([("x", pa.float64())]))])
+COMMITTED = BatchCommitted(
+    7,
+    (BatchPart("a", 3, (Dataset("file", "/data/a"),), SCHEMA), BatchPart("b", 0, None, None)),
+    {"orders": {"0": 100}},
+    recovered=True,
+    log_id="log-1",
+    owner="orders",
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def write(path: Path, *events: Event, at: datetime = AT, **options: Any) -> None:
+    observer = JsonLinesObserver(path, **options)
+    for event in events:
+        observer.twopc_event(event, at)
+    observer.close()
+
+
+def read(path: Path) -> list[Event]:
+    return [recorded.event for recorded in EventReader(path).read()]
+
+
+def batch(number: int) -> BatchFinished:
+    return replace(FINISHED, batch_id=number)
+
+
+def numbers(reader: EventReader) -> list[int]:
+    """The finished batches that were not read before."""
+    return [each.event.batch_id for each in reader.read() if isinstance(each.event, BatchFinished)]
+
+
+# What is written. -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PhaseEntered(Phase.COMMITTING, 7, "orders"),
+        PhaseEntered(Phase.RECOVERING, None, "orders"),
+        CallRetried("commit", 3, 0.5, "away", 70.0, "orders", 7),
+        TransactionCommitted("a", 6, COMMITTABLE, True, "orders"),
+        TransactionAborted("a", COMMITTABLE, False, "orders"),
+        TransactionReplayed("a", 7, COMMITTABLE, replace(COMMITTABLE, transaction_id="t-2"), "orders"),
+        COMMITTED,
+        FINISHED,
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_an_event_is_read_as_it_was_written(path: Path, event: Event) -> None:
+    write(path, event)
+    [recorded] = EventReader(path).read()
+    assert (recorded.event, recorded.at) == (event, AT)
+
+
+class DiskGone(Exception):
+    """An error that a sink of somebody's own raises."""
+
+
+@pytest.mark.parametrize("error", [LogMismatch("other offsets"), DiskGone("sda"), KeyboardInterrupt()], ids=repr)
+def test_a_failed_run_has_an_error_of_the_same_class_name_and_text(path: Path, error: BaseException) -> None:
+    write(path, BatchFailed(7, error, {"recovering": 1.0}, "orders"))
+    [failed] = read(path)
+    assert isinstance(failed, BatchFailed)
+    assert (type(failed.error).__name__, str(failed.error)) == (type(error).__name__, str(error))
+    assert isinstance(failed.error, LogMismatch) == isinstance(error, LogMismatch)
+    assert (failed.batch_id, failed.phases_ms, failed.owner) == (7, {"recovering": 1.0}, "orders")
+
+
+def test_a_batch_of_two_thousand_transactions_takes_one_line_however_it_ends(path: Path) -> None:
+    committed = [TransactionCommitted("a", 7, COMMITTABLE, False, "orders")] * 2000
+    write(path, *committed, FINISHED)
+    assert read(path) == [FINISHED]
+    aborted: list[Event] = [TransactionAborted("a", COMMITTABLE, False, "orders")] * 2000
+    write(path, *aborted, PhaseEntered(Phase.IDLE, None, "orders"))
+    assert len(path.read_bytes().splitlines()) == 1 + 4 + 1
+    assert read(path)[1:] == [*aborted, PhaseEntered(Phase.IDLE, None, "orders")]
+
+
+def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counted(path: Path) -> None:
+    retried: list[Event] = [CallRetried("commit", n, 1.0, "away", float(n), "orders", 7) for n in range(200)]
+    write(path, *retried, PhaseEntered(Phase.SWEEPING, 7, "orders"))
+    assert len(path.read_bytes().splitlines()) == 3  # the first one at once
+    found = read(path)
+    assert len(found) == 201
+    assert (found[0], found[199]) == (retried[0], retried[199])
+
+
+def test_a_line_is_in_the_file_when_the_call_returns(path: Path) -> None:
+    observer = JsonLinesObserver(path)
+    reader = EventReader(path)
+    for number in range(3):
+        observer.twopc_event(batch(number), AT)
+        assert numbers(reader) == [number]
+
+
+# What can't be written. -------------------------------------------------------------------------------------------
+
+
+def test_a_place_that_can_not_be_written_to_fails_no_batch_and_is_logged_once(
+    run: Any, observe: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "not there" / "events.jsonl"
+    observe(JsonLinesObserver(path))
+    run(0, 1)
+    assert caplog.text.count("events can't be written to") == 1
+    path.parent.mkdir()
+    run(1, 2)
+    assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [1, 2]
+    path.unlink()
+    path.parent.rmdir()
+    run(3)
+    assert caplog.text.count("events can't be written to") == 2
+
+
+def test_a_pipe_that_nobody_reads_keeps_no_batch_waiting(run: Any, observe: Any, path: Path) -> None:
+    os.mkfifo(path)
+    observe(JsonLinesObserver(path))
+    run(0)
+
+
+@pytest.mark.parametrize("fails", ["short", "full"])
+def test_what_a_full_disk_took_half_of_costs_one_event(
+    path: Path, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = JsonLinesObserver(path)
+    observer.twopc_event(batch(0), AT)
+    with monkeypatch.context() as patched:
+        patched.setattr(_rotating_file, "os", Disk(fails))
+        observer.twopc_event(batch(1), AT)
+        observer.twopc_event(batch(2), AT)
+    observer.twopc_event(batch(3), AT)
+    assert numbers(EventReader(path)) == [0, 3]
+    assert caplog.text.count("can't be written") == 1
+
+
+class Disk:
+    """A disk that is full, in place of the module os."""
+
+    def __init__(self, fails: str) -> None:
+        self._fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def write(self, descriptor: int, text: bytes) -> int:
+        if self._fails == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, text[:20])
+
+
+def test_an_event_that_is_too_long_for_a_line_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 2000)
+    write(path, replace(FINISHED, owner="x" * 3000), FINISHED)
+    assert read(path) == [FINISHED]
+
+
+# Rotation. --------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: Path) -> None:
+    observer = JsonLinesObserver(path, max_bytes=2000)
+    reader, found = EventReader(path), []
+    for number in range(100):
+        observer.twopc_event(batch(number), AT)
+        if number % 3 == 0:
+            found += numbers(reader)
+    assert [*found, *numbers(reader)] == [*range(100)]
+    files = sorted(path.parent.iterdir())
+    assert [file.name for file in files] == ["events.jsonl", "events.jsonl.1"]
+    assert all(file.stat().st_size < 2000 + 500 for file in files)
+    assert len(reader._files) <= 2
+
+
+def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(path: Path) -> None:
+    observer = JsonLinesObserver(path, max_bytes=1000)
+    reader = EventReader(path)
+    observer.twopc_event(batch(0), AT)
+    assert numbers(reader) == [0]
+    for number in range(1, 50):
+        observer.twopc_event(batch(number), AT)
+    found = numbers(reader)
+    assert found[:2] == [1, 2]  # of the file that it has open
+    assert found == sorted(found)
+    assert found[-1] == 49
+
+
+def test_a_report_reads_the_older_file_first(path: Path) -> None:
+    write(path, *map(batch, range(6)), max_bytes=1000)
+    assert path.with_name("events.jsonl.1").exists()
+    found = [line.batch.batch_id for line in read_lines(path, "orders") if line]
+    assert found == sorted(found)
+    assert found[-1] == 5
+    assert len(found) > len(path.read_bytes().splitlines())
+
+
+def test_a_line_that_comes_to_a_file_after_it_was_moved_aside_is_read(path: Path) -> None:
+    """Another process had opened the file just before."""
+    write(path, batch(0))
+    late = path.open("ab")
+    write(path, batch(1), max_bytes=1)
+    reader = EventReader(path)
+    assert numbers(reader) == [0, 1]
+    late.write(path.read_bytes().replace(b'"batch_id": 1', b'"batch_id": 2'))
+    late.close()
+    assert numbers(reader) == [2]
+
+
+WRITER = """
+import sys
+from tests.observers.test_events_file import AT, FINISHED
+from twopc.observers.json_lines import JsonLinesObserver
+from dataclasses import replace
+
+path, name, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+observer = JsonLinesObserver(path, max_bytes=int(sys.argv[4]))
+for number in range(300):
+    observer.twopc_event(replace(FINISHED, batch_id=number, phases_ms={}, records={name: 1}, bytes={name: 1},
+        transactions={name: 1}, owner=name * length), AT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("length", "max_bytes"),
+    [(100_000, 1 << 30), (2_000, 800_000)],
+    ids=["lines longer than a pipe's buffer", "a file that both find full"],
+)
+def test_two_processes_write_whole_lines_and_a_reader_has_each_once(path: Path, length: int, max_bytes: int) -> None:
+    arguments = [sys.executable, "-c", WRITER, str(path)]
+    writers = [subprocess.Popen([*arguments, name, str(length), str(max_bytes)]) for name in "ab"]
+    reader, found = EventReader(path), []
+    while any(writer.poll() is None for writer in writers):
+        found += list(reader.read())
+        time.sleep(0.002)
+    found += list(reader.read())
+    assert [writer.returncode for writer in writers] == [0, 0]
+    for name in "ab":
+        batches = [
+            each.event for each in found if isinstance(each.event, BatchFinished) and each.event.owner[0] == name
+        ]
+        assert [each.batch_id for each in batches] == [*range(300)]
+        assert {len(each.owner) for each in batches} == {length}
+
+
+# What a reader finds. ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_that_is_not_complete_is_read_when_it_is(path: Path) -> None:
+    write(path, batch(0), batch(1))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    reader = EventReader(path)
+    assert numbers(reader) == [0]
+    with path.open("ab") as file:
+        file.write(whole[-20:])
+    assert numbers(reader) == [1]
+
+
+def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 100_000)
+    monkeypatch.setattr(_rotating_file, "_CHUNK", 10_000)
+    write(path, batch(0), COMMITTED)
+    _, committed = path.read_bytes().splitlines()
+    foreign: list[dict[str, Any]] = [
+        {"batch_id": -1},
+        {"batch_id": 2**70},
+        {"batch_id": True},
+        {"parts": 3},
+        {"parts": [{}]},
+        {"log_id": None},
+        {"committed_at": "yesterday"},
+        {"committed_at": None},
+        {"finished_at": "2026-11-27T12:00:00+00:00"},
+    ]
+    with path.open("ab") as file:
+        file.write(b"\0\0\0\n\xff\xfe\n[]\n{}\n7\nnull\n" + b"[" * 50_000 + b"\n" + b"x" * 250_000 + b"\n")
+        file.writelines(json.dumps(json.loads(committed) | one).encode() + b"\n" for one in foreign)
+        file.write(b'{"failed_at": "2026-11-27T12:00:00+00:00", "error": "no name", "message": ""}\n')
+    write(path, batch(1))
+    assert read(path) == [batch(0), COMMITTED, batch(1)]
+
+
+def test_a_schema_that_can_not_be_read_is_left_out(path: Path) -> None:
+    write(path, COMMITTED)
+    line = json.loads(path.read_bytes())
+    line["parts"][0]["schema"] = "bm8gc2NoZW1h"
+    path.write_text(json.dumps(line) + "\n")
+    [event] = read(path)
+    assert isinstance(event, BatchCommitted)
+    assert event.parts[0] == replace(COMMITTED.parts[0], schema=None)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_file_that_is_deleted_or_emptied_while_it_is_followed_is_followed_on(path: Path, how: str) -> None:
+    write(path, batch(0), batch(1))
+    reader = EventReader(path)
+    assert numbers(reader) == [0, 1]
+    path.unlink() if how == "deleted" else path.write_bytes(b"")
+    assert numbers(reader) == []
+    write(path, batch(2))
+    assert numbers(reader) == [2]
+
+
+def test_a_reader_may_begin_before_there_is_a_file(path: Path) -> None:
+    reader = EventReader(path)
+    assert (numbers(reader), reader.position) == ([], None)
+    write(path, batch(0))
+    assert numbers(reader) == [0]
+
+
+def test_what_is_no_regular_file_is_an_error_and_keeps_nobody_waiting(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        list(EventReader(path).read())
+
+
+@pytest.mark.parametrize("rotations", [0, 1, 2])
+def test_another_reader_goes_on_from_a_position(path: Path, rotations: int) -> None:
+    write(path, *map(batch, range(3)))
+    first = EventReader(path)
+    numbers(first)
+    for number in range(rotations):
+        write(path, batch(3 + number), max_bytes=1)
+    write(path, batch(9))
+    second = EventReader(path, first.position)
+    assert numbers(second) == [*range(3, 3 + rotations), 9]
+    before = [each.event for each in second.read_before() if isinstance(each.event, BatchFinished)]
+    assert [each.batch_id for each in before][-1] == 9
+
+
+def test_a_position_in_a_file_that_is_gone_is_the_beginning(path: Path) -> None:
+    write(path, batch(0), batch(1))
+    first = EventReader(path)
+    numbers(first)
+    path.unlink()
+    write(path, *map(batch, range(5, 9)), at=AT + timedelta(seconds=1))
+    assert numbers(EventReader(path, first.position)) == [5, 6, 7, 8]
+
+
+def test_a_clock_that_was_set_back_changes_no_order(path: Path) -> None:
+    write(path, batch(0))
+    write(path, batch(1), at=AT - timedelta(days=1))
+    reader = EventReader(path)
+    assert numbers(reader) == [0, 1]
+    write(path, batch(2), at=AT - timedelta(days=2))
+    assert numbers(reader) == [2]

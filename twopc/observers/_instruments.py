@@ -1,0 +1,174 @@
+"""What twopc measures, under the names that Prometheus and OpenTelemetry have for it. No I/O.
+
+Prometheus' names are made as https://prometheus.io/docs/practices/naming asks: base units, the unit last, then
+``total``. OpenTelemetry's have no unit in them, which the instrument has beside its name. Its semantic conventions have
+no names for this: those of messaging were in development in version 1.45.0, and count messages, not transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from twopc.events import (
+    BatchFailed,
+    BatchFinished,
+    CallRetried,
+    Event,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionCommitted,
+    TransactionReplayed,
+)
+
+BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
+"""A decision takes milliseconds and a Spark job may take minutes."""
+
+VALUES_PER_LABEL = 1_000
+"""How many values a label may have in a process. A query's id changes with its checkpoint, so a driver that starts
+queries all day has ever more of them."""
+
+OTHER = "other"
+"""The value of a label for all those that came later."""
+
+
+class Kind(Enum):
+    """What a measured value means: it is added up, replaces the last one, or is one of a distribution."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument:
+    """Something that is measured.
+
+    Attributes:
+        kind: what its values mean.
+        prometheus: its name there, after ``twopc_``.
+        opentelemetry: its name there, after ``twopc.``.
+        unit: as OpenTelemetry writes it, in UCUM's code.
+        meaning: a sentence.
+        labels: the names of its labels.
+    """
+
+    kind: Kind
+    prometheus: str
+    opentelemetry: str
+    unit: str
+    meaning: str
+    labels: tuple[str, ...]
+
+
+def _counter(prometheus: str, unit: str, meaning: str, *labels: str, opentelemetry: str = "") -> Instrument:
+    name = opentelemetry or prometheus.removesuffix("_total")
+    return Instrument(Kind.COUNTER, prometheus, name, unit, meaning, ("owner", *labels))
+
+
+def _gauge(prometheus: str, opentelemetry: str, unit: str, meaning: str) -> Instrument:
+    return Instrument(Kind.GAUGE, prometheus, opentelemetry, unit, meaning, ("owner",))
+
+
+def _histogram(prometheus: str, opentelemetry: str, meaning: str, *labels: str) -> Instrument:
+    return Instrument(Kind.HISTOGRAM, prometheus, opentelemetry, "s", meaning, ("owner", *labels))
+
+
+BATCHES = _counter("batches_total", "{batch}", "Batches that finished.", "already_decided")
+BATCH_S = _histogram("batch_duration_seconds", "batch.duration", "Time of a finished batch.")
+PHASE_S = _histogram("phase_duration_seconds", "phase.duration", "Time of a finished batch in each phase.", "phase")
+RECORDS = _counter("records_total", "{record}", "Records of finished batches.", "sink")
+BYTES = _counter(
+    "record_bytes_total", "By", "Their bytes as Arrow holds them in memory.", "sink", opentelemetry="record.size"
+)
+TRANSACTIONS = _counter("transactions_total", "{transaction}", "Transactions of finished batches.", "sink")
+UNROUTED = _counter("unrouted_records_total", "{record}", "Records of finished batches that went to no sink.")
+BAD = _counter("bad_records_total", "{record}", "Records that sinks refused, and another one got.")
+BATCH_ID = _gauge("batch_id", "batch.id", "1", "The newest finished batch.")
+FINISHED_S = _gauge("batch_finished_timestamp_seconds", "batch.finish_time", "s", "When it finished, as Unix time.")
+FAILED = _counter("failed_batches_total", "{batch}", "Runs of batches that failed.", "error")
+RETRIES = _counter("retries_total", "{call}", "Calls that a target system could not answer.")
+COMMIT_RETRIES = _counter("commit_retries_total", "{call}", "Those of them that commit or complete a decided batch.")
+UNANSWERED_S = _gauge(
+    "unanswered_seconds",
+    "unanswered.duration",
+    "s",
+    "How long the call that is being repeated has had no answer; 0 if none. Alert above 60.",
+)
+RECOVERED = _counter(
+    "recovered_transactions_total", "{transaction}", "Those of earlier incarnations, committed or rolled back.", "sink"
+)
+ABORTED = _counter("aborted_transactions_total", "{transaction}", "Undecided transactions rolled back.", "sink")
+REPLAYED = _counter("replayed_transactions_total", "{transaction}", "Written again after they were lost.", "sink")
+
+INSTRUMENTS = (
+    *(BATCHES, BATCH_S, PHASE_S, RECORDS, BYTES, TRANSACTIONS, UNROUTED, BAD, BATCH_ID, FINISHED_S, FAILED, RETRIES),
+    *(COMMIT_RETRIES, UNANSWERED_S, RECOVERED, ABORTED, REPLAYED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A value that was measured. ``labels`` are the values of the instrument's labels, in the same order."""
+
+    instrument: Instrument
+    value: float
+    labels: tuple[str, ...]
+
+
+def measured(event: Event, at: datetime) -> Iterator[Measured]:
+    """Yield what an event adds to the metrics. ``at`` is when it happened."""
+    match event:
+        case BatchFinished():
+            yield from _of_batch(event, at)
+        case BatchFailed(error=error, owner=owner):
+            yield Measured(FAILED, 1, (owner, type(error).__name__))
+        case CallRetried(owner=owner, waited_s=waited_s, decided_batch_id=decided):
+            yield Measured(RETRIES, 1, (owner or "",))
+            if decided is not None:
+                yield Measured(COMMIT_RETRIES, 1, (owner or "",))
+            yield Measured(UNANSWERED_S, waited_s, (owner or "",))
+        case PhaseEntered(owner=owner):
+            yield Measured(UNANSWERED_S, 0, (owner,))
+        case TransactionAborted(sink, _, recovered, owner):
+            yield Measured(ABORTED, 1, (owner, sink))
+            if recovered:
+                yield Measured(RECOVERED, 1, (owner, sink))
+        case TransactionCommitted(sink=sink, recovered=True, owner=owner):
+            yield Measured(RECOVERED, 1, (owner, sink))
+        case TransactionReplayed(sink=sink, owner=owner):
+            yield Measured(REPLAYED, 1, (owner, sink))
+
+
+def _of_batch(batch: BatchFinished, at: datetime) -> Iterator[Measured]:
+    yield Measured(BATCHES, 1, (batch.owner, str(batch.already_decided).lower()))
+    yield Measured(BATCH_S, sum(batch.phases_ms.values()) / 1000, (batch.owner,))
+    for phase, spent_ms in batch.phases_ms.items():
+        yield Measured(PHASE_S, spent_ms / 1000, (batch.owner, phase))
+    for instrument, of_sinks in ((RECORDS, batch.records), (BYTES, batch.bytes), (TRANSACTIONS, batch.transactions)):
+        for sink, count in of_sinks.items():
+            yield Measured(instrument, count, (batch.owner, sink))
+    yield Measured(UNROUTED, batch.unrouted, (batch.owner,))
+    yield Measured(BAD, batch.bad_records, (batch.owner,))
+    yield Measured(BATCH_ID, batch.batch_id, (batch.owner,))
+    yield Measured(FINISHED_S, at.timestamp(), (batch.owner,))
+
+
+class BoundedLabels:
+    """Keeps the number of time series bounded, whatever events say."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[str]] = {}
+
+    def of(self, one: Measured) -> tuple[str, ...]:
+        """Return the values of its labels, or ``OTHER`` for one that came after ``VALUES_PER_LABEL`` others."""
+        return tuple(map(self._bounded, one.instrument.labels, one.labels))
+
+    def _bounded(self, label: str, value: str) -> str:
+        known = self._known.setdefault(label, set())
+        if value not in known and len(known) >= VALUES_PER_LABEL:
+            return OTHER
+        known.add(value)
+        return value

@@ -1,0 +1,119 @@
+"""A local file to which several processes append whole lines, bounded in size."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+OLDER = ".1"
+"""Follows the name of the file that was full, of which one is kept."""
+
+_CHUNK = 1 << 20
+
+LONGEST_LINE = 4 << 20
+"""In bytes. Longer lines are neither written nor read: a reader holds one in memory."""
+
+
+def older(path: Path) -> Path:
+    """Return where the file is that was at ``path`` until it was full."""
+    return path.with_name(path.name + OLDER)
+
+
+def append(path: Path, line: bytes, max_bytes: int) -> None:
+    """Append a line by one write, which is done when this returns. A file of ``max_bytes`` is first moved aside.
+
+    The caller waits for nobody: no lock is waited for, and a pipe without a reader is not opened.
+
+    Raises:
+        OSError: the line was not written, or only its beginning, after which readers go on with the next line.
+    """
+    if len(line) > LONGEST_LINE:
+        raise OSError(errno.EFBIG, f"an event of {len(line)} bytes is too long for a line")
+    descriptor = _opened(path)
+    try:
+        if os.fstat(descriptor).st_size >= max_bytes and _moved_aside(path, descriptor):
+            os.close(descriptor)
+            descriptor = _opened(path)
+        size = os.fstat(descriptor).st_size
+        is_torn = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"")  # such as by a full disk
+        text = b"\n" + line if is_torn else line
+        if os.write(descriptor, text) < len(text):
+            raise OSError(errno.ENOSPC, "only the beginning of a line was written")
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file")
+    return descriptor
+
+
+def _moved_aside(path: Path, descriptor: int) -> bool:
+    """Move the open file aside, unless another process does so or has done so: then that file is not full."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
+        is_there = os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        is_there = False
+    if is_there:
+        path.replace(older(path))
+    return True
+
+
+class OpenFile:
+    """A file that is read line by line, and again when it has grown.
+
+    Attributes:
+        offset: up to where it was read, in bytes: the end of a line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file. Raises OSError, also if it is not a regular file."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.status = os.fstat(self._descriptor)
+        if not stat.S_ISREG(self.status.st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "not a regular file")
+        self.offset = 0
+        self._skips = False  # the rest of a line that is too long
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that are complete and were not read before. A file that has shrunk is read anew."""
+        if self.size < self.offset:
+            self.offset, self._skips = 0, False
+        rest = b""
+        while chunk := os.pread(self._descriptor, _CHUNK, self.offset + len(rest)):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self.offset += len(line) + 1
+                if not self._skips:
+                    yield line
+                self._skips = False
+            if len(rest) > LONGEST_LINE:
+                self.offset += len(rest)
+                rest, self._skips = b"", True
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def lines_before(self) -> list[bytes]:
+        """Return the lines before ``offset`` again."""
+        return os.pread(self._descriptor, self.offset, 0).splitlines()
+
+    def beginning(self, size: int) -> bytes:
+        """Return its first bytes."""
+        return os.pread(self._descriptor, size, 0)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
