@@ -28,6 +28,7 @@ from twopc.errors import ConfigurationError
 from twopc.log import entries
 from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision, parse, serialise
+from twopc.observers.json_lines import JsonLinesObserver
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -423,6 +424,54 @@ def test_two_hundred_logs_are_read_and_served(tmp_path: Path, wait: Any) -> None
         started = time.monotonic()
         assert len([each for each in exporter.scrape() if each.name == "twopc_log_up"]) == 200
         assert time.monotonic() - started < 5
+
+
+# The events of a query. ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[Path]:
+    """A file to which the batches of this process are written."""
+    path = tmp_path / "events.jsonl"
+    observer = JsonLinesObserver(path)
+    twopc.register_observer(observer)
+    yield path
+    twopc.unregister_observer(observer)
+
+
+def test_events_of_a_file_are_counted_as_the_observer_does(tmp_path: Path, events: Path) -> None:
+    sink = MemorySink(MemoryTarget())
+    with twopc.Coordinator({"a": sink}, str(tmp_path / "log"), owner="query") as coordinator:
+        coordinator.run(0, lambda _: [])
+        coordinator.run(1, lambda _: [])
+        with Exporter(tmp_path / "log", "--events", events) as exporter:
+            exporter.wait_for("twopc_batch_id", 1, owner="query")
+            coordinator.run(2, lambda _: [])
+            exporter.wait_for("twopc_batch_id", 2, owner="query")
+            # The batch before its start is the newest, and no reason to count all others again.
+            assert exporter.value("twopc_batches_total", owner="query") == 2
+            assert exporter.value("twopc_batch_duration_seconds_count", owner="query") == 2
+
+
+def test_an_events_file_need_not_be_there_yet(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with Exporter(tmp_path / "log", "--events", path) as exporter:
+        exporter.hear(f"events of {path}: read")
+        observer = JsonLinesObserver(path)
+        twopc.register_observer(observer)
+        try:
+            with twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path / "log"), owner="q") as coordinator:
+                coordinator.run(0, lambda _: [])
+                coordinator.run(1, lambda _: [])
+        finally:
+            twopc.unregister_observer(observer)
+        exporter.wait_for("twopc_batches_total", 2, owner="q")
+
+
+def test_a_folder_in_place_of_an_events_file_is_refused(tmp_path: Path, run: Any) -> None:
+    done = run("serve-metrics", tmp_path / "log", "--events", tmp_path, "--port", 0)
+    assert done.code == 3
+    assert f"the events file {tmp_path} can't be read: Is a directory" in done.err
 
 
 # The command. -------------------------------------------------------------------------------------------------------

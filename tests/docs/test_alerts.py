@@ -13,13 +13,12 @@ from typing import Any
 import promql_parser as promql
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 from pymdownx.slugs import slugify
 
 from tests.support.pages import DOCS, ROOT
 from tests.support.prometheus import BUILD_AT_MOST_S, promtool
 from twopc.cli.exporter import METRICS
-from twopc.observers.prometheus import PrometheusObserver
+from twopc.observers._instruments import INSTRUMENTS, Kind
 
 FOLDER = DOCS / "monitoring"
 ALERTS, TESTS, DASHBOARD = (FOLDER / name for name in ("alerts.yml", "alerts_test.yml", "dashboard.json"))
@@ -32,10 +31,11 @@ FROM_PROMETHEUS = {"instance", "job", "le"}
 
 def exported() -> dict[str, set[str]]:
     """Return the labels of each metric that the command or an observer exports."""
-    registry = CollectorRegistry()
-    PrometheusObserver(registry)
-    observed = {name: set(each._labelnames) for name, each in registry._names_to_collectors.items()}  # type: ignore[attr-defined]
-    return observed | {name: set(labels) for name, _, labels in METRICS}
+    known = {name: set(labels) for name, _, labels in METRICS}
+    for each in INSTRUMENTS:
+        suffixes = ("_bucket", "_sum", "_count") if each.kind is Kind.HISTOGRAM else ("",)
+        known |= {f"twopc_{each.prometheus}{suffix}": set(each.labels) for suffix in suffixes}
+    return known
 
 
 EXPORTED = exported()

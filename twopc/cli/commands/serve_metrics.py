@@ -8,15 +8,20 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from twopc.cli.commands.running import show
+from twopc.cli.event_readings import WatchedEvents
 from twopc.cli.output import Report, say
 from twopc.cli.readings import WatchedLog
 from twopc.cli.sink_readings import WatchedSink
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from twopc.cli.exporter import Exporter
 
 PORT = 9465
 """Beside 9464, where docs/monitoring.md has a driver serve its own."""
@@ -33,6 +38,13 @@ INTERVAL_S = 15.0
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="The sinks of the query of a single LOG: also serve what they have open, and for how long.",
+)
+@click.option(
+    "--events",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file of events, such as of format('twopc'): also serve what PrometheusObserver does. May be repeated.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(
@@ -51,25 +63,35 @@ INTERVAL_S = 15.0
     metavar="SECONDS",
     help="How long to wait between two readings of a log.",
 )
-def serve_metrics(logs: tuple[str, ...], sinks_file: Path | None, host: str, port: int, interval_s: float) -> None:
+def serve_metrics(
+    logs: tuple[str, ...],
+    sinks_file: Path | None,
+    events: tuple[Path, ...],
+    host: str,
+    port: int,
+    interval_s: float,
+) -> None:
     """Serve metrics of any number of logs to Prometheus. Changes nothing."""
 
     def run(_: Report, redact: Redaction) -> None:
-        watched = _watched(logs)
-        sinks = _sinks(sinks_file, watched, redact) if sinks_file else []
-        served_at = _serve(host, port, watched, sinks)
+        watched_logs = _logs(logs)
+        sinks = _sinks(sinks_file, watched_logs, redact) if sinks_file else []
+        exporter = _exporter()
+        observer = exporter.observe()
+        watched_events = [WatchedEvents(path, observer) for path in dict.fromkeys(events)]
+        served_at = exporter.serve(host, port, watched_logs, sinks)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
-        say(f"serving http://{host}:{served_at}/metrics: {len(watched)} logs, read every {interval_s:g} s")
-        for each in (*watched, *sinks):
+        say(f"serving http://{host}:{served_at}/metrics: {len(watched_logs)} logs, read every {interval_s:g} s")
+        for each in (*watched_logs, *sinks, *watched_events):
             each.follow(interval_s, lambda line: say(redact(line)))
         threading.Event().wait()
 
     show(None, False, lambda *_: None, run)
 
 
-def _watched(logs: Sequence[str]) -> list[WatchedLog]:
-    """Raises ConfigurationError if a log is none, or if two have one name."""
-    watched = [WatchedLog(url) for url in dict.fromkeys(logs)]
+def _logs(given: Sequence[str]) -> list[WatchedLog]:
+    """Raises ConfigurationError if one can't be a log, or if two are the same."""
+    watched = [WatchedLog(url) for url in dict.fromkeys(given)]
     name, times = Counter(log.name for log in watched).most_common(1)[0]
     if times > 1:
         raise ConfigurationError(f"{times} LOGs are the same place, {name}: name each log once")
@@ -83,15 +105,11 @@ def _sinks(path: Path, logs: Sequence[WatchedLog], redact: Redaction) -> list[Wa
     return [WatchedSink(name, sink, logs[0]) for name, sink in read_sinks(path, redact).items()]
 
 
-def _serve(host: str, port: int, logs: Sequence[WatchedLog], sinks: Sequence[WatchedSink]) -> int:
+def _exporter() -> Exporter:
     try:
-        from prometheus_client import CollectorRegistry
-
-        from twopc.cli.exporter import LogsCollector, serve
+        from twopc.cli.exporter import Exporter
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"serve-metrics needs {error.name}: pip install 'twopc-core[cli,prometheus]'"
         ) from error
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(LogsCollector(logs, sinks))
-    return serve(host, port, registry)
+    return Exporter()
