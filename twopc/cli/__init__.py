@@ -7,6 +7,8 @@ module          what it does
 commands        the commands, one module each
 history         reads a log, and changes nothing
 readings        reads logs again and again, each on a thread of its own
+sink_readings   the same with the open transactions of sinks
+event_readings  the same with the events of queries
 exporter        serves what they hold as metrics of Prometheus
 sinks_file      creates the sinks from the operator's file
 verdicts        decides what becomes of each transaction; no I/O

@@ -42,7 +42,7 @@ INTERVAL_S = 15.0
 @click.option(
     "--events",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="A file of events, such as of format('twopc'): also serve what PrometheusObserver does. May be repeated.",
 )
