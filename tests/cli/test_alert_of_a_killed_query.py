@@ -13,14 +13,13 @@ import pytest
 
 from tests.support.exporter import Exporter, age
 from tests.support.pages import DOCS
-from tests.support.prometheus import BUILD_AT_MOST_S, Prometheus, program
+from tests.support.prometheus import Prometheus, program
 
 ALERT = "TwopcBatchInDoubt"
 AGE = 'twopc_oldest_in_doubt_seconds{owner="shop"}'
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(BUILD_AT_MOST_S)
 def test_the_alert_of_a_killed_query_ends_when_the_query_is_started_again(shop: Any, tmp_path: Path, wait: Any) -> None:
     program("prometheus")
     rules = DOCS / "monitoring" / "alerts.yml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ import yaml
 from pymdownx.slugs import slugify
 
 from tests.support.pages import DOCS, ROOT
-from tests.support.prometheus import BUILD_AT_MOST_S, promtool
+from tests.support.prometheus import BUILD_AT_MOST_S, go_program, promtool
 from twopc.cli.exporter import METRICS
 from twopc.observers._instruments import INSTRUMENTS, Kind
 
@@ -105,20 +106,27 @@ def test_the_page_describes_each_alert_and_each_metric() -> None:
     assert {name for name, _, _ in METRICS} <= described
 
 
+@pytest.mark.long
 @pytest.mark.timeout(BUILD_AT_MOST_S)
+@pytest.mark.parametrize("name", ["promtool", "prometheus"])
+def test_go_builds_prometheus(name: str) -> None:
+    program = go_program(name)
+    assert program.install() is None
+    done = subprocess.run([program.path, "--version"], capture_output=True, text=True, check=True)
+    assert name in done.stdout + done.stderr
+
+
 def test_promtool_takes_the_rules() -> None:
     code, printed = promtool("check", "rules", "--lint=all", "--lint-fatal", ALERTS.name, folder=FOLDER)
     assert code == 0, printed
     assert f"{len(RULES)} rules found" in printed
 
 
-@pytest.mark.timeout(BUILD_AT_MOST_S)
 def test_each_alert_is_raised_and_ends_as_its_tests_have_it() -> None:
     code, printed = promtool("test", "rules", TESTS.name, folder=FOLDER)
     assert code == 0, printed
 
 
-@pytest.mark.timeout(BUILD_AT_MOST_S)
 @pytest.mark.parametrize("alert", RULES)
 @pytest.mark.parametrize("wrong", ["vector(1) < 0", "vector(1)"], ids=["never", "always"])
 def test_the_tests_notice_a_rule_that_is_wrong(alert: str, wrong: str, tmp_path: Path) -> None:
@@ -159,7 +167,6 @@ def test_every_metric_of_the_command_is_on_the_dashboard_or_in_an_alert() -> Non
     assert {name for name, _, _ in METRICS} <= {each.name for text in asked for each in selectors(text)}
 
 
-@pytest.mark.timeout(BUILD_AT_MOST_S)
 def test_prometheus_itself_takes_what_the_panels_ask(tmp_path: Path) -> None:
     asked = [expression for panel in PANELS for expression in expressions(panel)]
     rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(asked)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twopc_kafka_broker.cache import cache_folder, publish
@@ -28,7 +28,7 @@ class GoProgram:
     package: str
     version: str
     go: str
-    tags: str = ""
+    tags: str = field(default="", kw_only=True)
 
     @property
     def name(self) -> str:

@@ -21,23 +21,25 @@ VERSION, GO_VERSION = "v0.316.0", "1.26.7"
 NO_DISCOVERY = "remove_all_sd"
 """Without the clients of clouds, in which Prometheus can find what to scrape: most of what it would have to build."""
 
-BUILD_AT_MOST_S = 1200
-"""The limit of a test that may be the first to need a program."""
+BUILD_AT_MOST_S = 3600
+"""The limit of the test that builds both. Alone, ``promtool`` takes three minutes of one core, and downloads 1 GB."""
 
 
-def _program(name: str) -> GoProgram:
-    return GoProgram(f"github.com/prometheus/prometheus/cmd/{name}", VERSION, GO_VERSION, NO_DISCOVERY)
+def go_program(name: str) -> GoProgram:
+    """Return how ``promtool`` or ``prometheus`` is built."""
+    return GoProgram(f"github.com/prometheus/prometheus/cmd/{name}", VERSION, GO_VERSION, tags=NO_DISCOVERY)
 
 
 def program(name: str) -> str:
-    """Return the path of ``promtool`` or ``prometheus``: the machine's, else one that is built. Skip the test where it
-    can't be built."""
-    if found := shutil.which(name):
+    """Return the path of ``promtool`` or ``prometheus``: the machine's, else one that was built. Skip the test where
+    there is neither."""
+    built = go_program(name).path
+    if found := shutil.which(name) or (str(built) if built.exists() else None):
         return found
-    built = _program(name)
-    if why := built.install():
-        pytest.skip(f"{why}; or install {name} (on Debian: apt install prometheus)")
-    return str(built.path)
+    pytest.skip(
+        f"there is no {name}: install it (on Debian: apt install prometheus), or build it, in some minutes:"
+        " make test-long ARGS='-k go_builds_prometheus'"
+    )
 
 
 def promtool(*arguments: object, folder: Path) -> tuple[int, str]:
