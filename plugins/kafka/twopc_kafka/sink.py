@@ -533,18 +533,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         """Count the transactions that their coordinators have open. One that is open in a partition alone holds back
         readers there."""
         listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
-        ongoing = [state for _, state in listed if state.state == "Ongoing"]
+        ongoing = [state for _, state in listed if state.state == "Ongoing" and state.began_ms >= 0]
         written_to: dict[str, set[int]] = defaultdict(set)
         for state in ongoing:
             for topic, numbers in state.partitions.items():
-                written_to[topic].update(numbers)
+                if not topic.startswith("__"):  # in which groups keep their offsets, and nobody reads records
+                    written_to[topic].update(numbers)
         held_back = self._leaders.held_back(written_to, self._options.topic)
         oldest = min(ongoing, key=lambda state: state.began_ms, default=None)
-        has_timeout = oldest is not None and oldest.timeout_ms < NO_TIMEOUT_MS
+        timeout_ms = oldest.timeout_ms if oldest else NO_TIMEOUT_MS
         return OpenTransactions(
             len(ongoing),
             max(0.0, time.time() - oldest.began_ms / 1000) if oldest else 0.0,
-            oldest.timeout_ms / 1000 if oldest and has_timeout else None,
+            timeout_ms / 1000 if timeout_ms < NO_TIMEOUT_MS else None,
             {f"{topic}-{number}": offset for (topic, number), offset in held_back.items()},
         )
 
