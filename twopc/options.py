@@ -116,7 +116,7 @@ def local_file(example: str) -> Kind:
     """A file on the machine's own disks, as an absolute path or its ``file:`` URL."""
 
     def read(given: Any) -> str:
-        path = re.sub("^file:(//)?(?=/)", "", place().read(given))
+        path = re.sub("^file:(//)?(?=/[^/])", "", place().read(given))
         return path if path.startswith("/") and not path.endswith("/") else _refuse()
 
     return Kind("path", f"the absolute path of a local file, such as {example}", read)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -250,6 +251,27 @@ def test_a_line_that_comes_to_a_file_after_it_was_moved_aside_is_read(path: Path
     assert numbers(reader) == [2]
 
 
+@pytest.mark.parametrize("of", ["events.jsonl", "events.jsonl.1"])
+def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
+    path: Path, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = EventReader._opened
+
+    def opened_and_moved(reader: EventReader, file: Path, known: Sequence[Any]) -> Any:
+        found = opened(reader, file, known)
+        if file.name == of and path.exists():
+            path.rename(path.with_name("events.jsonl.1"))
+        return found
+
+    write(path, batch(0))
+    reader = EventReader(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(EventReader, "_opened", opened_and_moved)
+        assert numbers(reader) == [0]
+    write(path, batch(1), at=AT + timedelta(seconds=1))
+    assert numbers(reader) == [1]
+
+
 WRITER = """
 import sys
 from tests.observers.test_events_file import AT, FINISHED
@@ -317,7 +339,8 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
         {"finished_at": "2026-11-27T12:00:00+00:00"},
     ]
     with path.open("ab") as file:
-        file.write(b"\0\0\0\n\xff\xfe\n[]\n{}\n7\nnull\n" + b"[" * 50_000 + b"\n" + b"x" * 250_000 + b"\n")
+        file.write(b"\0\0\0\n\xff\xfe\n[]\n{}\n7\nnull\n" + b"[" * 50_000 + b"\n")
+        file.write(committed + b" " * 250_000 + b"\n")  # too long
         file.writelines(json.dumps(json.loads(committed) | one).encode() + b"\n" for one in foreign)
         file.write(b'{"failed_at": "2026-11-27T12:00:00+00:00", "error": "no name", "message": ""}\n')
     write(path, batch(1))
@@ -370,6 +393,15 @@ def test_another_reader_goes_on_from_a_position(path: Path, rotations: int) -> N
     assert numbers(second) == [*range(3, 3 + rotations), 9]
     before = [each.event for each in second.read_before() if isinstance(each.event, BatchFinished)]
     assert [each.batch_id for each in before][-1] == 9
+
+
+def test_what_was_moved_aside_before_a_position_is_not_read_again(path: Path) -> None:
+    write(path, batch(0))
+    write(path, batch(1), at=AT + timedelta(seconds=1), max_bytes=1)
+    first = EventReader(path)
+    assert numbers(first) == [0, 1]
+    write(path, batch(2))
+    assert numbers(EventReader(path, first.position)) == [2]
 
 
 def test_a_position_in_a_file_that_is_gone_is_the_beginning(path: Path) -> None:

@@ -50,3 +50,15 @@ def test_a_query_without_the_option_is_told_why_it_is_needed() -> None:
 def test_a_batch_write_has_its_number_from_the_option() -> None:
     assert batch_target({"sink": "kafka", "log": "/log", "batch_id": "3"})[1] == 3
     assert batch_target({"sink": "kafka", "log": "/log"})[1] is None
+
+
+@pytest.mark.parametrize("given", ["/var/log/e.jsonl", "file:/var/log/e.jsonl", "file:///var/log/e.jsonl"])
+def test_the_events_file_is_a_local_path_however_it_is_spelled(checkpoint: Path, given: str) -> None:
+    target = stream_target({"sink": "kafka", "checkpointlocation": str(checkpoint), "events": given})
+    assert target.events == "/var/log/e.jsonl"
+
+
+@pytest.mark.parametrize("given", ["e.jsonl", "s3://bucket/e.jsonl", "file://host/e.jsonl", "/var/log/", " "])
+def test_events_are_not_written_elsewhere_than_to_a_local_file(checkpoint: Path, given: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'events' of format\('twopc'\) must be the absolute path"):
+        stream_target({"sink": "kafka", "checkpointlocation": str(checkpoint), "events": given})

@@ -16,9 +16,11 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from twopc import Committable
-from twopc.errors import ConfigurationError, Fenced, LogMismatch
-from twopc.log.commit_log import read_tail
+from twopc.errors import ConfigurationError, Fenced, LogMismatch, RoundAborted
+from twopc.events import BatchCommitted, BatchFailed, BatchFinished
+from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.store import open_store
+from twopc.observers.json_lines import EventReader
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
 from twopc.spark.data_source.source import StreamWriter, record_batches
 from twopc.spark.output import arrow_schema
@@ -100,6 +102,38 @@ def test_votes_of_two_rounds_are_never_one_decision(rounds: Rounds, task: Any) -
     assert staged(rounds) == 1
     rounds.finish(0, newer)
     assert archived(rounds) == 1
+
+
+def test_the_events_of_a_batch_have_what_was_done_for_it_in_both_processes(
+    rounds: Rounds, task: Any, tmp_path: Path
+) -> None:
+    rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
+    rounds.finish(0, written(rounds.open(SCHEMA)), SCHEMA)
+    events = [recorded.event for recorded in EventReader(str(rounds.events)).read()]
+    [committed] = [event for event in events if isinstance(event, BatchCommitted)]
+    assert committed.parts[0].schema == SCHEMA
+    [finished] = [event for event in events if isinstance(event, BatchFinished)]
+    assert [*finished.phases_ms][:2] == ["recovering", "pre-committing"]
+
+
+def test_a_failed_batch_is_reported_once_whichever_process_finds_it_failed(
+    rounds: Rounds, task: Any, tmp_path: Path
+) -> None:
+    rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
+    rounds.recover(0, [None])  # its tasks failed
+    votes = written(rounds.open(SCHEMA))
+    CommitLog.open(open_store(rounds.log), rounds.owner)
+    with pytest.raises(Fenced):
+        rounds.finish(0, votes)
+    rounds.recover(0, votes)
+    with pytest.raises(LogMismatch):
+        rounds.open(SCHEMA, 7)
+    failed = [each.event for each in EventReader(str(rounds.events)).read() if isinstance(each.event, BatchFailed)]
+    assert [(event.batch_id, type(event.error)) for event in failed] == [
+        (0, RoundAborted),
+        (0, Fenced),
+        (7, LogMismatch),
+    ]
 
 
 def test_a_task_of_another_query_writes_nothing(rounds: Rounds, task: Any) -> None:

@@ -202,7 +202,11 @@ class Rounds:
         if schema is not None:
             sink.assume_valid(schema)
         with spooled(self.events), self._coordinator(sink) as coordinator:
-            coordinator.resume(incarnation.log_id, incarnation.number)
+            try:
+                coordinator.resume(incarnation.log_id, incarnation.number)
+            except Exception as error:
+                self._failed(batch_id, error, {})
+                raise
             votes = [message.vote for message in messages]
             reads = next((message.reads for message in messages if message.reads is not None), None)
             began_s, opening = incarnation.began_s, incarnation.opening
