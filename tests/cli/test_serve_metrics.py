@@ -24,6 +24,7 @@ from twopc.cli import history
 from twopc.cli.exporter import METRICS, LogsCollector
 from twopc.cli.history import FollowedLog, NoLog
 from twopc.cli.readings import WatchedLog, usual_in_doubt_s
+from twopc.cli.sink_readings import WatchedSink
 from twopc.errors import ConfigurationError
 from twopc.log import entries
 from twopc.log.commit_log import CommitLog
@@ -81,6 +82,13 @@ def store(monkeypatch: pytest.MonkeyPatch) -> CountingLog:
     found = CountingLog()
     monkeypatch.setattr(history, "open_store", lambda url: found)
     return found
+
+
+class MonitoredSink(MemorySink):
+    """A sink whose target system reports all that one can."""
+
+    def open_transactions(self) -> twopc.OpenTransactions:
+        return twopc.OpenTransactions(1, oldest_s=2.0, timeout_s=3.0, held_back={})
 
 
 def decide(log: CommitLog, batch_id: int, transactions: int = 2) -> None:
@@ -144,8 +152,10 @@ def test_each_metric_has_the_labels_that_are_declared(store: CountingLog, clock:
     decide(CommitLog.open(store, "query", {"orders": "twopc"}), 0)
     log = WatchedLog("memory", clock)
     log.read()
+    sink = WatchedSink("orders", MonitoredSink(MemoryTarget()), log, clock)
+    sink.read()
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LogsCollector([log]))
+    registry.register(LogsCollector([log], [sink]))
     seen = {each.name: sorted(each.labels) for each in samples(generate_latest(registry).decode())}
     assert seen == {name: sorted(labels) for name, _, labels in METRICS}
 

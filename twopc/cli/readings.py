@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from twopc.cli.history import FollowedLog, History, NoLog
+from twopc.cli.output import kind_of
 from twopc.errors import CorruptLog
 from twopc.log.entries import Entry
 
@@ -114,7 +115,7 @@ class Watched(ABC):
             self._read()
             self.is_up, self.problem = True, None
         except Exception as error:  # noqa: BLE001  # whatever it is, it may be readable soon
-            self.is_up, self.problem = False, f"{type(error).__name__}: {error}"
+            self.is_up, self.problem = False, f"{kind_of(error)}: {error}"
 
     def follow(self, interval_s: float, say: Callable[[str], None]) -> None:
         """Read again and again, on a daemon thread. ``say``: is given a line when something becomes readable, or no

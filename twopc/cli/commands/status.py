@@ -17,7 +17,7 @@ from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.exit_codes import ExitCode
 from twopc.cli.history import FollowedLog, History
-from twopc.cli.output import Document, Report, batch_number, facts, standard_output, table
+from twopc.cli.output import Document, Report, batch_number, facts, kind_of, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
 from twopc.log.entries import Decision
@@ -149,4 +149,4 @@ def _watch(report: Report, look: Callable[[], None]) -> None:
                 look()
                 wrong = ""
             except (TwoPhaseCommitError, OSError) as error:
-                wrong = Text(f"Not up to date: {type(error).__name__}: {error}", style="bold")
+                wrong = Text(f"Not up to date: {kind_of(error)}: {error}", style="bold")
