@@ -90,7 +90,7 @@ class Exporter:
         return said
 
     def interrupt(self) -> tuple[int, str]:
-        """Send Ctrl-C. Return the exit code, and the rest of what the command has said."""
+        """Send Ctrl-C. Return the exit code, and what the command has said since the last line that was heard."""
         self.process.send_signal(signal.SIGINT)
         _, said = self.process.communicate(timeout=ENDS_WITHIN_S)
         return self.process.returncode, said
